@@ -8,7 +8,8 @@
 #         container.sh NACRE CACHE SCRATCH PODMAN_COMPOSE
 #
 # The second half runs in a network of its own. Containers have no groups of the kernel (cgroups)
-# here, and limits that this machine cannot raise are left as they are.
+# here, and limits that this machine cannot raise are left as they are. CACHE keeps the base image
+# and the layer of Debian's packages.
 set -u
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -18,7 +19,9 @@ CACHE=$2
 SCRATCH=$3
 COMPOSE=$4
 REPOSITORY=$(cd "$(dirname "$0")/../.." && pwd)
-BASE=$CACHE/debian-bookworm.tar
+CONTAINERFILE=$REPOSITORY/deploy/Containerfile
+# The Debian of the Containerfile's default base image.
+SUITE=$(sed -n 's/^ARG BASE_IMAGE=debian:\(.*\)-slim$/\1/p' "$CONTAINERFILE")
 VOLUME="$NQN:disk"
 
 configure_podman() {
@@ -45,13 +48,18 @@ CONF
     mount -t cgroup2 none /sys/fs/cgroup
 }
 
+# What a test that was interrupted left in the cache: containers keep their names.
+remove_leftovers() {
+    podman rm --all --force --time 0 && podman volume rm --all --force
+}
+
+# As Debian's slim image: without documents.
 base_image() {
-    podman image exists localhost/debian && return
-    [ -s "$BASE" ] || {
-        mmdebstrap --quiet --format=tar --variant=minbase bookworm "$BASE.partial" http://deb.debian.org/debian &&
-            mv "$BASE.partial" "$BASE"
-    } || return
-    podman import "$BASE" localhost/debian && rm "$BASE"
+    podman image exists "localhost/debian:$SUITE" && return
+    local tar=$SCRATCH/base.tar path exclude=()
+    for path in doc info locale man; do exclude+=("--dpkgopt=path-exclude=/usr/share/$path/*"); done
+    mmdebstrap --quiet --format=tar --variant=minbase "${exclude[@]}" "$SUITE" "$tar" http://deb.debian.org/debian &&
+        podman import "$tar" "localhost/debian:$SUITE" && rm "$tar"
 }
 
 # An image whose `cargo build` yields the given binary.
@@ -66,19 +74,19 @@ mkdir -p "target/$2" && cp /given/nacre "target/$2/nacre"
 CARGO
     ln -sf /bin/true "$context/strip"
     chmod +x "$context/cargo"
-    printf 'FROM localhost/debian\nCOPY cargo /usr/local/bin/\nRUN ln -s /bin/true /usr/local/bin/strip\n' >"$context/Containerfile"
+    printf 'FROM localhost/debian:%s\nCOPY cargo /usr/local/bin/\nRUN ln -s /bin/true /usr/local/bin/strip\n' "$SUITE" >"$context/Containerfile"
     podman build --quiet --isolation chroot -t localhost/rust "$context"
 }
 
 build() {
-    podman build --isolation chroot --network host --layers -t nacre -f "$REPOSITORY/deploy/Containerfile" \
-        --build-arg RUST_IMAGE=localhost/rust --build-arg BASE_IMAGE=localhost/debian \
+    podman build --isolation chroot --network host --layers -t nacre -f "$CONTAINERFILE" \
+        --build-arg RUST_IMAGE=localhost/rust --build-arg "BASE_IMAGE=localhost/debian:$SUITE" \
         --volume "$SCRATCH/stand-in:/given:ro" "$REPOSITORY"
 }
 
 property_is() { # property_is FORMAT VALUE
     local said
-    said=$(podman image inspect --format "$1" nacre)
+    said=$(podman image inspect --format "{{json .Config.$1}}" nacre)
     [ "$said" = "$2" ] || { echo "$1 is $said, not $2"; false; }
 }
 
@@ -95,6 +103,8 @@ start() {
         answers one
 }
 answers() { until_true 20 podman exec "$1" nacre rpc framework_wait_init; }
+is_process_one() { [ "$(podman exec one sh -c 'tr "\0" " " </proc/1/cmdline; id -u')" = "nacre serve 0" ]; }
+has_packages() { podman exec one sh -ec 'for file in libibverbs.so.1 librdmacm.so.1; do ldconfig -p | grep "$file"; done; command -v mkfs.ext4 mkfs.xfs mount'; }
 serves() {
     podman exec one nacre bdev create file disk /var/lib/nacre/disk.img --size 64MiB &&
         podman exec one nacre subsystem create "$VOLUME" --allow-any-host --namespace disk --listen tcp://127.0.0.1:4420
@@ -103,7 +113,7 @@ load() { "$NACRE" perf "tcp://127.0.0.1:4420/$VOLUME" --rw randwrite --verify --
 doctor_sees_a_container() { podman exec one nacre doctor | grep -q "container"; }
 stops() { podman stop one && [ "$(podman inspect --format '{{.State.ExitCode}}' one)" = 0 ]; }
 starts_again() { podman start one && answers one; }
-removes() { podman rm -f one && podman volume rm nacre; }
+removes() { podman rm one && podman volume rm nacre; }
 
 compose() { timeout 120 "$COMPOSE" -p deploy -f "$SCRATCH/compose.yml" "$@"; }
 
@@ -124,13 +134,27 @@ volume_is() { podman exec deploy_node1_1 nacre volume list | grep -q "$1"; }
 loses_a_node() { podman kill deploy_node2_1 && until_true 30 volume_is degraded; }
 
 if [ "${5:-}" != run ]; then
+    # One test at a time uses the cache.
+    exec 9>"$CACHE/lock"
+    flock 9
     configure_podman
+    podman info >"$SAID" 2>&1 || {
+        skip deploy-container "podman does not start here: $(tail -n 1 "$SAID")"
+        finish
+    }
+    # A cache that a power cut damaged is made anew.
+    remove_leftovers >/dev/null 2>&1 || rm -rf "$CACHE/storage"
     check "the base image" base_image
     check "the stand-in for the compiler" stand_in
     check "the image builds" build
+    # Everything below needs it.
+    [ "$FAILED" = 0 ] || finish
     podman image prune --force >/dev/null 2>&1
-    check "its entry point is nacre" property_is '{{.Config.Entrypoint}}{{.Config.Cmd}}' '[nacre][serve]'
-    check "it is stopped by SIGTERM" property_is '{{.Config.StopSignal}}' SIGTERM
+    check "its entry point is nacre" property_is Entrypoint '["nacre"]'
+    check "its command is serve" property_is Cmd '["serve"]'
+    check "it is stopped by SIGTERM" property_is StopSignal '"SIGTERM"'
+    check "its state is a volume" property_is Volumes '{"/var/lib/nacre":{}}'
+    check "its ports are data, discovery and metrics" property_is ExposedPorts '{"4420/tcp":{},"8009/tcp":{},"9464/tcp":{}}'
     echo "$PASSED passed, $FAILED failed" >"$SCRATCH/first"
     exec unshare --net "$0" "$@" run
 fi
@@ -139,12 +163,15 @@ export CONTAINERS_STORAGE_CONF=$SCRATCH/storage.conf CONTAINERS_CONF=$SCRATCH/co
 read -r PASSED _ FAILED _ <"$SCRATCH/first"
 ip link set lo up
 check "a container starts" start
+check "nacre serve is its first process, as root" is_process_one
+check "it has the libraries of RDMA and the programs of CSI" has_packages
 check "it serves" serves
 check "verified I/O" load
 check "the doctor sees the container" doctor_sees_a_container
 check "it stops cleanly" stops
 check "it starts again" starts_again
 check "its namespace is there" load
+check "it stops cleanly again" stops
 check "it is removed" removes
 
 limited_compose_file

@@ -1,12 +1,12 @@
 //! The suite `deploy` of `cargo xtask test`: the manifests for Kubernetes, the Debian package, the
 //! container image and the appliance's image. Needs root for its namespaces; skips aloud without.
 //!
-//! The images take minutes. `NACRE_TEST_IMAGE` says when to test them: `1` always, `changed` if
-//! their sources have changed since this machine tested them last; without it, never.
+//! The appliance's image takes minutes. `NACRE_TEST_IMAGE` says when to test it: `1` always,
+//! `changed` if its sources have changed since this machine tested it last; without it, never.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
@@ -14,17 +14,16 @@ use crate::setup::{Need, need};
 use crate::tally::{ScriptTest, Tally};
 use crate::{deb, image, process, setup, vm};
 
-/// Environment variable: when to test the images.
+/// Environment variable: when to test the appliance's image.
 const VARIABLE: &str = "NACRE_TEST_IMAGE";
 
-/// Sources of the images and of their tests. The binary and Debian's packages are not among them.
+/// Sources of the image and of its tests. The binary and Debian's packages are not among them.
 const SOURCES: &[&str] = &[
     "deploy",
     "tests/deploy",
     "xtask/src/deb",
     "xtask/src/deploy.rs",
     "xtask/src/image.rs",
-    ".dockerignore",
 ];
 
 /// The machine of the appliance's image boots a dozen times.
@@ -42,6 +41,7 @@ const KUBERNETES: &str = "deploy-kubernetes";
 /// The schemas of Kubernetes, from PyPI.
 const SCHEMAS: &str = "kubernetes-validate==1.37.0";
 
+const DEB_NEEDS: &[Need] = &[need("ip", "iproute2")];
 const CONTAINER_NEEDS: &[Need] = &[
     need("podman", "podman"),
     need("crun", "crun"),
@@ -70,6 +70,41 @@ fn selected(filter: &[String], name: &str) -> bool {
     filter.is_empty() || filter.iter().any(|part| name.contains(part.as_str()))
 }
 
+/// False if [`VARIABLE`] asks for the tests that keep the processors busy for minutes.
+pub(crate) fn mostly_waits() -> bool {
+    std::env::var_os(VARIABLE).is_none()
+}
+
+/// Runs the suite while `tests` run, which leave a fifth of two processors' time.
+pub(crate) fn beside(
+    root: &Path,
+    filter: &[String],
+    nacre: Option<&Path>,
+    tests: impl FnOnce() -> Result<Tally>,
+) -> Result<Tally> {
+    std::thread::scope(|scope| {
+        let suite = scope.spawn(|| {
+            let start = Instant::now();
+            let result = run(root, filter, nacre);
+            (result, start.elapsed().as_secs_f64())
+        });
+        let tests = tests();
+        let (result, took) = match suite.join() {
+            Ok(ended) => ended,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        let mut tally = tests?;
+        match result {
+            Ok(deploy) => {
+                println!("deploy: {deploy} ({took:.0} s)");
+                tally.add(deploy);
+            }
+            Err(error) => tally.fail(format!("deploy: {error:#}")),
+        }
+        Ok(tally)
+    })
+}
+
 pub(crate) fn run(root: &Path, filter: &[String], nacre: Option<&Path>) -> Result<Tally> {
     let mut tally = Tally::default();
     if selected(filter, KUBERNETES) {
@@ -82,20 +117,44 @@ pub(crate) fn run(root: &Path, filter: &[String], nacre: Option<&Path>) -> Resul
         return Ok(tally);
     }
     let nacre = vm::debug_nacre(root, nacre)?;
-    if selected(filter, DEB) {
-        tally.add(packages(root, &nacre)?);
-    }
-    let tests: [(&'static str, Test); 3] = [
-        (CONTAINER, containers),
-        (IMAGE, appliance),
-        (INSTALL, installer),
-    ];
+    tally.add(package_and_container(root, filter, &nacre)?);
+    let tests: [(&'static str, Test); 2] = [(IMAGE, appliance), (INSTALL, installer)];
     for (name, test) in tests {
         if selected(filter, name) {
             tally.add(if_changed(root, name, &nacre, test)?);
         }
     }
     Ok(tally)
+}
+
+/// Both tests wait much, so they run at the same time.
+fn package_and_container(root: &Path, filter: &[String], nacre: &Path) -> Result<Tally> {
+    let mut tally = Tally::default();
+    if selected(filter, DEB) {
+        setup::ensure(DEB_NEEDS)?;
+    }
+    // The package's test has a view of this machine's root, so nothing is installed beside it.
+    let podman = match selected(filter, CONTAINER).then(podman_compose) {
+        Some(Err(error)) => {
+            tally.skip(format!("{CONTAINER}: {error:#}"));
+            None
+        }
+        Some(Ok(compose)) => Some(compose),
+        None => None,
+    };
+    std::thread::scope(|scope| -> Result<Tally> {
+        let container = podman.map(|compose| scope.spawn(|| containers(root, nacre, compose)));
+        if selected(filter, DEB) {
+            tally.add(packages(root, nacre)?);
+        }
+        if let Some(container) = container {
+            tally.add(match container.join() {
+                Ok(result) => result?,
+                Err(panic) => std::panic::resume_unwind(panic),
+            });
+        }
+        Ok(tally)
+    })
 }
 
 type Test = fn(&Path, &Path) -> Result<Tally>;
@@ -181,7 +240,6 @@ fn manifests(root: &Path, nacre: &Path) -> Result<Tally> {
 /// Goal: the package installs, upgrades and is purged, and the same inputs give the same bytes.
 /// Method: three packages of one binary; `tests/deploy/deb.sh`.
 fn packages(root: &Path, nacre: &Path) -> Result<Tally> {
-    setup::ensure(&[need("ip", "iproute2")])?;
     let scratch = vm::scratch(root, "deb")?;
     let build = |version: &str, folder: &str| {
         deb::build(
@@ -213,34 +271,26 @@ fn packages(root: &Path, nacre: &Path) -> Result<Tally> {
     Ok(tally)
 }
 
+/// Installs what the test of the container needs; returns the program `podman-compose`.
+fn podman_compose() -> Result<PathBuf> {
+    setup::ensure(CONTAINER_NEEDS)?;
+    if !Path::new("/usr/lib/podman/netavark").exists() {
+        setup::apt_install(NETWORK_OF_PODMAN)?;
+    }
+    // Debian 12's podman-compose does not know fixed addresses.
+    let programs = setup::ensure_python(&vm::cache_dir()?, "podman-compose", "podman-compose")?;
+    Ok(programs.join("podman-compose"))
+}
+
 /// Goal: the container image and the compose file behave as documented. Method:
 /// `tests/deploy/container.sh`, with podman.
-fn containers(root: &Path, nacre: &Path) -> Result<Tally> {
-    let mut tally = Tally::default();
-    let cache = vm::cache_dir()?;
-    let ready = setup::ensure(CONTAINER_NEEDS)
-        .and_then(|()| {
-            if Path::new("/usr/lib/podman/netavark").exists() {
-                return Ok(());
-            }
-            setup::apt_install(NETWORK_OF_PODMAN)
-        })
-        // Debian 12's podman-compose does not know fixed addresses.
-        .and_then(|()| setup::ensure_python(&cache, "podman-compose", "podman-compose"));
-    let programs = match ready {
-        Ok(programs) => programs,
-        Err(error) => {
-            tally.skip(format!("{CONTAINER}: {error:#}"));
-            return Ok(tally);
-        }
-    };
-    let cache = cache.join("containers");
+fn containers(root: &Path, nacre: &Path, compose: PathBuf) -> Result<Tally> {
+    let cache = vm::cache_dir()?.join("containers");
     setup::create_dir(&cache)?;
     let scratch = vm::scratch(root, "container")?;
-    let compose = programs.join("podman-compose");
     let arguments = [nacre.to_owned(), cache, scratch.clone(), compose];
     // The image is built with the machine's network.
-    tally.add(script(root, CONTAINER, "container.sh", &[], &arguments)?);
+    let tally = script(root, CONTAINER, "container.sh", &[], &arguments)?;
     remove(&scratch)?;
     Ok(tally)
 }
@@ -328,7 +378,8 @@ fn remove(scratch: &Path) -> Result<()> {
     std::fs::remove_dir_all(scratch).with_context(|| format!("removing {}", scratch.display()))
 }
 
-/// Runs a script of `tests/deploy` in namespaces of its own.
+/// Runs a script of `tests/deploy` in namespaces of its own. Other tests may run beside it, so each
+/// line has its name.
 fn script(
     root: &Path,
     name: &'static str,
@@ -345,7 +396,12 @@ fn script(
         .args(namespaces)
         .arg(path)
         .args(arguments);
+    let start = Instant::now();
     let mut reader = ScriptTest::new(name);
-    let end = process::stream(&mut command, LIMIT, |line| reader.line(line))?;
+    let end = process::lines(&mut command, LIMIT, |line| {
+        let seconds = start.elapsed().as_secs_f64();
+        println!("{name} {seconds:>3.0} s: {line}");
+        reader.line(line);
+    })?;
     Ok(reader.finish(end))
 }

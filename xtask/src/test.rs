@@ -141,7 +141,17 @@ fn suites(root: &Path, options: &Options, strict: bool) -> (Tally, Vec<Stage>) {
             }
             Ok(tally)
         });
-        suite("tests", &mut || units::run(root, &programs, filter));
+        let deploys = deploy::matches(filter);
+        let beside = deploys && deploy::mostly_waits();
+        let name = if beside { "tests and deploy" } else { "tests" };
+        suite(name, &mut || {
+            let tests = || units::run(root, &programs, filter);
+            if beside {
+                deploy::beside(root, filter, nacre.as_deref(), tests)
+            } else {
+                tests()
+            }
+        });
         suite("mutations", &mut || mutations(root, filter));
         if cluster::matches(filter) {
             suite("cluster", &mut || cluster::suite(root, nacre.as_deref()));
@@ -152,7 +162,7 @@ fn suites(root: &Path, options: &Options, strict: bool) -> (Tally, Vec<Stage>) {
         if web::matches(filter) {
             suite("page", &mut || web::suite(root, nacre.as_deref()));
         }
-        if deploy::matches(filter) {
+        if deploys && !beside {
             suite("deploy", &mut || {
                 deploy::run(root, filter, nacre.as_deref())
             });

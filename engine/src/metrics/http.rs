@@ -267,20 +267,21 @@ mod tests {
             let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
             let address = listener.local_addr().unwrap();
             tokio::task::spawn_local(serve(listener, Rc::clone(&daemon.engine)));
+            // Before the first one, which is dropped after PATIENCE.
+            let at = Instant::now();
             let mut idle = Vec::new();
             for _ in 0..MAX_CLIENTS + 5 {
                 let mut stream = TcpStream::connect(address).await.unwrap();
                 stream.write_all(b"GET /metrics HT").await.unwrap();
                 idle.push(stream);
             }
-            let at = Instant::now();
             let mut stream = TcpStream::connect(address).await.unwrap();
             let request = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n";
             stream.write_all(request).await.unwrap();
             let mut text = String::new();
             stream.read_to_string(&mut text).await.unwrap();
             assert!(text.starts_with("HTTP/1.1 200"), "{text}");
-            assert!(at.elapsed() < PATIENCE / 2, "{:?}", at.elapsed());
+            assert!(at.elapsed() < PATIENCE, "{:?}", at.elapsed());
         });
     }
 

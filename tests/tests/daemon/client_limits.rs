@@ -155,7 +155,7 @@ fn a_host_beyond_the_limit_is_refused_at_once() {
         "{error}"
     );
     assert!(
-        begin.elapsed() < Duration::from_secs(8),
+        begin.elapsed() < Duration::from_secs(30),
         "{:?}",
         begin.elapsed()
     );

@@ -453,14 +453,28 @@ fn a_creation_that_dies() {
     // A cordoned node gets no new replicas.
     let creating = cluster.nodes[3].daemon();
     let replica = json!({ "name": "w", "devices": ["d:disk"] });
-    let cordon = |on| json!({ "node": "d", "cordon": on });
-    creating.call("cluster_set_cordon", cordon(true));
-    std::thread::sleep(Duration::from_millis(500));
+    // The node sees the change in etcd.
+    let cordon = |daemon: &mut Daemon, on: bool| {
+        daemon.call("cluster_set_cordon", json!({ "node": "d", "cordon": on }));
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let status = daemon.call("cluster_get_status", Value::Null);
+            let nodes = status["nodes"].as_array().map_or(&[][..], Vec::as_slice);
+            if nodes
+                .iter()
+                .any(|node| node["name"] == "d" && node["cordon"] == on)
+            {
+                return;
+            }
+            assert!(Instant::now() < end, "never: cordon {on}: {status:#}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    cordon(creating, true);
     let refused = creating.try_call("volume_create", replica);
     let refused = refused.expect_err("it is cordoned").to_string();
     assert!(refused.contains("node d is cordoned"), "{refused}");
-    creating.call("cluster_set_cordon", cordon(false));
-    std::thread::sleep(Duration::from_millis(500));
+    cordon(creating, false);
     // A creation that is refused ends its exports, too.
     let refused = cluster.nodes[3].daemon().try_call(
         "volume_create",

@@ -111,19 +111,23 @@ fn io_fails_after_the_fast_fail_time() {
     let target = TestTarget::start();
     target.add_namespace(ram.clone());
     let address = target.address;
+    const FAST_FAIL: Duration = Duration::from_millis(300);
     let mut options = options();
-    options.fast_io_fail = Some(Duration::from_millis(300));
+    options.fast_io_fail = Some(FAST_FAIL);
     let attached = AttachedRemote::to(config(options), tcp(address));
     let mut user = attached.user(1);
     assert_eq!(user.write(0, 1), Status::Ok);
     drop(target);
     assert_eq!(user.write(0, 2), Status::Gone);
     attached.until("away", |a| a.attachment.status().away);
-    let start = Instant::now();
-    for _ in 0..10 {
+    // An I/O that waits takes the fast-fail time. A busy machine delays some, not each of them.
+    let shortest = (0..10).map(|_| {
+        let start = Instant::now();
         assert_eq!(user.write(0, 2), Status::Gone);
-    }
-    assert!(start.elapsed() < Duration::from_secs(2), "without waiting");
+        start.elapsed()
+    });
+    let shortest = shortest.min().unwrap();
+    assert!(shortest < FAST_FAIL, "without waiting: {shortest:?}");
     attached.sync();
     assert!(attached.registry.lookup("theren1").is_some(), "it stays");
     let target = TestTarget::start_on(address);

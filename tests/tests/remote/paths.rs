@@ -92,15 +92,15 @@ impl World {
             .collect()
     }
 
-    /// Waits until I/O uses the first path alone. Until its queue is connected, which takes longer
-    /// on a busy machine, the second one serves.
-    fn only_the_first_is_used(&self, load: &mut Load) {
+    /// Waits until I/O uses the path alone. Until its queue is connected, which takes longer on a
+    /// busy machine, the other one serves.
+    fn until_alone(&self, path: usize, load: &mut Load) {
         let until = Instant::now() + PATIENCE;
         let mut before = self.ios();
         loop {
             load.run(SHORT);
             let after = self.ios();
-            if after[0] > before[0] && after[1] == before[1] {
+            if after[path] > before[path] && after[1 - path] == before[1 - path] {
                 return;
             }
             assert!(Instant::now() < until, "{before:?} {after:?}");
@@ -196,12 +196,10 @@ fn a_listener_dies_under_io() {
     let world = world(1);
     let mut load = Load::new(world.attached.user(1));
     for (address, other) in [(world.target.address, world.second); 2] {
-        world.only_the_first_is_used(&mut load);
+        world.until_alone(0, &mut load);
         let before = world.ios();
         world.cut(address);
-        load.run(SHORT);
-        let after = world.ios();
-        assert!(after[1] > before[1], "{before:?} {after:?}");
+        load.until("the second path works", || world.ios()[1] > before[1]);
         assert_eq!(listen(&world.target, address), address);
         load.until("returned", || {
             world.attached.sync();
@@ -213,7 +211,7 @@ fn a_listener_dies_under_io() {
         assert_eq!(listen(&world.target, other), other);
         load.until("returned", || world.other.status().state == State::Live);
     }
-    world.only_the_first_is_used(&mut load);
+    world.until_alone(0, &mut load);
     let lost = world.attached.attachment.devices()[0].losses();
     assert!(lost >= 4, "each end of a connection is counted: {lost}");
 }
@@ -230,24 +228,18 @@ fn io_follows_the_ana_states() {
     load.until("noticed", || {
         world.access()[0] == Some(AnaState::Inaccessible)
     });
-    load.run(SHORT);
-    let before = world.ios();
-    load.run(SHORT);
-    let after = world.ios();
-    assert!(
-        after[0] == before[0] && after[1] > before[1],
-        "{before:?} {after:?}"
-    );
+    world.until_alone(1, &mut load);
     world.set(first, AnaState::NonOptimized);
     load.until("noticed", || {
         world.access()[0] == Some(AnaState::NonOptimized)
     });
+    // An optimized path works.
+    let before = world.ios();
     load.run(SHORT);
-    assert_eq!(world.ios()[0], before[0], "an optimized path works");
+    world.until_alone(1, &mut load);
+    assert_eq!(world.ios()[0], before[0]);
     world.set(second, AnaState::Inaccessible);
-    load.run(SHORT);
-    let after = world.ios();
-    assert!(after[0] > before[0], "{after:?}");
+    load.until("the first path works", || world.ios()[0] > before[0]);
 
     world.set(first, AnaState::Change);
     std::thread::sleep(SHORT);
@@ -414,20 +406,27 @@ fn policies() {
     };
     let round_robin = Policy::ActiveActive(Selector::RoundRobin { min_io: 1 });
     let queue_depth = Policy::ActiveActive(Selector::QueueDepth);
+    // The paths publish their counters at different times.
+    let until = |what: &str, load: &mut Load, wanted: &dyn Fn(u64, u64) -> bool| {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let [a, b] = grown(load);
+            if wanted(a, b) {
+                return;
+            }
+            assert!(Instant::now() < end, "{what}: {a} and {b}");
+        }
+    };
     for policy in [round_robin, queue_depth] {
         world.attached.attachment.set_policy(policy);
-        load.run(SHORT);
-        let [a, b] = grown(&mut load);
-        let near = a.abs_diff(b) * 4 <= a + b;
-        assert!(near && a > 0, "{policy:?}: {a} and {b}");
+        let near = |a: u64, b: u64| a > 0 && a.abs_diff(b) * 4 <= a + b;
+        until(&format!("{policy:?}"), &mut load, &near);
     }
     world.attached.attachment.set_policy(Policy::ActivePassive);
     let device = &world.attached.attachment.devices()[0];
     assert!(!device.prefer(4711), "no path is to that controller");
     assert!(device.prefer(world.other.status().info.cntlid));
-    load.run(SHORT);
-    let [a, b] = grown(&mut load);
-    assert!(a == 0 && b > 0, "{a} and {b}");
+    until("the preferred path", &mut load, &|a, b| a == 0 && b > 0);
 }
 
 /// Goal: a path is detached and another is disabled under I/O, without an error; one path serves
@@ -474,16 +473,14 @@ fn injected_errors_on_a_path() {
     };
     for unsent in [None, Some(Duration::from_millis(1))] {
         for opcode in [opcode::READ, opcode::WRITE] {
-            world.only_the_first_is_used(&mut load);
+            world.until_alone(0, &mut load);
             let before = world.ios();
             set(opcode, Some(Injection { unsent, ..internal }));
-            load.run(SHORT);
-            let after = world.ios();
-            assert!(after[1] > before[1], "{before:?} {after:?}");
+            load.until("the second path works", || world.ios()[1] > before[1]);
             set(opcode, None);
         }
     }
-    world.only_the_first_is_used(&mut load);
+    world.until_alone(0, &mut load);
     let failing = Injection {
         sct: 2,
         sc: 0x81,

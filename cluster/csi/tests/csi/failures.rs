@@ -84,7 +84,7 @@ fn a_daemon_that_is_away_is_unavailable() {
     );
     let capacity = "Controller/GetCapacity";
     served.refused(capacity, GetCapacityRequest::default(), Code::Unavailable);
-    assert!(began.elapsed() < Duration::from_secs(5));
+    assert!(began.elapsed() < Duration::from_secs(20));
 }
 
 /// Idempotency: the daemon dies after it has made the volume and before it answers; the repeated

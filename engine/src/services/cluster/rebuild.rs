@@ -319,7 +319,7 @@ mod tests {
             Ok(at)
         });
         let read = read.await;
-        assert!(begun.elapsed() < limit * 20, "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < limit * 100, "{:?}", begun.elapsed());
         let (hung, answered) = read.split_at(hang);
         let late = Err("no answer within 300ms".to_owned());
         assert!(hung.iter().all(|one| *one == late), "{hung:?}");

@@ -404,11 +404,12 @@ fn pending_connections_wait_their_turn() {
 }
 
 /// Goal: hosts that connect and send nothing keep no other host out for long. Method: as many of
-/// them as may pend, each with ten seconds of time, and one more behind them.
+/// them as may pend, each with a minute of time, and one more behind them.
 #[test]
 fn idle_pending_connections_make_room() {
     let mut server = Server::new(TcpConfig {
         max_pending_connections: 2,
+        icreq_timeout: Duration::from_secs(60),
         ..TcpConfig::default()
     });
     server.accepts_connect = false;
@@ -418,7 +419,7 @@ fn idle_pending_connections_make_room() {
     let _third = server.raw();
     server.until("the third", |server| server.opened == 3);
     let waited = begin.elapsed();
-    assert!(waited < Duration::from_secs(5), "{waited:?}");
+    assert!(waited < Duration::from_secs(50), "{waited:?}");
     assert!(
         waited > Duration::from_millis(500),
         "not before its grace is over: {waited:?}"

@@ -208,7 +208,7 @@ fn acts_of_operators_on_a_real_etcd() {
     let begun = Instant::now();
     let shown = page(&ant);
     assert!(
-        begun.elapsed() < LIMIT + Duration::from_secs(2),
+        begun.elapsed() < LIMIT + Duration::from_secs(30),
         "{:?}",
         begun.elapsed()
     );

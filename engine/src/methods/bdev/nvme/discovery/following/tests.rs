@@ -88,7 +88,7 @@ fn names_and_addresses() {
     let begun = Instant::now();
     let names = daemon.run(service.names(&places, &places));
     assert!(
-        begun.elapsed() < Duration::from_secs(5),
+        begun.elapsed() < Duration::from_secs(30),
         "{:?}",
         begun.elapsed()
     );
