@@ -11,17 +11,17 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::cm::Id;
-use super::device::{VerbsDevice, non_null};
-use super::domain::Pd;
-use super::{check, set_nonblocking, work};
-use crate::provider::{CompletionQueue, Device, QueuePair, SharedReceiveQueue};
+use super::cm_id::Id;
+use super::context::OpenDevice;
+use super::pd::Pd;
+use super::{check, non_null, set_nonblocking, work};
+use crate::provider::{CompletionQueue, QueuePair, SharedReceiveQueue};
 use crate::sys::verbs::*;
 use crate::types::{PostError, QpCaps, RecvWr, SendWr, Sge, VerbsError, WorkCompletion};
 
 /// A completion queue (`ibv_cq`) with its own completion channel.
 pub(super) struct Cq {
-    device: Arc<VerbsDevice>,
+    device: Arc<OpenDevice>,
     pub(super) raw: *mut ibv_cq,
     channel: *mut ibv_comp_channel,
     poll: PollCq,
@@ -35,8 +35,8 @@ unsafe impl Send for Cq {}
 unsafe impl Sync for Cq {}
 
 impl Cq {
-    pub(super) fn new(device: Arc<VerbsDevice>, entries: u32) -> Result<Self, VerbsError> {
-        let attributes = device.attributes();
+    pub(super) fn new(device: Arc<OpenDevice>, entries: u32) -> Result<Self, VerbsError> {
+        let attributes = &device.attributes;
         within(
             "completion queue entries",
             entries,
@@ -142,7 +142,7 @@ impl CompletionQueue for Cq {
     }
 
     fn resize(&self, entries: u32) -> Result<(), VerbsError> {
-        let limit = self.device.attributes().max_cqe;
+        let limit = self.device.attributes.max_cqe;
         within("completion queue entries", entries, limit, &self.device)?;
         // SAFETY: the queue is alive.
         check("ibv_resize_cq", unsafe {
@@ -192,7 +192,7 @@ impl Srq {
         limit: u32,
     ) -> Result<Self, VerbsError> {
         let device = &pd.device;
-        let attributes = device.attributes();
+        let attributes = &device.attributes;
         within("shared receive queues", 1, attributes.max_srq, device)?;
         within(
             "shared receive queue entries",
@@ -380,7 +380,7 @@ pub(super) fn within(
     what: &'static str,
     asked: u32,
     limit: u32,
-    device: &VerbsDevice,
+    device: &OpenDevice,
 ) -> Result<(), VerbsError> {
     if asked <= limit {
         return Ok(());
@@ -389,7 +389,7 @@ pub(super) fn within(
         what,
         asked: u64::from(asked),
         limit: u64::from(limit),
-        device: device.attributes().name.clone(),
+        device: device.attributes.name.clone(),
     })
 }
 

@@ -8,7 +8,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::io;
-use std::mem::{MaybeUninit, size_of};
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::ptr::{null_mut, without_provenance_mut};
@@ -16,13 +16,13 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use nacre_transport_rdma_link::Roots;
-use parking_lot::{Mutex, MutexGuard};
 
 use super::absence::Absence;
+use super::cm_id::{Channel, Id};
 use super::domain::Domain;
 use super::queue::{Cq, Parts, Qp, Srq, within};
 use super::{Inner, address, check_errno, set_nonblocking, would_block};
-use crate::provider::{ConnectionManager, Device, QpInit, QueuePair};
+use crate::provider::{ConnectionManager, QpInit, QueuePair};
 use crate::sys::Api;
 use crate::sys::cm::*;
 use crate::sys::verbs::*;
@@ -52,97 +52,6 @@ struct Connection {
     tos: u8,
 }
 
-/// The event channel. Every id has a reference to it, so it is destroyed last.
-struct Channel {
-    api: &'static Api,
-    raw: *mut rdma_event_channel,
-    /// Locked while an event is received, because the library then modifies the id's queue pair.
-    /// Locked also while an id or its queue pair is destroyed, which may happen on other threads.
-    turn: Mutex<()>,
-}
-
-// SAFETY: any thread may use a channel; `turn` serialises taking events and destroying ids.
-unsafe impl Send for Channel {}
-// SAFETY: as above.
-unsafe impl Sync for Channel {}
-
-impl Channel {
-    fn take_turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock()
-    }
-}
-
-impl Drop for Channel {
-    fn drop(&mut self) {
-        // SAFETY: every id has a reference to this channel, so no id exists any more.
-        unsafe { (self.api.rdma_destroy_event_channel)(self.raw) }
-    }
-}
-
-/// An `rdma_cm_id`: a connection or a listener. Destroyed when the manager has forgotten it and its
-/// queue pair is gone.
-pub(super) struct Id {
-    channel: Arc<Channel>,
-    pub(super) raw: *mut rdma_cm_id,
-}
-
-// SAFETY: only the manager's thread calls functions on an id. Other threads only destroy it, with
-// `Channel::turn` locked.
-unsafe impl Send for Id {}
-// SAFETY: as above.
-unsafe impl Sync for Id {}
-
-impl Id {
-    /// Destroys the queue pair. Must be called once.
-    pub(super) fn destroy_qp(&self) {
-        let _turn = self.channel.take_turn();
-        // SAFETY: the id is alive, and its queue pair is destroyed once, by the caller's promise.
-        unsafe { (self.channel.api.rdma_destroy_qp)(self.raw) }
-    }
-
-    fn verbs(&self) -> *mut ibv_context {
-        // SAFETY: the id is alive.
-        unsafe { (*self.raw).verbs }
-    }
-
-    fn port(&self) -> u8 {
-        // SAFETY: as above.
-        unsafe { (*self.raw).port_num }
-    }
-
-    fn local(&self) -> Option<SocketAddr> {
-        // SAFETY: as above.
-        address::from_storage(unsafe { &(*self.raw).route.addr.src_storage })
-    }
-
-    fn peer(&self) -> Option<SocketAddr> {
-        // SAFETY: as above.
-        address::from_storage(unsafe { &(*self.raw).route.addr.dst_storage })
-    }
-
-    fn set<T>(&self, option: i32, mut value: T) -> Result<(), VerbsError> {
-        // SAFETY: the id is alive; the value is read during the call, with its size.
-        check_errno("rdma_set_option", unsafe {
-            (self.channel.api.rdma_set_option)(
-                self.raw,
-                RDMA_OPTION_ID,
-                option,
-                (&raw mut value).cast(),
-                size_of::<T>(),
-            )
-        })
-    }
-}
-
-impl Drop for Id {
-    fn drop(&mut self) {
-        let _turn = self.channel.take_turn();
-        // SAFETY: this is its last owner. The call waits until events of the id are acknowledged,
-        // which happens in the turn that takes them.
-        unsafe { (self.channel.api.rdma_destroy_id)(self.raw) };
-    }
-}
-
 impl Cm {
     pub(super) fn new(provider: Arc<Inner>) -> Result<Self, VerbsError> {
         let api = provider.api;
@@ -165,11 +74,7 @@ impl Cm {
                 },
             });
         }
-        let channel = Channel {
-            api,
-            raw,
-            turn: Mutex::new(()),
-        };
+        let channel = Channel::new(api, raw);
         // SAFETY: the channel was created above.
         set_nonblocking(unsafe { (*raw).fd })?;
         Ok(Self {
@@ -197,10 +102,7 @@ impl Cm {
         check_errno("rdma_create_id", unsafe {
             (self.api().rdma_create_id)(self.channel.raw, &mut raw, context_of(token), RDMA_PS_TCP)
         })?;
-        let id = Arc::new(Id {
-            channel: Arc::clone(&self.channel),
-            raw,
-        });
+        let id = Arc::new(Id::new(Arc::clone(&self.channel), raw));
         if options.tos != 0 {
             id.set(RDMA_OPTION_ID_TOS, options.tos)?;
         }
@@ -317,10 +219,7 @@ impl Cm {
             (*event.id).context = context_of(token);
             (*event.listen_id).context.addr() as u64
         };
-        let id = Arc::new(Id {
-            channel: Arc::clone(&self.channel),
-            raw: event.id,
-        });
+        let id = Arc::new(Id::new(Arc::clone(&self.channel), event.id));
         let device = self.provider.device_of(id.verbs());
         let tos = self.ids.get(&listener).map(|listener| listener.tos);
         let (Some(device), Some(local), Some(peer), Some(tos)) =
@@ -477,7 +376,7 @@ impl ConnectionManager for Cm {
         if has_qp || pd.device.context.raw != cm_id.verbs() {
             return Err(foreign());
         }
-        let attributes = pd.device.attributes();
+        let attributes = &pd.device.attributes;
         let caps = init.caps;
         for (what, asked, limit) in [
             (
