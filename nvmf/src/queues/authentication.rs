@@ -22,16 +22,16 @@ use crate::auth::{
     Answer, ChannelPolicy, Concatenation, ControllerEnd, Names, Progress, Reason, Received,
     SystemRandom,
 };
-use crate::queues::admin::STRUCTURE_MOST;
 use crate::queues::command::Command;
-use crate::queues::decode::{self, Plan};
-use crate::queues::queue_group::QueueGroup;
-use crate::queues::queue_pair::{QueueId, QueuePair, Stage};
+use crate::queues::decode::{self, Plan, STRUCTURE_MOST};
+use crate::queues::queue_auth::QueueAuth;
+use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::request::Step;
 use crate::queues::resources::Resources;
 use crate::subsystems::association::{Association, Teardown};
-use crate::subsystems::authentication::{AuthFailure, QueueAuthState, of_peer};
-use crate::subsystems::core_handle::{GroupMessage, ReqIndex};
+use crate::subsystems::authentication::{AuthFailure, of_peer};
+use crate::subsystems::config::IoLimits;
+use crate::subsystems::core_handle::GroupMessage;
 use crate::tls::{Psk, SecureChannel};
 use crate::transport::{CloseWhy, TlsPolicy, TransportType};
 
@@ -47,68 +47,25 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// list is full.
 const ATTEMPTS: u32 = 10_000;
 
-/// The authentication of a queue pair.
-pub(crate) struct QueueAuth {
-    /// The current transaction.
-    end: Option<ControllerEnd>,
-    /// Number of the current transaction. Results for earlier ones are dropped.
-    transaction: u64,
-    /// A Receive that waits for the result of a job, or for the end of a delay.
-    waiting: Option<ReqIndex>,
-    /// Earliest time to report the failure to the host.
-    report_at: Nanos,
-    /// Time to close the connection, unless the host has closed it.
-    close_at: Option<Nanos>,
-    state: Arc<QueueAuthState>,
-}
-
-impl QueueAuth {
-    pub(crate) fn new(state: Arc<QueueAuthState>) -> Self {
-        Self {
-            end: None,
-            transaction: 0,
-            waiting: None,
-            report_at: Nanos::ZERO,
-            close_at: None,
-            state,
-        }
-    }
-}
-
 /// True for the two commands of authentication.
 pub(super) fn is_authentication(sqe: &Sqe) -> bool {
     let types = [fctype::AUTHENTICATION_SEND, fctype::AUTHENTICATION_RECEIVE];
     sqe.is_fabrics() && types.contains(&sqe.fctype())
 }
 
-/// Handles a command on a queue that is not authenticated yet.
-pub(super) fn before(command: &mut Command) {
-    if is_authentication(command.sqe()) {
-        return arrived(command);
-    }
-    command.finish(StatusCode::AUTHENTICATION_REQUIRED.with_dnr());
+/// The plan of a new Authentication Send or Receive.
+pub(super) fn plan(sqe: &Sqe, limits: &IoLimits) -> Result<Plan, StatusCode> {
+    let bytes = data_bytes(sqe, limits)?;
+    Ok(Plan::Admin { bytes })
 }
 
-/// Handles a new Authentication Send or Receive.
-pub(super) fn arrived(command: &mut Command) {
-    match length_of(command) {
-        Ok(bytes) => {
-            command.request().plan = Plan::Admin { bytes };
-            command.gather();
-        }
-        Err(status) => command.finish(status),
-    }
-}
-
-fn length_of(command: &Command) -> Result<u32, StatusCode> {
-    let sqe = command.sqe();
+fn data_bytes(sqe: &Sqe, limits: &IoLimits) -> Result<u32, StatusCode> {
     let fields = Fields::parse(sqe);
     let invalid = Err(StatusCode::INVALID_FIELD.with_dnr());
     let protocol = (fields.spsp0, fields.spsp1);
     if fields.secp != Fields::SECP_NVME || protocol != PROTOCOL || fields.length == 0 {
         return invalid;
     }
-    let limits = &command.queue.limits;
     if sqe.fctype() == fctype::AUTHENTICATION_SEND {
         if fields.length > MOST {
             return invalid;
@@ -457,35 +414,26 @@ impl Resources {
     }
 }
 
-impl QueueGroup {
-    /// Handles a result of the helper thread for a queue of this group.
-    pub(super) fn computed(
-        &mut self,
-        (index, generation): (u32, u32),
-        transaction: u64,
-        answer: Answer,
-        now: Nanos,
-    ) {
-        let Some(qp) = self.queues.get_mut(index) else {
-            return;
-        };
-        let id = QueueId { index, generation };
-        if qp.id != id || qp.stage == Stage::Ending {
-            return;
-        }
-        let Some(auth) = &mut qp.admission.auth else {
-            return;
-        };
-        if auth.transaction != transaction {
-            return;
-        }
-        let Some(end) = &mut auth.end else { return };
-        end.answered(answer, now);
-        let waiting = auth.waiting;
-        self.core.authentication_moved(qp, now);
-        if let Some(request) = waiting {
-            receive(&mut self.core.command(qp, request, now));
-        }
-        self.settle(index, now);
+/// Handles a result of the helper thread for a queue pair. Drops a result of an earlier
+/// transaction.
+pub(super) fn computed(
+    core: &mut Resources,
+    qp: &mut QueuePair,
+    transaction: u64,
+    answer: Answer,
+    now: Nanos,
+) {
+    let Some(auth) = &mut qp.admission.auth else {
+        return;
+    };
+    if auth.transaction != transaction {
+        return;
+    }
+    let Some(end) = &mut auth.end else { return };
+    end.answered(answer, now);
+    let waiting = auth.waiting;
+    core.authentication_moved(qp, now);
+    if let Some(request) = waiting {
+        receive(&mut core.command(qp, request, now));
     }
 }

@@ -7,15 +7,14 @@ use nacre_nvmf_wire::fabrics::{
     AuthRequirements, Connect, ConnectAttributes, ConnectData, ConnectResponse, InvalidParameter,
 };
 use nacre_nvmf_wire::opcode::fabrics as fctype;
-use nacre_nvmf_wire::{Cqe, Nqn, NqnError, StatusCode};
+use nacre_nvmf_wire::{Cqe, Nqn, NqnError, Sqe, StatusCode};
 use nacre_reactor::Nanos;
 use zerocopy::FromBytes;
 
 use crate::controller::Controller;
-use crate::queues::admin::STRUCTURE_MOST;
-use crate::queues::authentication::{self, QueueAuth};
 use crate::queues::command::Command;
-use crate::queues::decode::{self, Plan};
+use crate::queues::decode::{self, Plan, STRUCTURE_MOST};
+use crate::queues::queue_auth::QueueAuth;
 use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::request::{Requests, Step};
 use crate::queues::resources::Resources;
@@ -40,25 +39,16 @@ enum ConnectRefused {
     Busy(String),
 }
 
-/// Handles the first command of a connection, which must be Connect.
-pub(super) fn first_command(command: &mut Command) {
-    let sqe = *command.sqe();
+/// The plan of the first command of a connection, which must be Connect.
+pub(super) fn plan(qp: &QueuePair, sqe: &Sqe) -> Result<Plan, StatusCode> {
     // No command may follow Connect before its completion (Base 6.3).
-    let alone = command.queue.requests.outstanding() == 1;
+    let alone = qp.requests.outstanding() == 1;
     if !alone || !sqe.is_fabrics() || sqe.fctype() != fctype::CONNECT {
-        command.finish(StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr());
-        return command.core.close(command.queue, CloseWhy::Drained);
+        return Err(StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr());
     }
-    let limits = &command.queue.limits;
-    if let Err(status) = decode::check_sgl(&sqe, (CONNECT_DATA_BYTES, STRUCTURE_MOST), true, limits)
-    {
-        command.finish(status);
-        return command.core.close(command.queue, CloseWhy::Drained);
-    }
-    command.request().plan = Plan::Admin {
-        bytes: CONNECT_DATA_BYTES,
-    };
-    command.gather();
+    let bytes = CONNECT_DATA_BYTES;
+    decode::check_sgl(sqe, (bytes, STRUCTURE_MOST), true, &qp.limits)?;
+    Ok(Plan::Admin { bytes })
 }
 
 /// Executes a Connect that has its data.
@@ -131,7 +121,7 @@ impl Resources {
     fn connect(
         &mut self,
         qp: &mut QueuePair,
-        sqe: &nacre_nvmf_wire::Sqe,
+        sqe: &Sqe,
         data: &ConnectData,
         now: Nanos,
     ) -> Result<Cqe, ConnectRefused> {
@@ -563,14 +553,11 @@ fn connected(command: &mut Command, mut cqe: Cqe) {
     command.core.view_changed(qp);
 }
 
-/// Handles a fabrics command on an I/O queue.
+/// Handles a fabrics command on an I/O queue, except authentication commands.
 pub(super) fn fabrics_command(command: &mut Command) {
     match command.sqe().fctype() {
         fctype::DISCONNECT => disconnect(command),
         fctype::CONNECT => command.finish(StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr()),
-        fctype::AUTHENTICATION_SEND | fctype::AUTHENTICATION_RECEIVE => {
-            authentication::arrived(command)
-        }
         _ => command.finish(StatusCode::INVALID_OPCODE.with_dnr()),
     }
 }

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use nacre_nvmf_wire::{Cqe, StatusCode};
 use nacre_reactor::Nanos;
 
+use crate::auth::Answer;
+use crate::queues::authentication;
 use crate::queues::command::Command;
 use crate::queues::queue_group::QueueGroup;
 use crate::queues::queue_pair::Stage;
@@ -149,6 +151,24 @@ impl QueueGroup {
             return false;
         };
         self.core.command(qp, index, now).abort()
+    }
+
+    /// Handles a result of the helper thread for the authentication of a queue of this group.
+    fn computed(
+        &mut self,
+        (index, generation): (u32, u32),
+        transaction: u64,
+        answer: Answer,
+        now: Nanos,
+    ) {
+        let Some(qp) = self.queues.get_mut(index) else {
+            return;
+        };
+        if qp.id.generation != generation || qp.stage == Stage::Ending {
+            return;
+        }
+        authentication::computed(&mut self.core, qp, transaction, answer, now);
+        self.settle(index, now);
     }
 
     // Preempt and Abort.

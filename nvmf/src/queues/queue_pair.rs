@@ -10,8 +10,8 @@ use nacre_nvmf_wire::{Cqe, Sqe};
 use nacre_reactor::Nanos;
 
 use crate::controller::Controller;
-use crate::queues::authentication::QueueAuth;
 use crate::queues::decode::{Plan, Transfer};
+use crate::queues::queue_auth::QueueAuth;
 use crate::queues::request::Requests;
 use crate::subsystems::association::Association;
 use crate::subsystems::authentication::QueueAuthState;

@@ -32,25 +32,6 @@ const ALLOWED: &[(&str, &[&str], &str)] = &[
          other's changes",
     ),
     (
-        "nvmf/src/queues",
-        &[
-            "admin",
-            "authentication",
-            "buffers",
-            "command",
-            "completion",
-            "connect",
-            "device",
-            "ports",
-            "queue_group",
-            "queue_pair",
-            "queue_pairs",
-            "reservation",
-            "resources",
-        ],
-        "the resources of a core own its commands, whose steps have one file each",
-    ),
-    (
         "nvmf/src/subsystems",
         &[
             "ana",
@@ -65,11 +46,6 @@ const ALLOWED: &[(&str, &[&str], &str)] = &[
             "withheld",
         ],
         "a subsystem, its namespaces, their reservations and its associations refer to each other",
-    ),
-    (
-        "transports/rdma/verbs/src/real",
-        &["cm", "device", "domain", "queue"],
-        "the objects of verbs make each other: a device its domains, a domain its queues",
     ),
 ];
 
