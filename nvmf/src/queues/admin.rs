@@ -74,8 +74,9 @@ fn carry_out(command: &mut Command, outcome: Outcome) {
         }
         Outcome::Persist { on, namespaces } => {
             let association = command.queue.association.as_ref().expect("admin queue");
+            let subsystem = command.queue.subsystem.as_ref().expect("admin queue");
             let errand = ReservationChange {
-                subsystem: Arc::clone(&association.subsystem),
+                subsystem: Arc::clone(subsystem),
                 host: association.hostid,
                 change: Change::Persist(on),
                 todo: namespaces,
@@ -92,7 +93,7 @@ pub(super) fn upkeep(core: &mut Resources, qp: &mut QueuePair, now: Nanos) {
         let association = qp.association.as_ref().expect("admin queue");
         let (host, cntlid, peer) = (&association.hostnqn, association.cntlid, &qp.ends.peer);
         tracing::warn!(
-            subsystem = %association.subsystem.nqn(), %host, cntlid, %peer,
+            subsystem = %association.subnqn, %host, cntlid, %peer,
             "closing the host's connections: {}", why.text()
         );
         association.tear_down(why);

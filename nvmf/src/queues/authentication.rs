@@ -32,6 +32,7 @@ use crate::subsystems::association::{Association, Teardown};
 use crate::subsystems::authentication::{AuthFailure, of_peer};
 use crate::subsystems::config::IoLimits;
 use crate::subsystems::core_handle::GroupMessage;
+use crate::subsystems::nvmf_target::Target;
 use crate::tls::{Psk, SecureChannel};
 use crate::transport::{CloseWhy, TlsPolicy, TransportType};
 
@@ -180,60 +181,47 @@ impl Resources {
     /// Starts a transaction with the host's present keys, which apply until its end.
     fn begin_transaction(&mut self, qp: &mut QueuePair, now: Nanos) {
         let channel = self.ports.secure_channel_of(qp);
-        let (Some(auth), Some(association)) = (&mut qp.admission.auth, &qp.association) else {
+        let (Some(auth), Some(association), Some(subsystem)) =
+            (&mut qp.admission.auth, &qp.association, &qp.subsystem)
+        else {
             return;
         };
         let names = Names {
             host: association.hostnqn.clone(),
-            subsystem: association.subsystem.nqn().clone(),
+            subsystem: association.subnqn.clone(),
         };
         auth.transaction += 1;
         let end = ControllerEnd::new(
             names,
-            association.subsystem.keys_of(&association.hostnqn),
+            subsystem.keys_of(&association.hostnqn),
             self.target.authentication.offer(),
             Box::new(SystemRandom),
             patience(association),
             now,
         );
-        let policy = self.channel_policy(qp.qid, association, channel.as_deref());
+        let must_concat = subsystem.host_must_concat(&association.hostnqn);
+        let policy = channel_policy(
+            &self.target,
+            qp.qid,
+            association,
+            must_concat,
+            channel.as_deref(),
+        );
         auth.end = Some(end.with_channel(policy));
-    }
-
-    /// What a queue can do with a wish for a PSK. One in clear makes a PSK for connections over
-    /// TLS, which the same listener must take.
-    fn channel_policy(
-        &self,
-        qid: u16,
-        association: &Association,
-        channel: Option<&SecureChannel>,
-    ) -> ChannelPolicy {
-        if qid != 0 {
-            return ChannelPolicy::default();
-        }
-        let has_tls = association.transport != TransportType::Rdma;
-        let options = self.target.listener_options(association.listener);
-        ChannelPolicy {
-            possible: match channel {
-                None if has_tls && options.tls() == TlsPolicy::Allow => Concatenation::New,
-                Some(channel) if channel.identity.is_generated => Concatenation::Replace,
-                _ => Concatenation::None,
-            },
-            required: channel.is_none()
-                && association.subsystem.host_must_concat(&association.hostnqn),
-        }
     }
 
     /// Keeps the PSK that the transaction generated, for the TLS handshakes of this host.
     fn keep_generated(&self, qp: &mut QueuePair, now: Nanos) {
         let Some(end) = transaction(qp) else { return };
         let (generated, keys) = (end.take_generated(), end.used_keys().cloned());
-        let (Some(generated), Some(association)) = (generated, &qp.association) else {
+        let (Some(generated), Some(association), Some(subsystem)) =
+            (generated, &qp.association, &qp.subsystem)
+        else {
             return;
         };
         let names = Names {
             host: association.hostnqn.clone(),
-            subsystem: association.subsystem.nqn().clone(),
+            subsystem: association.subnqn.clone(),
         };
         let psk = Arc::new(Psk::generated(&generated));
         let channel = self.ports.secure_channel_of(qp);
@@ -241,7 +229,7 @@ impl Resources {
         let kept = &self.target.authentication.generated;
         kept.add(&names, &psk, replaced, now);
         // They may have ended since the transaction began.
-        let in_force = association.subsystem.keys_of(&names.host);
+        let in_force = subsystem.keys_of(&names.host);
         match keys.filter(|keys| in_force.iter().any(|one| Arc::ptr_eq(one, keys))) {
             Some(keys) => kept.note_keys(&psk, keys),
             None => kept.remove(&psk),
@@ -263,7 +251,7 @@ impl Resources {
         let (group, transaction) = (self.handle.clone(), auth.transaction);
         let computed = move || {
             let mut message = GroupMessage::Computed {
-                queue: (id.index, id.generation),
+                queue: id,
                 transaction,
                 answer: Box::new(job.run()),
             };
@@ -320,7 +308,7 @@ impl Resources {
         let host = &association.hostnqn;
         let authentication = &self.target.authentication;
         authentication.note_success(host, &qp.ends.peer);
-        authentication.note_access(association.subsystem.nqn(), host, &qp.ends.peer);
+        authentication.note_access(&association.subnqn, host, &qp.ends.peer);
         let (hash, group) = (agreed.hash, agreed.group);
         let (qid, mutual) = (qp.qid, agreed.mutual);
         tracing::debug!(%host, qid, %hash, %group, mutual, "host authenticated");
@@ -345,7 +333,7 @@ impl Resources {
         let (host, peer, qid) = (&association.hostnqn, &qp.ends.peer, qp.qid);
         let authentication = &self.target.authentication;
         let delay = authentication.note_failure(host, peer, &reason, now);
-        let subsystem = association.subsystem.nqn();
+        let subsystem = &association.subnqn;
         let fact = format!("authentication of {host} at {subsystem}: {reason}");
         if let Some(left_out) = self.refusals.admit((of_peer(peer), fact), now) {
             let times = left_out + 1;
@@ -411,6 +399,30 @@ impl Resources {
             association.tear_down(Teardown::NotAuthenticated);
         }
         self.close(qp, CloseWhy::Drained);
+    }
+}
+
+/// The secure channel concatenation that a queue supports. A queue without TLS generates a PSK for
+/// TLS connections, which its listener must accept.
+fn channel_policy(
+    target: &Target,
+    qid: u16,
+    association: &Association,
+    must_concat: bool,
+    channel: Option<&SecureChannel>,
+) -> ChannelPolicy {
+    if qid != 0 {
+        return ChannelPolicy::default();
+    }
+    let has_tls = association.transport != TransportType::Rdma;
+    let options = target.listener_options(association.listener);
+    ChannelPolicy {
+        possible: match channel {
+            None if has_tls && options.tls() == TlsPolicy::Allow => Concatenation::New,
+            Some(channel) if channel.identity.is_generated => Concatenation::Replace,
+            _ => Concatenation::None,
+        },
+        required: channel.is_none() && must_concat,
     }
 }
 

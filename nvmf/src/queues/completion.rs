@@ -160,7 +160,7 @@ impl QueuePair {
         }
         tracing::debug!(
             target: "nacre_nvmf::failed",
-            subsystem = %association.subsystem.nqn(),
+            subsystem = %association.subnqn,
             host = %association.hostnqn,
             qid = self.qid,
             "command failed: {}",

@@ -21,7 +21,8 @@ use crate::queues::resources::Resources;
 use crate::subsystems::association::{Association, NoQueue, Phase, QueueInfo, Teardown};
 use crate::subsystems::authentication::{of_peer, origin};
 use crate::subsystems::stats::QueueStats;
-use crate::subsystems::subsystem::{Refusal, Subsystem, SubsystemKind};
+use crate::subsystems::subsystem::{Refusal, Subsystem};
+use crate::subsystems::subsystem_config::SubsystemKind;
 use crate::tls::{SecureChannel, TlsFailure};
 use crate::transport::{CloseWhy, ListenerId, QueueParams};
 
@@ -195,7 +196,13 @@ impl Resources {
             }
             association
         };
-        let cqe = self.adopt(qp, &connect, association, must_authenticate, now)?;
+        let cqe = self.adopt(
+            qp,
+            &connect,
+            (subsystem, association),
+            must_authenticate,
+            now,
+        )?;
         (qp.admission.place, qp.admission.unproven) = (Some(place), unproven);
         Ok(cqe)
     }
@@ -409,7 +416,7 @@ impl Resources {
         &mut self,
         qp: &mut QueuePair,
         connect: &Connect,
-        association: Arc<Association>,
+        (subsystem, association): (Arc<Subsystem>, Arc<Association>),
         must_authenticate: bool,
         now: Nanos,
     ) -> Result<Cqe, ConnectRefused> {
@@ -421,6 +428,7 @@ impl Resources {
             qid: connect.qid,
             entries: connect.queue_entries() as u16,
             group,
+            id: qp.id,
             transport,
             listener: qp.ends.listener,
             local: qp.ends.local.clone(),
@@ -443,7 +451,7 @@ impl Resources {
                 NoQueue::Closing => {
                     if connect.is_admin() {
                         // The association ended meanwhile, without a queue that would remove it.
-                        self.target.forget(&association);
+                        subsystem.forget(&association);
                     }
                     ConnectRefused::Status(
                         StatusCode::CONNECT_CONTROLLER_BUSY,
@@ -453,8 +461,8 @@ impl Resources {
             });
         }
         // A key that changed since the first check did not see this queue.
-        let (subsystem, host) = (&association.subsystem, &association.hostnqn);
-        let secure = self.check_channel(qp, subsystem, host);
+        let host = &association.hostnqn;
+        let secure = self.check_channel(qp, &subsystem, host);
         // Without authentication this queue makes no key for TLS.
         let stays_in_clear = !must_authenticate
             && self.ports.secure_channel_of(qp).is_none()
@@ -466,7 +474,7 @@ impl Resources {
             association.set_keep_alive(connect.kato_ms);
             let controller = Controller::new(
                 &self.target,
-                Arc::clone(&association),
+                (Arc::clone(&subsystem), Arc::clone(&association)),
                 &caps,
                 qp.ends.local.clone(),
                 connect.kato_ms,
@@ -474,7 +482,7 @@ impl Resources {
             );
             qp.controller = Some(Box::new(controller));
             let (host, cntlid) = (&association.hostnqn, association.cntlid);
-            tracing::info!(subsystem = %association.subsystem.nqn(), %host, cntlid, peer = %qp.ends.peer, "controller connected");
+            tracing::info!(subsystem = %association.subnqn, %host, cntlid, peer = %qp.ends.peer, "controller connected");
         }
         association.touch();
         if must_authenticate {
@@ -500,6 +508,7 @@ impl Resources {
                 AuthRequirements::empty()
             },
         };
+        qp.subsystem = Some(subsystem);
         qp.association = Some(association);
         qp.refresh_view();
         Ok(response.to_cqe(0))
@@ -570,7 +579,7 @@ fn disconnect(command: &mut Command) {
         return command.core.close(command.queue, CloseWhy::Drained);
     }
     let farewell = command.queue.success_of(command.index, command.now);
-    command.queue.farewell = farewell.map(Box::new);
+    command.queue.closing.response = farewell.map(Box::new);
     command.core.end(command.queue);
 }
 

@@ -16,9 +16,10 @@ use crate::queues::decode::{Plan, ReservationCommand};
 use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::request::Step;
 use crate::queues::reserving::ReservationChange;
+use crate::subsystems::core_handle::Fence;
+use crate::subsystems::reservation::Reservation;
 use crate::subsystems::reservation::report::report;
 use crate::subsystems::reservation::state::{Change, HostId, Rights};
-use crate::subsystems::reservation::{Fence, Reservation};
 
 const PREEMPTED: StatusCode = StatusCode::ABORTED_PREEMPT_AND_ABORT;
 
@@ -26,6 +27,7 @@ const PREEMPTED: StatusCode = StatusCode::ABORTED_PREEMPT_AND_ABORT;
 pub(super) fn run(command: &mut Command, ask: ReservationCommand) {
     let (qp, index) = (&mut *command.queue, command.index);
     let association = Arc::clone(qp.association.as_ref().expect("live queue"));
+    let subsystem = Arc::clone(qp.subsystem.as_ref().expect("live queue"));
     let nsid = qp.requests[index].sqe.nsid();
     let Some(namespace) = qp.namespace_of(index) else {
         let status = StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
@@ -65,7 +67,7 @@ pub(super) fn run(command: &mut Command, ask: ReservationCommand) {
         return command.finish(status);
     }
     let errand = ReservationChange {
-        subsystem: Arc::clone(&association.subsystem),
+        subsystem,
         host: association.hostid,
         change,
         todo: vec![(nsid, reservation)],
@@ -204,9 +206,14 @@ impl Fence {
     pub(super) fn is_about(&self, qp: &QueuePair) -> bool {
         !qp.is_admin()
             && qp.stage != Stage::Fresh
-            && qp.association.as_ref().is_some_and(|a| {
-                Arc::ptr_eq(&a.subsystem, &self.subsystem) && self.hosts.contains(&a.hostid)
-            })
+            && qp
+                .subsystem
+                .as_ref()
+                .is_some_and(|s| s.id == self.subsystem)
+            && qp
+                .association
+                .as_ref()
+                .is_some_and(|a| self.hosts.contains(&a.hostid))
     }
 }
 

@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use nacre_nvmf_wire::StatusCode;
 
 use crate::queues::queue_pairs::QueuePairs;
-use crate::subsystems::core_handle::{GroupHandle, ReqRef};
+use crate::subsystems::core_handle::{Fence, GroupHandle, ReqRef};
 use crate::subsystems::reservation::state::{Change, Effect, HostId};
 use crate::subsystems::reservation::{
-    Decision, FAILED, Fence, OPEN, STORED, Several, StoreAnswer, Ticket,
+    Decision, FAILED, OPEN, STORED, Several, StoreAnswer, Ticket,
 };
 use crate::subsystems::subsystem::Subsystem;
 
@@ -231,7 +231,7 @@ fn raise_fence(
         }
     }
     let fence = Arc::new(Fence {
-        subsystem: Arc::clone(subsystem),
+        subsystem: subsystem.id,
         nsid,
         hosts,
         cores: AtomicUsize::new(groups.len()),

@@ -99,7 +99,7 @@ impl Resources {
         if qp.stage == Stage::Ending {
             return;
         }
-        if !qp.closed {
+        if !qp.closing.is_closed {
             self.ports.close(qp, why);
         }
         self.end(qp);

@@ -20,9 +20,9 @@ use nacre_nvmf_wire::log::discovery::{
 };
 
 use crate::subsystems::ana::AnaStates;
-use crate::subsystems::cntlid::ControllerModel;
-use crate::subsystems::nvmf_target::{LATER_IDS, Referral, SharedPort, SharedPorts};
+use crate::subsystems::shared_ports::{LATER_IDS, SharedPort, SharedPorts};
 use crate::subsystems::subsystem::SubsystemListener;
+use crate::subsystems::subsystem_config::ControllerModel;
 use crate::transport::{Address, ListenerId, RdmaFabric, TlsPolicy, TransportType};
 
 /// The input for one host's log.
@@ -43,6 +43,17 @@ pub struct Snapshot {
     pub same_address: bool,
     /// Report only listeners on the local port of the asking connection.
     pub same_service: bool,
+}
+
+/// Another discovery or NVM subsystem that the discovery log points to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Referral {
+    pub transport: TransportType,
+    pub address: Address,
+    pub subnqn: Nqn,
+    /// `subnqn` is a discovery subsystem's; only its well-known name shows that by itself.
+    pub discovery: bool,
+    pub secure_channel: bool,
 }
 
 #[derive(Debug, Clone)]

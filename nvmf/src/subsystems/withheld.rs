@@ -1,17 +1,12 @@
-//! Withholds a subsystem from a listener: the subsystem's discovery log entries omit the listener,
-//! and hosts that connect there are refused.
+//! [`Withheld`]: why a subsystem is withheld from a listener. The subsystem's discovery log entries
+//! omit the listener, and hosts that connect there are refused.
 //!
 //! A refused host gets the status of a listener without the subsystem, so that it tries another
 //! path. The log names the setting that is the cause.
 
-use std::sync::atomic::Ordering;
-
 use nacre_nvmf_wire::Nqn;
 
-use crate::subsystems::association::Teardown;
-use crate::subsystems::nvmf_target::{Target, TargetError};
-use crate::subsystems::subsystem::{Subsystem, SubsystemError, SubsystemListener};
-use crate::transport::{Address, TransportType};
+use crate::transport::TransportType;
 
 /// The reason why a subsystem refuses hosts on one of its listeners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,52 +38,5 @@ impl Withheld {
             ),
         };
         format!("{host} came to {nqn} over {kind}, which {setting} excludes; {remedy}")
-    }
-}
-
-impl Target {
-    /// Turns hosts away from a listener of a subsystem, or admits them there again. The listener
-    /// stays: a host that reconnects meanwhile would be refused for good by one that is gone.
-    pub fn withhold(
-        &self,
-        nqn: &Nqn,
-        kind: TransportType,
-        address: &Address,
-        why: Option<Withheld>,
-    ) -> Result<(), TargetError> {
-        if self.subsystem(nqn)?.withhold(kind, address, why)? {
-            self.discovery_changed();
-        }
-        Ok(())
-    }
-}
-
-impl Subsystem {
-    /// Hosts that are connected through a listener are disconnected when they are turned away from
-    /// it. Answers whether anything changed.
-    fn withhold(
-        &self,
-        kind: TransportType,
-        address: &Address,
-        why: Option<Withheld>,
-    ) -> Result<bool, SubsystemError> {
-        let mut state = self.state();
-        let same = |l: &&mut SubsystemListener| l.transport == kind && l.address == *address;
-        let found = state.listeners.iter_mut().find(same);
-        let found = found.ok_or_else(|| SubsystemError::NoListener {
-            nqn: self.nqn().to_string(),
-            address: address.to_string(),
-        })?;
-        let (id, before) = (found.id, std::mem::replace(&mut found.withheld, why));
-        if before == why {
-            return Ok(false);
-        }
-        self.changes.fetch_add(1, Ordering::AcqRel);
-        if why.is_some() {
-            for association in state.controllers.values().filter(|a| a.listener == id) {
-                association.tear_down(Teardown::ListenerRemoved);
-            }
-        }
-        Ok(true)
     }
 }

@@ -7,19 +7,8 @@ use nacre_nvmf_wire::Nqn;
 
 use super::{ListenOptions, Target, TargetError};
 use crate::subsystems::association::pending;
-use crate::subsystems::discovery::{Reachable, Snapshot};
+use crate::subsystems::discovery::{Reachable, Referral, Snapshot};
 use crate::transport::{Address, ListenerOptions, TlsPolicy, TransportType};
-
-/// Another discovery or NVM subsystem that the discovery log points to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Referral {
-    pub transport: TransportType,
-    pub address: Address,
-    pub subnqn: Nqn,
-    /// `subnqn` is a discovery subsystem's; only its well-known name shows that by itself.
-    pub discovery: bool,
-    pub secure_channel: bool,
-}
 
 impl Target {
     /// The name that no other discovery subsystem has.
