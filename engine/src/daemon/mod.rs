@@ -534,13 +534,13 @@ async fn retry(engine: &Rc<Engine>) {
     loop {
         let every = match engine.tunables().retry_s {
             0 => {
-                engine.tuned.notified().await;
+                engine.tunables_changed().await;
                 continue;
             }
             seconds => Duration::from_secs(seconds),
         };
         tokio::select! {
-            () = engine.tuned.notified() => continue,
+            () = engine.tunables_changed() => continue,
             () = tokio::time::sleep(every) => {}
             // Objects on a remote device or drive that is back need not wait.
             () = engine.remotes.bdevs_appeared() => {}

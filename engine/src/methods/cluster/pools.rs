@@ -92,7 +92,7 @@ impl Method<Engine> for GetPools {
     type Reply = Vec<ClusterPool>;
 
     async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Vec<ClusterPool>, RpcError> {
-        let operator = engine.volumes.cluster.operator()?;
+        let operator = engine.cluster.operator()?;
         let read =
             read_etcd(
                 move || async move { Ok((operator.pools().await?, operator.described().await?)) },

@@ -17,6 +17,7 @@
 mod address_watch;
 pub mod plan;
 mod report;
+mod status;
 pub mod system;
 
 use std::cell::{Cell, RefCell};
@@ -38,6 +39,7 @@ use tracing::{debug, info, warn};
 use self::address_watch::Watch;
 use self::plan::{ListenerPlan, Path, PathProblem, Unmatched, plan};
 use self::report::{changes, concern};
+pub use self::status::{Actual, PathStatus};
 use self::system::System;
 use crate::config::listener::{Listener, RdmaSetting};
 use crate::config::{ConfigError, Problem, Settings};
@@ -57,49 +59,6 @@ const POLL_INTERVAL: Duration = Duration::from_secs(5);
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval between warnings that the machine's state cannot be read.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
-
-/// Actual state of a path.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Actual {
-    Listening,
-    /// The path is usable, but no subsystem uses it.
-    Idle,
-    Not(PathProblem),
-}
-
-impl Actual {
-    /// The word in replies and metrics.
-    pub fn word(&self) -> &'static str {
-        match self {
-            Self::Listening => "listening",
-            Self::Idle => "idle",
-            Self::Not(_) => "absent",
-        }
-    }
-
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Listening => "",
-            Self::Idle => "no_subsystem",
-            Self::Not(lack) => lack.reason,
-        }
-    }
-}
-
-/// One path with its requested and actual state.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PathStatus {
-    pub path: Path,
-    pub actual: Actual,
-    /// The subsystems served on the path.
-    pub subsystems: Vec<String>,
-}
-
-impl PathStatus {
-    pub fn is_listening(&self) -> bool {
-        self.actual == Actual::Listening
-    }
-}
 
 /// Identity of a path: the listener's name, the transport, the address and the port.
 type PathId = (String, IpTransport, ScopedIp, u16);
@@ -132,6 +91,8 @@ pub struct Listeners {
     following: Cell<bool>,
     /// Serialises `reconcile`.
     making: Mutex<()>,
+    /// Called after listeners were added or removed.
+    after_reconcile: Cell<Option<fn(&Engine)>>,
 }
 
 impl Listeners {
@@ -144,6 +105,11 @@ impl Listeners {
         } else {
             self.declare(engine, declared).await
         }
+    }
+
+    /// Calls `work` after each change of the listeners. The last call of this method counts.
+    pub(super) fn after_reconcile(&self, work: fn(&Engine)) {
+        self.after_reconcile.set(Some(work));
     }
 
     /// Replaces the declaration. A declaration that a start would refuse is an error and changes
@@ -319,7 +285,9 @@ impl Listeners {
                 }
             }
         }
-        crate::services::cluster::show_states(engine);
+        if let Some(after_reconcile) = self.after_reconcile.get() {
+            after_reconcile(engine);
+        }
         self.update_statuses(engine, plan);
     }
 
@@ -382,7 +350,7 @@ impl Listeners {
         plan: &ListenerPlan,
     ) -> BTreeMap<ListenerKey, Value> {
         let declared = self.declared.borrow();
-        let cluster = &engine.volumes.cluster;
+        let cluster = &engine.cluster;
         let mut wanted = BTreeMap::new();
         for path in plan.paths.iter().filter(|p| p.verdict.is_ok()) {
             let listener = declared.iter().find(|l| l.name == path.listener);

@@ -21,13 +21,13 @@ use serde_json::json;
 use tracing::{debug, info, warn};
 use uuid::Uuid;
 
-use super::replay::replay_waiting;
 use super::{OpenState, Volumes};
 use crate::plane::Plane;
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
+use crate::services::deferred::replay_waiting;
 
 /// How long cores may take to close their queues on a volume, and its control to close the volume.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);

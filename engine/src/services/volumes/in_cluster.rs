@@ -14,11 +14,11 @@ use tracing::warn;
 use uuid::Uuid;
 
 use super::lifecycle::{end_control, shut, stopping, try_open, wait_for_queues};
-use super::replay::replay_waiting;
-use super::{Entry, Opened, Volumes, events, frozen};
+use super::{AbsentDevices, Entry, Membership, Opened, Volumes, events, frozen};
 use crate::plane::Plane;
 use crate::rpc::RpcError;
 use crate::services::Engine;
+use crate::services::deferred::replay_waiting;
 use crate::services::subsystems::bdev_gone;
 
 /// Time for the commands in flight before a volume closes, and between two looks at them.
@@ -28,8 +28,20 @@ const MOMENT: Duration = Duration::from_millis(5);
 const RESIZED: Duration = Duration::from_secs(3);
 
 impl Volumes {
-    /// The store of the cluster, and the id of this node.
-    pub(in crate::services) fn join(&self, store: Arc<dyn VolumeStore>, node: Uuid) {
+    /// The devices that volumes do not wait for; `None`: there is no cluster.
+    pub(super) fn absent_devices(&self) -> Option<Arc<dyn AbsentDevices>> {
+        let membership = self.membership.borrow();
+        Some(membership.as_ref()?.absent_devices())
+    }
+
+    /// The store of the cluster, the id of this node, and its membership.
+    pub(in crate::services) fn join(
+        &self,
+        store: Arc<dyn VolumeStore>,
+        node: Uuid,
+        membership: Rc<dyn Membership>,
+    ) {
+        self.membership.replace(Some(membership));
         self.store.replace(Some(store));
         self.holder.set(node);
         self.untried.borrow_mut().insert(Uuid::nil());

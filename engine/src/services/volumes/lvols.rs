@@ -25,7 +25,7 @@ use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
-use crate::services::devices;
+use crate::services::device_records;
 use crate::services::pools::{self, OpenPool};
 use crate::store::Change;
 
@@ -141,7 +141,7 @@ pub async fn begin_deletion(engine: &Engine, volume: &Listed) -> Result<(), RpcE
     let own = devices.iter().filter(|device| is_own(volume.id(), device));
     let lvols = own.filter_map(|device| {
         // A lost pool has no devices: its lvol goes when the pool is back.
-        let lvol = devices::find::<Lvol>(engine, device);
+        let lvol = device_records::find::<Lvol>(engine, device);
         let id = Uuid::parse_str(device).ok()?;
         Some(PoolLvol {
             pool: lvol.map(|lvol| lvol.pool()).unwrap_or_default(),
