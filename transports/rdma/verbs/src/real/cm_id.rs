@@ -1,4 +1,4 @@
-//! [`Id`]: an `rdma_cm_id`, and the [`Channel`] of its events.
+//! [`RdmaCmId`]: an `rdma_cm_id`, and the [`Channel`] of its events.
 
 use std::mem::size_of;
 use std::net::SocketAddr;
@@ -50,18 +50,18 @@ impl Drop for Channel {
 
 /// An `rdma_cm_id`: a connection or a listener. Destroyed when the manager has forgotten it and its
 /// queue pair is gone.
-pub(super) struct Id {
+pub(super) struct RdmaCmId {
     channel: Arc<Channel>,
     pub raw: *mut rdma_cm_id,
 }
 
 // SAFETY: only the manager's thread calls functions on an id. Other threads only destroy it, with
 // `Channel::turn` locked.
-unsafe impl Send for Id {}
+unsafe impl Send for RdmaCmId {}
 // SAFETY: as above.
-unsafe impl Sync for Id {}
+unsafe impl Sync for RdmaCmId {}
 
-impl Id {
+impl RdmaCmId {
     /// Takes ownership of `raw`, which `channel` reports events of.
     pub(super) fn new(channel: Arc<Channel>, raw: *mut rdma_cm_id) -> Self {
         Self { channel, raw }
@@ -108,7 +108,7 @@ impl Id {
     }
 }
 
-impl Drop for Id {
+impl Drop for RdmaCmId {
     fn drop(&mut self) {
         let _turn = self.channel.take_turn();
         // SAFETY: this is its last owner. The call waits until events of the id are acknowledged,

@@ -7,7 +7,7 @@ use nacre_hugepages::RegisterHook;
 
 use super::context::OpenDevice;
 use super::pd::Pd;
-use super::queue::{Cq, Srq};
+use super::queue::{IbvCq, IbvSrq};
 use crate::provider::{CompletionQueue, ProtectionDomain, SharedReceiveQueue};
 use crate::types::{Access, DeviceAttributes, DeviceId, Registrations, VerbsError};
 
@@ -45,7 +45,7 @@ impl ProtectionDomain for Domain {
     }
 
     fn completion_queue(&self, entries: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
-        Ok(Arc::new(Cq::new(Arc::clone(&self.pd.device), entries)?))
+        Ok(Arc::new(IbvCq::new(Arc::clone(&self.pd.device), entries)?))
     }
 
     fn shared_receive_queue(
@@ -54,7 +54,7 @@ impl ProtectionDomain for Domain {
         max_sge: u32,
         limit: u32,
     ) -> Result<Arc<dyn SharedReceiveQueue>, VerbsError> {
-        let srq = Srq::new(Arc::clone(&self.pd), entries, max_sge, limit)?;
+        let srq = IbvSrq::new(Arc::clone(&self.pd), entries, max_sge, limit)?;
         Ok(Arc::new(srq))
     }
 

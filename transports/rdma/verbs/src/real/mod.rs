@@ -5,7 +5,7 @@
 //!   VerbsProvider   opens each device once                             mod.rs, absence.rs
 //!     ├ VerbsDevice     attributes, asynchronous events                device.rs, context.rs
 //!     │   └ Domain          protection domain and memory regions       domain.rs, pd.rs
-//!     │       └ Cq, Srq, Qp     post work requests, poll completions   queue.rs, work.rs
+//!     │       └ IbvCq, IbvSrq, IbvQp     post work requests, poll completions   queue.rs, work.rs
 //!     └ Cm              connections, listeners and their events        cm, cm_id.rs, address.rs
 //! ```
 //!

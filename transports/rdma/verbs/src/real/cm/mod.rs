@@ -18,9 +18,9 @@ use std::time::Duration;
 use nacre_transport_rdma_link::Roots;
 
 use super::absence::Absence;
-use super::cm_id::{Channel, Id};
+use super::cm_id::{Channel, RdmaCmId};
 use super::domain::Domain;
-use super::queue::{Cq, Parts, Qp, Srq, within};
+use super::queue::{IbvCq, IbvQp, IbvSrq, Parts, within};
 use super::{Inner, address, check_errno, set_nonblocking, would_block};
 use crate::provider::{ConnectionManager, QpInit, QueuePair};
 use crate::sys::Api;
@@ -46,8 +46,8 @@ pub(super) struct Cm {
 }
 
 struct Connection {
-    id: Arc<Id>,
-    qp: Weak<Qp>,
+    id: Arc<RdmaCmId>,
+    qp: Weak<IbvQp>,
     /// Type of Service byte of a listener and of the connections that it accepts; 0: the default.
     tos: u8,
 }
@@ -95,14 +95,14 @@ impl Cm {
     }
 
     /// Creates an id with these options. The caller adds it to the table with [`Cm::insert`].
-    fn create(&mut self, options: CmOptions) -> Result<(CmId, Arc<Id>), VerbsError> {
+    fn create(&mut self, options: CmOptions) -> Result<(CmId, Arc<RdmaCmId>), VerbsError> {
         let token = self.next_token();
         let mut raw = null_mut();
         // SAFETY: the channel is alive. The context is a number to the library.
         check_errno("rdma_create_id", unsafe {
             (self.api().rdma_create_id)(self.channel.raw, &mut raw, context_of(token), RDMA_PS_TCP)
         })?;
-        let id = Arc::new(Id::new(Arc::clone(&self.channel), raw));
+        let id = Arc::new(RdmaCmId::new(Arc::clone(&self.channel), raw));
         if options.tos != 0 {
             id.set(RDMA_OPTION_ID_TOS, options.tos)?;
         }
@@ -112,7 +112,7 @@ impl Cm {
         Ok((CmId(token), id))
     }
 
-    fn insert(&mut self, token: CmId, id: Arc<Id>, tos: u8) {
+    fn insert(&mut self, token: CmId, id: Arc<RdmaCmId>, tos: u8) {
         let qp = Weak::new();
         self.ids.insert(token.0, Connection { id, qp, tos });
     }
@@ -123,7 +123,7 @@ impl Cm {
 
     /// Receives and acknowledges one event. The caller drops `drop_after` afterwards: its
     /// destructor locks the channel, as this function does.
-    fn receive(&mut self, drop_after: &mut Option<Arc<Id>>) -> Result<Received, VerbsError> {
+    fn receive(&mut self, drop_after: &mut Option<Arc<RdmaCmId>>) -> Result<Received, VerbsError> {
         let channel = Arc::clone(&self.channel);
         let _turn = channel.take_turn();
         let mut event = null_mut();
@@ -149,7 +149,11 @@ impl Cm {
 
     /// Copies an event. Returns `None` for a destroyed id, and for a connect request whose listener
     /// was destroyed.
-    fn copy(&mut self, event: &rdma_cm_event, drop_after: &mut Option<Arc<Id>>) -> Option<CmEvent> {
+    fn copy(
+        &mut self,
+        event: &rdma_cm_event,
+        drop_after: &mut Option<Arc<RdmaCmId>>,
+    ) -> Option<CmEvent> {
         if event.event == RDMA_CM_EVENT_CONNECT_REQUEST {
             return self.request(event, drop_after);
         }
@@ -210,7 +214,7 @@ impl Cm {
     fn request(
         &mut self,
         event: &rdma_cm_event,
-        drop_after: &mut Option<Arc<Id>>,
+        drop_after: &mut Option<Arc<RdmaCmId>>,
     ) -> Option<CmEvent> {
         let token = self.next_token();
         // SAFETY: both ids are alive until the event is acknowledged. The new one has the context
@@ -219,7 +223,7 @@ impl Cm {
             (*event.id).context = context_of(token);
             (*event.listen_id).context.addr() as u64
         };
-        let id = Arc::new(Id::new(Arc::clone(&self.channel), event.id));
+        let id = Arc::new(RdmaCmId::new(Arc::clone(&self.channel), event.id));
         let device = self.provider.device_of(id.verbs());
         let tos = self.ids.get(&listener).map(|listener| listener.tos);
         let (Some(device), Some(local), Some(peer), Some(tos)) =
@@ -359,9 +363,9 @@ impl ConnectionManager for Cm {
             source: io::Error::from_raw_os_error(libc::EINVAL),
         };
         let domain = init.domain.as_any().downcast_ref::<Domain>();
-        let send_cq = init.send_cq.as_any().downcast_ref::<Cq>();
-        let recv_cq = init.recv_cq.as_any().downcast_ref::<Cq>();
-        let srq = init.srq.map(|srq| srq.as_any().downcast_ref::<Srq>());
+        let send_cq = init.send_cq.as_any().downcast_ref::<IbvCq>();
+        let recv_cq = init.recv_cq.as_any().downcast_ref::<IbvCq>();
+        let srq = init.srq.map(|srq| srq.as_any().downcast_ref::<IbvSrq>());
         let (Some(domain), Some(send_cq), Some(recv_cq)) = (domain, send_cq, recv_cq) else {
             return Err(foreign());
         };
@@ -450,7 +454,7 @@ impl ConnectionManager for Cm {
             pd,
             _others: others,
         };
-        let qp = match Qp::new(Arc::clone(&cm_id), caps, parts) {
+        let qp = match IbvQp::new(Arc::clone(&cm_id), caps, parts) {
             Ok(qp) => Arc::new(qp),
             Err(error) => {
                 cm_id.destroy_qp();
