@@ -5,17 +5,21 @@
 //! path. The log names the setting that is the cause.
 
 use nacre_nvmf_wire::Nqn;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::transport::TransportType;
 
 /// The reason why a subsystem refuses hosts on one of its listeners.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Withheld {
-    /// The listener has `tcp_fallback = false`.
+    /// The listener has tcp_fallback = false.
     TcpFallback,
-    /// The volume's `transport_policy` admits other transports only.
+    /// The volume allows other transports only.
     TransportPolicy,
-    /// Management said so and gave no reason.
+    /// An operator withheld the listener and gave no reason. Calls have no word for it.
+    #[serde(skip)]
     ByRequest,
 }
 

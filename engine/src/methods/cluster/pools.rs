@@ -41,6 +41,8 @@ pub struct ClusterPool {
     thin_room_bytes: u64,
 }
 
+/// The state of a pool for operators. A node reports [`PoolState`]; this one also considers the
+/// lease of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ClusterPoolState {

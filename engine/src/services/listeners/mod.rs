@@ -29,8 +29,9 @@ use std::time::{Duration, Instant};
 
 use nacre_nvmf::address::{IpTransport, adrfam};
 use nacre_nvmf::subsystems::Withheld;
-use nacre_nvmf::transport::{Address, ListenerOptions, RdmaFabric, TlsPolicy, TransportType};
+use nacre_nvmf::transport::{Address, ListenerOptions, RdmaProviderType, TlsPolicy, TransportType};
 use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::log::ana::AnaState;
 use nacre_transport_rdma_link::GidKind;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
@@ -47,7 +48,6 @@ use crate::rpc::RpcError;
 use crate::services::Engine;
 use crate::services::failover::FailoverTests;
 use crate::services::rdma::Verbs;
-use crate::services::subsystems::AnaWord;
 use crate::services::volumes::paths::admits;
 use crate::services::volumes::published::Published;
 use crate::values::address::ScopedIp;
@@ -310,7 +310,7 @@ impl Listeners {
                     continue;
                 }
                 let listener = declared.iter().find(|l| l.name == path.listener);
-                let ana = subsystem.ana_reporting.then(|| path.ana.word().to_owned());
+                let ana = subsystem.ana_reporting.then(|| path.ana.word());
                 let params = call(&subsystem.nqn, ana, path, listener);
                 wanted.insert(key(&subsystem.nqn, path), params);
             }
@@ -331,7 +331,7 @@ impl Listeners {
             for path in plan.paths.iter().filter(|p| p.verdict.is_ok()) {
                 let listener = declared.iter().find(|l| l.name == path.listener);
                 let trtype = path.transport.trtype();
-                let ana = volume.ana_state_of(trtype, path.ana).map(AnaWord::word);
+                let ana = volume.ana_state_of(trtype, path.ana).map(AnaState::word);
                 let mut params = call(&volume.nqn, ana, path, listener);
                 if volume.withheld(trtype).is_some() {
                     withhold_by_policy(&mut params);
@@ -358,7 +358,7 @@ impl Listeners {
                 wanted.insert(key(&nqn, path), call(&nqn, None, path, listener));
             }
             for (nqn, volume) in cluster.shown() {
-                let inaccessible = AnaWord::Inaccessible.word();
+                let inaccessible = AnaState::Inaccessible.word();
                 let mut params = call(&nqn, Some(inaccessible), path, listener);
                 let listed = engine.volumes.find(&volume.to_string());
                 let policy = listed.map_or_else(|_| Default::default(), |l| l.transport_policy());
@@ -475,7 +475,7 @@ fn key(nqn: &str, path: &Path) -> ListenerKey {
 }
 
 /// The call that adds a listener. `ana` is the ANA state that the listener reports, if any.
-fn call(nqn: &str, ana: Option<String>, path: &Path, listener: Option<&Listener>) -> Value {
+fn call(nqn: &str, ana: Option<&str>, path: &Path, listener: Option<&Listener>) -> Value {
     let mut params = json!({
         "nqn": nqn,
         "listen_address": {
@@ -485,7 +485,7 @@ fn call(nqn: &str, ana: Option<String>, path: &Path, listener: Option<&Listener>
             "trsvcid": path.port.to_string(),
         },
     });
-    if let Some(state) = ana.filter(|state| state != "optimized") {
+    if let Some(state) = ana.filter(|state| *state != "optimized") {
         params["ana_state"] = state.into();
     }
     if path.withheld {
@@ -494,10 +494,10 @@ fn call(nqn: &str, ana: Option<String>, path: &Path, listener: Option<&Listener>
     }
     let chosen = path.verdict.as_ref().ok().and_then(Option::as_ref);
     let fabric = chosen.map(|chosen| match chosen.gid_kind {
-        GidKind::InfiniBand => RdmaFabric::InfiniBand,
-        GidKind::RoceV1 => RdmaFabric::RoceV1,
-        GidKind::RoceV2 => RdmaFabric::RoceV2,
-        GidKind::Iwarp => RdmaFabric::Iwarp,
+        GidKind::InfiniBand => RdmaProviderType::InfiniBand,
+        GidKind::RoceV1 => RdmaProviderType::RoceV1,
+        GidKind::RoceV2 => RdmaProviderType::RoceV2,
+        GidKind::Iwarp => RdmaProviderType::Iwarp,
     });
     let mut options = listener.map_or_else(ListenerOptions::default, Listener::options);
     options.fabric = fabric.map(|found| options.fabric.unwrap_or(found));
