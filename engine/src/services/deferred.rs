@@ -37,7 +37,7 @@ pub struct Deferred {
     /// New devices that were not handled yet.
     arrived: Arc<Mutex<Vec<String>>>,
     /// Held while deferred calls run.
-    settling: tokio::sync::Mutex<()>,
+    running: tokio::sync::Mutex<()>,
     replays: Replays,
 }
 
@@ -130,9 +130,9 @@ pub fn restore(engine: &Engine) {
 }
 
 /// Runs the deferred calls whose bases have appeared. Returns when each has succeeded or failed.
-pub async fn settle(engine: &Rc<Engine>) {
+pub async fn run_ready(engine: &Rc<Engine>) {
     let deferred = &engine.deferred;
-    let _one = deferred.settling.lock().await;
+    let _one = deferred.running.lock().await;
     loop {
         let arrived: Vec<String> = {
             let mut arrived = deferred.arrived.lock();

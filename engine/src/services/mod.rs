@@ -281,7 +281,7 @@ impl Engine {
         outcome: &Result<Box<RawValue>, RpcError>,
     ) {
         // The call may name deferred devices whose bases exist by now: create them first.
-        deferred::settle(self).await;
+        deferred::run_ready(self).await;
         self.calls.count(outcome.is_err());
         let changes = self
             .registry

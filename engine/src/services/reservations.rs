@@ -31,7 +31,7 @@ use crate::store::Change;
 
 /// Where the reservation of a namespace is stored.
 #[derive(Debug, Clone)]
-enum Place {
+enum StoredIn {
     Journal {
         nqn: Nqn,
         nsid: u32,
@@ -47,7 +47,7 @@ enum Place {
     },
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for StoredIn {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Journal { nqn, nsid, .. } => write!(f, "namespace {nsid} of {nqn}"),
@@ -58,7 +58,7 @@ impl std::fmt::Display for Place {
 }
 
 struct Job {
-    place: Place,
+    place: StoredIn,
     state: Option<ReservationState>,
     ticket: Ticket,
 }
@@ -81,7 +81,7 @@ impl Default for ReservationJobs {
 }
 
 struct ToManagement {
-    place: Place,
+    place: StoredIn,
     jobs: mpsc::UnboundedSender<Job>,
 }
 
@@ -98,7 +98,7 @@ impl ReservationStore for ToManagement {
     }
 
     fn stores_all(&self) -> bool {
-        matches!(self.place, Place::Cluster { .. })
+        matches!(self.place, StoredIn::Cluster { .. })
     }
 }
 
@@ -119,18 +119,18 @@ async fn store(engine: Rc<Engine>, job: Job) {
         ticket,
     } = job;
     let stored = match &place {
-        Place::Journal { nqn, nsid, uuid } => {
+        StoredIn::Journal { nqn, nsid, uuid } => {
             let kept = state
                 .as_ref()
                 .map(|state| StoredReservation::of(state, *uuid));
             in_journal(&engine, nqn, *nsid, *uuid, kept).await
         }
-        Place::File { path, uuid } => {
+        StoredIn::File { path, uuid } => {
             let kept = state.as_ref();
             let kept = kept.map(|state| StoredReservation::of(state, *uuid).without_generation());
             in_file(path.clone(), *uuid, kept).await
         }
-        Place::Cluster { volume } => {
+        StoredIn::Cluster { volume } => {
             let kept = state.as_ref();
             let kept = kept.map(|state| StoredReservation::of(state, *volume));
             cluster::reservation::store(&engine, *volume, kept).await
@@ -229,7 +229,7 @@ pub fn initial(
     let uuid = ids.uuid;
     let jobs = engine.reservation_jobs.jobs.clone();
     if engine.cluster.shows(nqn.as_str()) {
-        let place = Place::Cluster { volume: uuid };
+        let place = StoredIn::Cluster { volume: uuid };
         // Its state comes when this node serves the volume.
         return Ok(Reservations {
             store: Some(Arc::new(ToManagement { place, jobs })),
@@ -249,7 +249,7 @@ pub fn initial(
                 kept.belongs_to(uuid).map_err(wrong)?;
             }
             (
-                Place::File { path, uuid },
+                StoredIn::File { path, uuid },
                 kept.map(|kept| (kept, file.to_owned())),
             )
         }
@@ -262,7 +262,7 @@ pub fn initial(
                     .map_err(|e| damaged(&own, &e.to_string()))
             });
             let nqn = nqn.clone();
-            (Place::Journal { nqn, nsid, uuid }, kept.transpose()?)
+            (StoredIn::Journal { nqn, nsid, uuid }, kept.transpose()?)
         }
         None => return Ok(Reservations::default()),
     };

@@ -72,11 +72,11 @@ impl QueueGroup {
         for q in 0..self.queues.places() {
             if let Some(qp) = self.queues.get_mut(q) {
                 self.core.upkeep(qp, now);
-                self.settle(q, now);
+                self.after_access(q, now);
             }
         }
         let core = &mut self.core;
-        core.devices.list_unsettled();
+        core.devices.list_pending_cleanup();
         core.devices.release_unused(&self.queues, &core.sleepers);
         self.publish_counts();
     }

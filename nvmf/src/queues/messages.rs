@@ -148,7 +148,7 @@ impl QueueGroup {
             return;
         }
         authentication::computed(&mut self.core, qp, transaction, answer, now);
-        self.settle(queue.index, now);
+        self.after_access(queue.index, now);
     }
 
     // Preempt and Abort.

@@ -89,11 +89,12 @@ pub(super) fn start(command: &mut Command, errand: ReservationChange) {
 pub(super) fn conflict(command: &mut Command) -> Option<Arc<Reservation>> {
     let (qp, index) = (&mut *command.queue, command.index);
     let request = &qp.requests[index];
-    let need = needs(&request.plan)?;
+    let required = required_rights(&request.plan)?;
     if let Plan::Flush { all: true } = request.plan {
         let view = Arc::clone(&qp.view);
         let mut all = view.iter();
-        let forbids = all.find(|namespace| !qp.may(namespace.nsid, &namespace.reservation, need));
+        let forbids =
+            all.find(|namespace| !qp.may(namespace.nsid, &namespace.reservation, required));
         return forbids.map(|namespace| Arc::clone(&namespace.reservation));
     }
     let namespace = qp.namespace_of(index)?;
@@ -101,7 +102,7 @@ pub(super) fn conflict(command: &mut Command) -> Option<Arc<Reservation>> {
         return None;
     }
     let (nsid, reservation) = (namespace.nsid, Arc::clone(&namespace.reservation));
-    (!qp.may(nsid, &reservation, need)).then_some(reservation)
+    (!qp.may(nsid, &reservation, required)).then_some(reservation)
 }
 
 /// Answers a command that a reservation forbids, or whose reservation is unknown, and the other
@@ -168,10 +169,10 @@ pub(super) fn preempt(command: &mut Command, nsid: u32) -> bool {
     }
 }
 
-/// What an I/O command needs (Base figure "Command Behavior in the Presence of a Reservation").
-/// Admin commands that depend on a reservation (Format, Sanitize, Namespace Management and
-/// Attachment, Security) are not supported here.
-fn needs(plan: &Plan) -> Option<Rights> {
+/// The rights that an I/O command requires (Base figure "Command Behavior in the Presence of a
+/// Reservation"). Admin commands that depend on a reservation (Format, Sanitize, Namespace
+/// Management and Attachment, Security) are not supported here.
+fn required_rights(plan: &Plan) -> Option<Rights> {
     match plan {
         Plan::Single {
             op: DeviceOp::Read | DeviceOp::Compare | DeviceOp::Verify,
@@ -188,9 +189,9 @@ fn needs(plan: &Plan) -> Option<Rights> {
 }
 
 impl QueuePair {
-    /// Whether its host may do what needs `need`.
+    /// True if its host has the right `required`.
     #[inline]
-    pub(crate) fn may(&mut self, nsid: u32, reservation: &Reservation, need: Rights) -> bool {
+    pub(crate) fn may(&mut self, nsid: u32, reservation: &Reservation, required: Rights) -> bool {
         let gate = reservation.gate();
         let association = &self.association;
         let host = || {
@@ -198,7 +199,7 @@ impl QueuePair {
                 .as_ref()
                 .map_or_else(HostId::default, |a| a.hostid)
         };
-        gate == 0 || self.rights.allows(gate, nsid, reservation, host, need)
+        gate == 0 || self.rights.allows(gate, nsid, reservation, host, required)
     }
 }
 

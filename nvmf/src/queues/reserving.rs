@@ -110,7 +110,7 @@ impl Reserving {
     }
 
     /// Reports to the fences whose commands on this core have ended.
-    pub(crate) fn settle_drains(&mut self, queues: &QueuePairs) -> u32 {
+    pub(crate) fn report_drained(&mut self, queues: &QueuePairs) -> u32 {
         let there = |r: &ReqRef| {
             queues
                 .get(r.queue)

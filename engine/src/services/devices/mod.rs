@@ -91,7 +91,7 @@ pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
                 let engine = Rc::clone(&engine);
                 tokio::task::spawn_local(async move {
                     pools::disk_appeared(&engine, &name).await;
-                    deferred::settle(&engine).await
+                    deferred::run_ready(&engine).await
                 });
             }
             Event::Resized { name, .. } => {

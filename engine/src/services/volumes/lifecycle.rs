@@ -128,7 +128,7 @@ pub fn open_all(engine: &Rc<Engine>) {
 }
 
 /// Resolves when each volume that existed at the start was tried once.
-pub async fn settled(engine: &Engine) {
+pub async fn wait_until_tried(engine: &Engine) {
     loop {
         let tried = engine.volumes.tried.notified();
         if !engine.volumes.are_opening() {
@@ -271,7 +271,7 @@ async fn open_once(engine: &Rc<Engine>, id: Uuid) -> Result<Rc<Opened>, VolumeEr
     let registered = if engine.volumes.closing.get() {
         Err(gone())
     } else {
-        frozen::settle(engine, &plane, id, &is, &handle).await
+        frozen::assign_bdev(engine, &plane, id, &is, &handle).await
     };
     match registered {
         Ok(bdev) => Ok(Rc::new(Opened {

@@ -117,7 +117,7 @@ impl Target {
     /// Opens, changes or closes the discovery service's own port at the address of a listener that
     /// was added or removed: hosts look there first. A change of its TLS policy opens it again, and
     /// its hosts connect again. If another program has that port, it keeps it.
-    pub(super) fn settle_discovery_port(&self, kind: TransportType, address: &Address) {
+    pub(super) fn update_discovery_port(&self, kind: TransportType, address: &Address) {
         let Some(address) = self.discovery_address(address) else {
             return;
         };
@@ -151,7 +151,7 @@ impl Target {
     }
 
     /// Closes the discovery port that the target opened where a subsystem is about to be served
-    /// with another TLS policy. [`Target::settle_discovery_port`] opens it again.
+    /// with another TLS policy. [`Target::update_discovery_port`] opens it again.
     pub(super) fn free_discovery_port(
         &self,
         kind: TransportType,

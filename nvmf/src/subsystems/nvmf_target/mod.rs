@@ -315,7 +315,7 @@ impl Target {
         for listener in subsystem.listeners() {
             subsystem.remove_listener(listener.id);
             self.release_listener(listener.id);
-            self.settle_discovery_port(listener.transport, &listener.address);
+            self.update_discovery_port(listener.transport, &listener.address);
         }
         self.discovery_changed();
         Ok(subsystem)
@@ -443,7 +443,7 @@ impl Target {
         }
         self.free_discovery_port(kind, address, options.listener.tls());
         let opened = self.open_listener(&subsystem, kind, address, options);
-        self.settle_discovery_port(kind, opened.as_ref().unwrap_or(address));
+        self.update_discovery_port(kind, opened.as_ref().unwrap_or(address));
         opened
     }
 
@@ -543,7 +543,7 @@ impl Target {
         self.release_listener(id);
         self.discovery_changed();
         if subsystem.kind == SubsystemKind::Nvm {
-            self.settle_discovery_port(kind, address);
+            self.update_discovery_port(kind, address);
         }
         Ok(())
     }

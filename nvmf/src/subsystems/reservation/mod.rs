@@ -359,14 +359,14 @@ impl RightsCache {
         if gate == 0 {
             return true;
         }
-        let need = match op {
+        let required = match op {
             Op::Read | Op::Compare | Op::Verify => Rights::Read,
             _ => Rights::ReadWrite,
         };
-        self.allows(gate, nsid, reservation, host, need)
+        self.allows(gate, nsid, reservation, host, required)
     }
 
-    /// True if the host has the right `need`. `gate` is the value just read, and not zero.
+    /// True if the host has the right `required`. `gate` is the value just read, and not zero.
     #[inline]
     pub(crate) fn allows(
         &mut self,
@@ -374,7 +374,7 @@ impl RightsCache {
         nsid: u32,
         of: &Reservation,
         host: impl FnOnce() -> HostId,
-        need: Rights,
+        required: Rights,
     ) -> bool {
         let (known, rights) = match self.last {
             Some((known, rights)) if known == gate => (known, rights),
@@ -391,7 +391,7 @@ impl RightsCache {
             },
         };
         self.last = Some((known, rights));
-        rights >= need
+        rights >= required
     }
 
     /// The status of a command that the last answer, which was about `of`, forbids.

@@ -185,7 +185,7 @@ async fn make(
         volumes::create(engine, new).await
     };
     let made = made.await;
-    lvols::settle(engine, id).await;
+    lvols::delete_unused(engine, id).await;
     made?;
     describe(engine, &engine.volumes.find(&id.to_string())?)
 }
