@@ -130,7 +130,7 @@ pub const FEATURES: &[Feature] = &[
     experimental(
         "clusters",
         "Daemons as nodes of a cluster, with etcd: `[cluster]` and `nacre cluster`.",
-        Some(|engine| engine.volumes.cluster.state().is_some()),
+        Some(|engine| engine.cluster.state().is_some()),
     ),
     stable(
         "reservations",

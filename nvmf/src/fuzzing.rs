@@ -30,7 +30,8 @@ use crate::subsystems::association::{Association, Phase};
 use crate::subsystems::config::TargetConfig;
 use crate::subsystems::namespace::{Backing, NamespaceIds};
 use crate::subsystems::nvmf_target::Target;
-use crate::subsystems::subsystem::{NamespaceConfig, SubsystemConfig};
+use crate::subsystems::subsystem::{NamespaceConfig, Subsystem};
+use crate::subsystems::subsystem_config::SubsystemConfig;
 use crate::transport::{Address, ListenerId, TransportCaps, TransportType};
 
 const SUBNQN: &str = "nqn.2025-01.io.nacre:fuzz";
@@ -64,6 +65,7 @@ pub fn admin(input: &[u8]) {
 
 struct Fixture {
     target: Arc<Target>,
+    subsystem: Arc<Subsystem>,
     association: Arc<Association>,
     controller: Controller,
     now: Nanos,
@@ -112,10 +114,11 @@ impl Fixture {
             keyed_sgl: choice & 8 != 0,
         };
         let (local, now) = (Address::Loopback("fuzz".to_string()), Nanos(1));
-        let held = Arc::clone(&association);
-        let controller = Controller::new(&target, held, &caps, local, 15_000, now);
+        let of = (Arc::clone(&subsystem), Arc::clone(&association));
+        let controller = Controller::new(&target, of, &caps, local, 15_000, now);
         let mut fixture = Self {
             target,
+            subsystem,
             association,
             controller,
             now,
@@ -256,7 +259,7 @@ impl Fixture {
         self.write_cc(Cc::enabled());
         self.write_cc(Cc(0));
         assert!(self.held.is_empty(), "never answered: {:?}", self.held);
-        let subsystem = Arc::clone(&self.association.subsystem);
+        let subsystem = Arc::clone(&self.subsystem);
         subsystem.forget(&self.association);
         let left = (
             Arc::downgrade(&subsystem),

@@ -37,7 +37,7 @@ impl World {
             .add_device(attributes("sim_target"), &[TARGET])
             .unwrap();
         let config = RdmaConfig {
-            max_connections: 32,
+            max_qpairs: 32,
             srq_size: 512,
             ..RdmaConfig::default()
         };

@@ -25,7 +25,7 @@ mod webhook;
 
 pub use address::{AddressError, Server, Url, check_mailbox};
 pub use failure::Failure;
-pub use mail::{Login, Mail, Progress, Security};
+pub use mail::{Login, Mail, MailEncryption, Progress};
 pub use message::{Event, Message, one_line};
 pub use retry::Retry;
 pub use trust::Trust;

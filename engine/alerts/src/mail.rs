@@ -29,16 +29,17 @@ pub struct Mail {
     pub server: Server,
     /// From [`Server::resolve`].
     pub addresses: Vec<SocketAddr>,
-    pub security: Security,
+    pub security: MailEncryption,
     /// `None`: the server needs no authentication.
     pub login: Option<Login>,
     pub from: String,
     pub to: Vec<String>,
 }
 
-/// How the connection is encrypted.
+/// The encryption of the connection to the server, with the authorities that it trusts. The setting
+/// `tls` of a receiver selects it.
 #[derive(Debug)]
-pub enum Security {
+pub enum MailEncryption {
     /// After the command STARTTLS (RFC 3207). A server without it is refused.
     StartTls(Trust),
     /// From the first byte on (RFC 8314).
@@ -157,15 +158,15 @@ impl Mail {
     ) -> Result<AsyncSmtpConnection, Failure> {
         let stream = self.server.connect(&self.addresses, limit).await?;
         let stream: Box<dyn AsyncTokioStream> = match &self.security {
-            Security::StartTls(_) => Box::new(Answers::before_starttls(stream)),
-            Security::Implicit(trust) => {
+            MailEncryption::StartTls(_) => Box::new(Answers::before_starttls(stream)),
+            MailEncryption::Implicit(trust) => {
                 Box::new(Answers::new(self.server.handshake(stream, trust).await?))
             }
-            Security::Clear => Box::new(Answers::new(stream)),
+            MailEncryption::Clear => Box::new(Answers::new(stream)),
         };
         let hello = ClientId::Domain(message.domain());
         let mut connection = AsyncSmtpConnection::connect_with_transport(stream, &hello).await?;
-        if let Security::StartTls(trust) = &self.security {
+        if let MailEncryption::StartTls(trust) = &self.security {
             connection.starttls(self.tls(trust)?, &hello).await?;
         }
         if let Some(login) = &self.login {

@@ -370,7 +370,7 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-fn mail(port: u16, security: Security, with_login: bool) -> Mail {
+fn mail(port: u16, security: MailEncryption, with_login: bool) -> Mail {
     let server = Server::parse(&format!("localhost:{port}"), 25).unwrap();
     Mail {
         addresses: server.resolve().unwrap(),
@@ -400,9 +400,9 @@ fn mail_is_sent_over_tls_with_authentication() {
         ..PLAIN
     };
     for (script, security, login) in [
-        (starttls, Security::StartTls(known()), true),
-        (implicit, Security::Implicit(known()), true),
-        (PLAIN, Security::Clear, false),
+        (starttls, MailEncryption::StartTls(known()), true),
+        (implicit, MailEncryption::Implicit(known()), true),
+        (PLAIN, MailEncryption::Clear, false),
     ] {
         run(async {
             let (port, received) = smtp(script).await;
@@ -450,7 +450,7 @@ fn no_secret_leaves_without_the_right_tls() {
     ] {
         run(async {
             let (port, received) = smtp(script).await;
-            let mail = mail(port, Security::StartTls(trust(ca)), true);
+            let mail = mail(port, MailEncryption::StartTls(trust(ca)), true);
             let failure = mail
                 .send(&message(), &mut Progress::default(), LIMIT)
                 .await
@@ -480,7 +480,7 @@ fn answers_of_mail_servers_decide_about_another_attempt() {
                 ..PLAIN
             };
             let (port, _) = smtp(script).await;
-            let mail = mail(port, Security::Clear, true);
+            let mail = mail(port, MailEncryption::Clear, true);
             let failure = mail
                 .send(&message(), &mut Progress::default(), LIMIT)
                 .await
@@ -495,7 +495,7 @@ fn answers_of_mail_servers_decide_about_another_attempt() {
                 ..PLAIN
             };
             let (port, _) = smtp(script).await;
-            let mail = mail(port, Security::Clear, false);
+            let mail = mail(port, MailEncryption::Clear, false);
             let failure = mail
                 .send(&message(), &mut Progress::default(), SHORT)
                 .await
@@ -513,7 +513,7 @@ async fn attempt(
 ) -> (Result<(), Failure>, String) {
     let special = Some(special);
     let (port, received) = smtp(Script { special, ..PLAIN }).await;
-    let mail = mail(port, Security::Clear, false);
+    let mail = mail(port, MailEncryption::Clear, false);
     let outcome = mail.send(&message(), progress, limit).await;
     let text = received.lock().clone();
     (outcome, text)
@@ -583,7 +583,7 @@ fn an_address_outside_ascii_is_refused_alone() {
         ] {
             let special = Some(("EHLO", ehlo));
             let (port, received) = smtp(Script { special, ..PLAIN }).await;
-            let mut mail = mail(port, Security::Clear, false);
+            let mut mail = mail(port, MailEncryption::Clear, false);
             mail.to = vec!["zoë@example.org".into(), "ops@example.org".into()];
             let mut progress = Progress::default();
             let outcome = mail.send(&message(), &mut progress, LIMIT).await;
@@ -621,7 +621,11 @@ fn answers_of_mail_servers_are_bounded() {
             ..PLAIN
         };
         let (port, received) = smtp(script).await;
-        let mail = mail(port, Security::StartTls(trust(test_file!("ca.pem"))), true);
+        let mail = mail(
+            port,
+            MailEncryption::StartTls(trust(test_file!("ca.pem"))),
+            true,
+        );
         let outcome = mail.send(&message(), &mut Progress::default(), LIMIT).await;
         outcome.unwrap_err();
         assert!(!received.lock().contains("(TLS)"));

@@ -2,6 +2,7 @@
 
 use clap::{Args, Subcommand};
 use nacre_nvmf::transport::ListenerOptions;
+use nacre_nvmf_wire::log::ana::AnaState;
 use serde_json::{Value, json};
 
 use super::address::{self, ListenUrl};
@@ -16,7 +17,6 @@ use nacre_engine::methods::nvmf::listeners::{GetListeners, GetListenersParams};
 use nacre_engine::methods::nvmf::transport::{
     CreateTransport, CreateTransportParams, GetTransports, GetTransportsParams,
 };
-use nacre_engine::services::subsystems::AnaWord;
 use nacre_engine_rpc::client::{Client, ClientError, to_json};
 use nacre_engine_rpc::error::Errno;
 
@@ -46,7 +46,7 @@ enum ListenerCommand {
         address: Vec<ListenUrl>,
         /// ANA state reported for this path
         #[arg(long, value_name = "STATE")]
-        ana_state: Option<AnaWord>,
+        ana_state: Option<AnaState>,
         #[command(flatten)]
         options: ListenerOptions,
     },
@@ -57,7 +57,7 @@ enum ListenerCommand {
         /// Address of the listener
         address: ListenUrl,
         /// ANA state that hosts see on this listener
-        state: AnaWord,
+        state: AnaState,
         /// Only for this ANA group
         #[arg(long, value_name = "ID")]
         group: Option<u32>,

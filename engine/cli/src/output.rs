@@ -6,6 +6,9 @@ use comfy_table::{Table, presets};
 use serde_json::Value;
 
 use super::{Connection, Failure};
+use nacre_engine::methods::{bdev, cluster, nvmf, volume};
+use nacre_engine::services::Engine;
+use nacre_engine_rpc::Method;
 use nacre_engine_rpc::client::ClientError;
 pub use nacre_engine_values::{count, size::bytes};
 
@@ -94,22 +97,36 @@ pub fn refusal(error: &ClientError) -> String {
 
 /// The command of each method that remedies name.
 const COMMANDS: [(&str, &str); 15] = [
-    ("bdev_accept", "bdev accept"),
-    ("bdev_get_bdevs", "bdev list"),
-    ("bdev_nvme_attach_controller", "bdev attach"),
-    ("cluster_get_nodes", "cluster nodes"),
-    ("cluster_get_status", "cluster status"),
-    ("cluster_get_volumes", "cluster volumes"),
-    ("nvmf_delete_subsystem", "subsystem delete"),
-    ("nvmf_get_subsystems", "subsystem list"),
-    ("nvmf_subsystem_add_host", "host allow"),
-    ("nvmf_subsystem_get_listeners", "listener list"),
-    ("volume_create", "volume create"),
-    ("volume_get", "volume show"),
-    ("volume_list", "volume list"),
-    ("volume_replace_replica", "volume replace"),
-    ("volume_thaw", "volume thaw"),
+    (name::<bdev::accept::Accept>(), "bdev accept"),
+    (name::<bdev::list::GetBdevs>(), "bdev list"),
+    (name::<bdev::nvme::AttachController>(), "bdev attach"),
+    (name::<cluster::status::GetNodes>(), "cluster nodes"),
+    (
+        name::<cluster::status::GetClusterStatus>(),
+        "cluster status",
+    ),
+    (name::<cluster::volumes::GetVolumes>(), "cluster volumes"),
+    (
+        name::<nvmf::subsystem::DeleteSubsystem>(),
+        "subsystem delete",
+    ),
+    (name::<nvmf::subsystem::GetSubsystems>(), "subsystem list"),
+    (name::<nvmf::host::AddHost>(), "host allow"),
+    (
+        name::<nvmf::listener::GetSubsystemListeners>(),
+        "listener list",
+    ),
+    (name::<volume::create::Create>(), "volume create"),
+    (name::<volume::list::GetVolume>(), "volume show"),
+    (name::<volume::list::List>(), "volume list"),
+    (name::<volume::replicas::Replace>(), "volume replace"),
+    (name::<volume::operate::Thaw>(), "volume thaw"),
 ];
+
+/// The name of a method.
+const fn name<M: Method<Engine>>() -> &'static str {
+    M::NAME
+}
 
 /// Replaces each name of an RPC method by a command: its own, or `nacre rpc METHOD`.
 fn in_commands(text: &str) -> String {

@@ -217,7 +217,7 @@ mod tests {
         findings.iter().map(|f| (f.id, f.status)).collect()
     }
 
-    /// Goal: each trouble of a node has its finding. Method: one trouble at a time.
+    /// Goal: each problem of a node has its finding. Method: one problem at a time.
     #[test]
     fn troubles_of_a_node() {
         let good = [

@@ -204,7 +204,7 @@ mod tests {
         findings
     }
 
-    /// Goal: each trouble of the store has its finding. Method: one trouble at a time.
+    /// Goal: each problem of the store has its finding. Method: one problem at a time.
     #[test]
     fn each_trouble_is_found() {
         let good = found(2, Ok(member()), Owner::Ours);

@@ -77,8 +77,8 @@ pub(crate) trait Load: Queue {
         None
     }
 
-    fn troubles(&self) -> Troubles {
-        Troubles::default()
+    fn connection_counts(&self) -> ConnectionCounts {
+        ConnectionCounts::default()
     }
 
     /// Sends submitted I/O now instead of at the next poll, which comes after all other queues.
@@ -87,7 +87,7 @@ pub(crate) trait Load: Queue {
 
 /// Counters of connection problems of a queue.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Troubles {
+pub(crate) struct ConnectionCounts {
     /// Connections that were lost.
     pub losses: u64,
     /// I/Os resent.

@@ -10,7 +10,7 @@ use nacre_transport_connect::Session;
 
 use super::error::{Owner, PerfError};
 use super::job::{Job, JobError};
-use super::lane::{Load, Namespace, Troubles};
+use super::lane::{ConnectionCounts, Load, Namespace};
 use super::report::{PathReport, Report};
 use super::run::{Stage, Watch, progress, run_id, run_on};
 
@@ -35,9 +35,9 @@ impl Load for IoQueue {
         Self::flush(self);
     }
 
-    fn troubles(&self) -> Troubles {
+    fn connection_counts(&self) -> ConnectionCounts {
         let stats = self.stats();
-        Troubles {
+        ConnectionCounts {
             losses: stats.losses,
             resent: stats.resent,
             moves: stats.moves,

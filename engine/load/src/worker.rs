@@ -164,10 +164,10 @@ impl<Q: Load> Worker<'_, Q> {
         }
         for lane in &self.lanes {
             tally.unfinished += lane.inflight() as u64;
-            let troubles = lane.queue().troubles();
-            tally.connections_lost += troubles.losses;
-            tally.resent += troubles.resent;
-            tally.moves += troubles.moves;
+            let connection_counts = lane.queue().connection_counts();
+            tally.connections_lost += connection_counts.losses;
+            tally.resent += connection_counts.resent;
+            tally.moves += connection_counts.moves;
         }
         Ok(tally)
     }

@@ -114,6 +114,8 @@ impl MailSettings {
     }
 }
 
+/// The setting `tls` of a mail receiver. The authorities are files of the receiver, which are read
+/// for each message.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MailTls {

@@ -208,6 +208,9 @@ impl Default for Ana {
     }
 }
 
+/// The ANA state of a listener's paths in the configuration file. It has `auto`, which an
+/// [`AnaState`](nacre_nvmf_wire::log::ana::AnaState) does not have, and no state that only a
+/// running daemon sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AnaSetting {

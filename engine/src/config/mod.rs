@@ -20,7 +20,6 @@ mod lists;
 pub mod log_flags;
 pub mod names;
 mod paths;
-pub mod rdma;
 pub mod reference;
 pub mod remote;
 pub mod replication;

@@ -11,7 +11,7 @@ use nacre_nvmf::auth::Offer;
 use nacre_nvmf::subsystems::{ControllerModel, MAX_CNTLID, TargetConfig};
 use nacre_nvmf_wire::{Nqn, NqnError};
 use nacre_reactor::{Mode, ReactorConfig};
-use nacre_transport_rdma::RdmaConfig;
+use nacre_transport_rdma::{RdmaConfig, RdmaSettings};
 use nacre_transport_rdma_link::qos::Qos;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -23,7 +23,6 @@ use crate::values::read;
 
 pub use super::cluster::ClusterSettings;
 pub use super::listener::{Listener, RdmaSetting};
-pub use super::rdma::Rdma;
 pub use super::remote::RemoteTarget;
 pub use super::replication::Replication;
 pub use super::security::Security;
@@ -46,7 +45,7 @@ pub struct Settings {
     /// The cluster that this daemon is a node of.
     pub cluster: ClusterSettings,
     pub nvmf: Nvmf,
-    pub rdma: Rdma,
+    pub rdma: RdmaSettings,
     pub replication: Replication,
     pub qos: Qos,
     pub web: WebSettings,

@@ -58,7 +58,7 @@ use crate::store::{Record, Store};
 use crate::values::files::{self, Inode};
 
 /// Interval of the reports on dropped events and log lines.
-const SETTLE_EVERY: Duration = Duration::from_secs(10);
+const PERIODIC_WORK_INTERVAL: Duration = Duration::from_secs(10);
 /// Limit for disconnecting the hosts.
 const HOST_PATIENCE: Duration = Duration::from_secs(5);
 /// How long hosts wait at most for volumes to open.
@@ -301,7 +301,7 @@ async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> any
     tokio::join!(
         watchdog(),
         retry(engine),
-        settle(engine),
+        periodic_work(engine),
         keyring::rotation::follow(engine)
     );
     Ok(())
@@ -325,7 +325,7 @@ fn hold(engine: &Engine, held: bool) {
 fn release(engine: &Rc<Engine>) {
     let (engine, holds) = (Rc::clone(engine), engine.lifecycle.holds.get());
     tokio::task::spawn_local(async move {
-        let tried = crate::services::volumes::settled(&engine);
+        let tried = crate::services::volumes::wait_until_tried(&engine);
         if tokio::time::timeout(VOLUME_PATIENCE, tried).await.is_err() {
             warn!("hosts are let in although volumes are still being opened");
         }
@@ -404,7 +404,7 @@ async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     if engine.declared.has_come() {
         replay_waiting(engine).await;
     }
-    crate::services::deferred::settle(engine).await;
+    crate::services::deferred::run_ready(engine).await;
     if engine.settings.cluster.is_node() {
         crate::services::cluster::start(engine).await?;
     } else {
@@ -534,13 +534,13 @@ async fn retry(engine: &Rc<Engine>) {
     loop {
         let every = match engine.tunables().retry_s {
             0 => {
-                engine.tuned.notified().await;
+                engine.tunables_changed().await;
                 continue;
             }
             seconds => Duration::from_secs(seconds),
         };
         tokio::select! {
-            () = engine.tuned.notified() => continue,
+            () = engine.tunables_changed() => continue,
             () = tokio::time::sleep(every) => {}
             // Objects on a remote device or drive that is back need not wait.
             () = engine.remotes.bdevs_appeared() => {}
@@ -565,16 +565,16 @@ async fn watchdog() {
 }
 
 /// Periodic work: forgets generated PSKs, and reports failures, dropped events and log lines.
-async fn settle(engine: &Engine) {
+async fn periodic_work(engine: &Engine) {
     loop {
-        tokio::time::sleep(SETTLE_EVERY).await;
+        tokio::time::sleep(PERIODIC_WORK_INTERVAL).await;
         if let Ok(plane) = engine.plane() {
             let generated = &plane.target.authentication.generated;
             generated.sweep(nacre_reactor::Clock::real().now());
         }
         failures::report(engine);
-        engine.notes.settle();
-        engine.logs.settle();
+        engine.notes.report_left_out();
+        engine.logs.report_left_out();
     }
 }
 

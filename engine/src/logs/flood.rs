@@ -1,8 +1,8 @@
 //! Limits the rate of each log statement, so that no peer can fill the disk with log lines.
 //!
 //! A statement may log a burst of [`BURST`] lines, and one line a second in the long run. Excess
-//! lines are counted, and [`Flood::settle`] logs the number per statement. Debug lines, which are
-//! explicitly enabled, are not limited.
+//! lines are counted, and [`Flood::report_left_out`] logs the number per statement. Debug lines,
+//! which are explicitly enabled, are not limited.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,10 +20,11 @@ const REFILL: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Default)]
 pub(super) struct Flood {
-    places: Arc<Mutex<HashMap<Identifier, Place>>>,
+    places: Arc<Mutex<HashMap<Identifier, LineBudget>>>,
 }
 
-struct Place {
+/// The lines that one place in the code may still write.
+struct LineBudget {
     metadata: &'static Metadata<'static>,
     left: u32,
     refilled: Instant,
@@ -37,7 +38,7 @@ impl Flood {
         }
         let mut places = self.places.lock();
         // At most one entry per log statement in the program.
-        let place = places.entry(metadata.callsite()).or_insert(Place {
+        let place = places.entry(metadata.callsite()).or_insert(LineBudget {
             metadata,
             left: BURST,
             refilled: now,
@@ -58,7 +59,7 @@ impl Flood {
     }
 
     /// Logs how many lines were dropped since the last call.
-    pub(super) fn settle(&self) {
+    pub(super) fn report_left_out(&self) {
         let mut left_out = Vec::new();
         for place in self.places.lock().values_mut() {
             let lines = std::mem::take(&mut place.left_out);
@@ -123,8 +124,8 @@ mod tests {
                 tracing::warn!(n, "refused");
             }
             tracing::warn!("something else");
-            flood.settle();
-            flood.settle();
+            flood.report_left_out();
+            flood.report_left_out();
         });
         let seen = seen.0.lock();
         let refused = seen.iter().filter(|line| line.contains("refused")).count();

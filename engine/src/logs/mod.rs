@@ -39,7 +39,7 @@ const OURS: &str = "nacre";
 /// The log configuration, and the means to change it.
 #[derive(Clone)]
 pub struct Logs {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<LevelSettings>>,
     timestamps: Arc<AtomicBool>,
     reload: Option<reload::Handle<Targets, Registry>>,
     lines: Option<Lines>,
@@ -51,8 +51,9 @@ pub struct Logs {
 /// How long the exiting process waits for an output that accepts no lines.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// The levels of lines, as management sets them.
 #[derive(Debug)]
-struct State {
+struct LevelSettings {
     level: LogLevel,
     print_level: LogLevel,
     flags: BTreeMap<&'static str, bool>,
@@ -108,8 +109,8 @@ impl Logs {
     }
 
     /// Logs how many lines were dropped by the rate limit. Call it periodically.
-    pub fn settle(&self) {
-        self.flood.settle();
+    pub fn report_left_out(&self) {
+        self.flood.report_left_out();
     }
 
     /// Flushes the log before the process ends, because a separate thread writes it.
@@ -121,7 +122,7 @@ impl Logs {
 
     /// Levels and flags without an output, for tests.
     pub fn detached(settings: &Log) -> Result<Self, UnknownFlag> {
-        let state = State {
+        let state = LevelSettings {
             level: settings.level,
             print_level: settings.level,
             flags: FLAGS.iter().map(|(name, _)| (*name, false)).collect(),
@@ -229,7 +230,7 @@ impl Logs {
         self.timestamps.store(on, Ordering::Relaxed);
     }
 
-    fn change(&self, with: impl FnOnce(&mut State)) {
+    fn change(&self, with: impl FnOnce(&mut LevelSettings)) {
         with(&mut self.state.lock());
         if let Some(reload) = &self.reload
             && let Err(error) = reload.modify(|filter| *filter = self.filter())

@@ -63,7 +63,7 @@ impl MetricsSource for ClusterMetrics {
     }
 
     fn collect(&self, of: &Moment, into: &mut Scrape) {
-        let Some(figures) = of.engine.volumes.cluster.figures() else {
+        let Some(figures) = of.engine.cluster.figures() else {
             return;
         };
         let cluster = of.engine.settings.cluster.name.as_deref();

@@ -229,11 +229,11 @@ impl Notifications {
     }
 
     /// Reports how many events were left out of bursts that are over. Call it periodically.
-    pub fn settle(&self) {
-        self.settle_at(Instant::now());
+    pub fn report_left_out(&self) {
+        self.report_left_out_at(Instant::now());
     }
 
-    fn settle_at(&self, now: Instant) {
+    fn report_left_out_at(&self, now: Instant) {
         let mut over = Vec::new();
         for (key, burst) in &mut *self.bursts.borrow_mut() {
             if now.duration_since(burst.since) >= burst.pace.within
@@ -474,11 +474,11 @@ mod tests {
             left_out(),
             [said("no resources at 0", 0), said("too deep at 24000", 0)]
         );
-        notes.settle_at(start + Duration::from_secs(59));
+        notes.report_left_out_at(start + Duration::from_secs(59));
         assert_eq!(left_out().len(), 2);
-        notes.settle_at(start + Duration::from_secs(60));
+        notes.report_left_out_at(start + Duration::from_secs(60));
         assert_eq!(left_out()[2..], [said("no resources at 23500", 46)]);
-        notes.settle_at(start + Duration::from_secs(600));
+        notes.report_left_out_at(start + Duration::from_secs(600));
         assert_eq!(left_out().len(), 3, "all repeats are reported");
     }
 

@@ -1,11 +1,12 @@
-//! Calls that create a stacked device and wait for its missing base device.
+//! Calls that create a stacked device and wait for its missing base device, and the repeated replay
+//! of records whose objects wait for a volume.
 //!
 //! SPDK accepts the creation of a stacked device before its base exists, and creates the device
 //! when the base appears: its saved configurations list stacked devices first. Here such a call
 //! becomes a journal record `deferred/<name>`. The record is stored, exported and listed by
 //! `state_get`. The device's own record replaces it once the device exists.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -36,7 +37,8 @@ pub struct Deferred {
     /// New devices that were not handled yet.
     arrived: Arc<Mutex<Vec<String>>>,
     /// Held while deferred calls run.
-    settling: tokio::sync::Mutex<()>,
+    running: tokio::sync::Mutex<()>,
+    replays: Replays,
 }
 
 impl Deferred {
@@ -128,9 +130,9 @@ pub fn restore(engine: &Engine) {
 }
 
 /// Runs the deferred calls whose bases have appeared. Returns when each has succeeded or failed.
-pub async fn settle(engine: &Rc<Engine>) {
+pub async fn run_ready(engine: &Rc<Engine>) {
     let deferred = &engine.deferred;
-    let _one = deferred.settling.lock().await;
+    let _one = deferred.running.lock().await;
     loop {
         let arrived: Vec<String> = {
             let mut arrived = deferred.arrived.lock();
@@ -167,4 +169,29 @@ pub async fn done(engine: &Engine, record: &Record) {
         // On failure the next attempt removes it.
         let _ = engine.journal.commit(Change::remove(&record.key)).await;
     }
+}
+
+/// Runs of [`replay_waiting`].
+#[derive(Default)]
+struct Replays {
+    requested: Cell<u64>,
+    /// The number of requests that are served.
+    served: tokio::sync::Mutex<u64>,
+}
+
+/// Restores namespaces, limits and devices on new volumes, in order. If many volumes appear at
+/// once, one pass serves all that appeared before it began.
+pub async fn replay_waiting(engine: &Rc<Engine>) {
+    let replays = &engine.deferred.replays;
+    let request = replays.requested.get() + 1;
+    replays.requested.set(request);
+    let mut served = replays.served.lock().await;
+    if *served >= request {
+        return;
+    }
+    let upto = replays.requested.get();
+    for record in engine.journal.waiting() {
+        engine.replay(&record).await;
+    }
+    *served = upto;
 }

@@ -6,7 +6,7 @@
 //!                      ├─ web          the administration page, part of calls
 //!                      ├─ alerts       receivers of messages about events
 //!                      ├─ volumes      replicated volumes: open, close, events
-//!                      ├─ cluster      this node of a cluster, part of volumes
+//!                      ├─ cluster      this node of a cluster
 //!                      ├─ pools        storage pools, kept by devices
 //!                      ├─ backup       backups of snapshots of pools, kept by devices
 //!                      ├─ devices      requested histograms and samples, device events
@@ -33,6 +33,7 @@ pub mod cluster;
 pub mod concat;
 pub mod declared;
 pub mod deferred;
+pub mod device_records;
 pub mod devices;
 pub mod drives;
 pub mod failover;
@@ -48,6 +49,7 @@ pub mod remotes;
 pub mod reservations;
 pub mod sandbox;
 pub mod startup;
+pub mod stored_reservation;
 pub mod subsystems;
 pub mod volumes;
 pub mod web;
@@ -79,6 +81,7 @@ use crate::rpc::tls::files::ServerTls;
 use crate::rpc::{Order, Registry, RpcError};
 use crate::services::alerts::Alerts;
 use crate::services::calls::{Calls, Client};
+use crate::services::cluster::Cluster;
 use crate::services::declared::Declared;
 use crate::services::deferred::Deferred;
 use crate::services::devices::Devices;
@@ -105,6 +108,21 @@ pub struct Tunables {
     pub rpc_tls: Option<Arc<ServerTls>>,
 }
 
+/// The present settings, and the wake-up of tasks that depend on them.
+struct CurrentTunables {
+    current: RefCell<Tunables>,
+    changed: Notify,
+}
+
+impl CurrentTunables {
+    fn new(tunables: Tunables) -> Self {
+        Self {
+            current: RefCell::new(tunables),
+            changed: Notify::new(),
+        }
+    }
+}
+
 /// Locks that order calls.
 #[derive(Debug, Default)]
 struct CallLocks {
@@ -124,8 +142,7 @@ pub struct Engine {
     pub notes: Notifications,
     pub logs: Logs,
     pub lifecycle: Lifecycle,
-    tunables: RefCell<Tunables>,
-    pub tuned: Notify,
+    tunables: CurrentTunables,
     /// Options set by startup-only methods, before the data plane starts.
     pub options: RefCell<StartupOptions>,
     pub devices: Devices,
@@ -139,6 +156,8 @@ pub struct Engine {
     /// Reservations that are being stored.
     pub reservation_jobs: ReservationJobs,
     pub volumes: Volumes,
+    /// The cluster that this daemon is a node of.
+    pub cluster: Cluster,
     /// Set by `init`, cleared by `fini`.
     plane: RefCell<Option<Rc<Plane>>>,
     locks: CallLocks,
@@ -164,7 +183,7 @@ impl Engine {
             logs,
             lifecycle: Lifecycle::default(),
             options: RefCell::default(),
-            tunables: RefCell::new(Tunables {
+            tunables: CurrentTunables::new(Tunables {
                 deadline_s: settings.rpc.deadline_s,
                 allowed: settings.rpc.allowed.clone(),
                 retry_s: settings.data.retry_s,
@@ -172,7 +191,6 @@ impl Engine {
                 http_tls: None,
                 rpc_tls: None,
             }),
-            tuned: Notify::new(),
             calls: Calls::new(&settings.rpc, audit),
             settings,
             devices: Devices::default(),
@@ -185,6 +203,7 @@ impl Engine {
             drives: Drives::default(),
             reservation_jobs: ReservationJobs::default(),
             volumes: Volumes::default(),
+            cluster: Cluster::default(),
             plane: RefCell::default(),
             locks: CallLocks::default(),
             alerts: Alerts::default(),
@@ -262,7 +281,7 @@ impl Engine {
         outcome: &Result<Box<RawValue>, RpcError>,
     ) {
         // The call may name deferred devices whose bases exist by now: create them first.
-        deferred::settle(self).await;
+        deferred::run_ready(self).await;
         self.calls.count(outcome.is_err());
         let changes = self
             .registry
@@ -419,20 +438,25 @@ impl Engine {
     }
 
     pub fn tunables(&self) -> Tunables {
-        self.tunables.borrow().clone()
+        self.tunables.current.borrow().clone()
+    }
+
+    /// Waits for a change of [`Engine::tunables`].
+    pub async fn tunables_changed(&self) {
+        self.tunables.changed.notified().await;
     }
 
     pub fn tune(&self, tunables: Tunables) {
-        self.tunables.replace(tunables);
-        self.tuned.notify_waiters();
+        self.tunables.current.replace(tunables);
+        self.tunables.changed.notify_waiters();
     }
 
     pub fn deadline(&self) -> Duration {
-        Duration::from_secs(self.tunables.borrow().deadline_s)
+        Duration::from_secs(self.tunables.current.borrow().deadline_s)
     }
 
     pub fn allowed(&self, method: &str) -> bool {
-        let allowed = &self.tunables.borrow().allowed;
+        let allowed = &self.tunables.current.borrow().allowed;
         allowed.is_empty() || allowed.iter().any(|name| name == method)
     }
 
@@ -478,7 +502,7 @@ impl Engine {
         let has_more = self.volumes.are_opening() || self.declared.is_coming();
         if let Err(error) = &outcome
             && !again
-            && (has_more || self.volumes.cluster.is_coming(self))
+            && (has_more || self.cluster.is_coming(self))
         {
             debug!(object = record.key, %error, "not restored yet");
             return;

@@ -92,10 +92,11 @@ pub struct NicCounters {
 
 /// The latest counters, and the drivers' names of their statistics.
 #[derive(Default)]
-pub struct Nics(Mutex<State>);
+pub struct Nics(Mutex<OpenNics>);
 
+/// The last counters, and the open interfaces.
 #[derive(Default)]
-struct State {
+struct OpenNics {
     read: Option<(Instant, Vec<NicCounters>)>,
     /// By name and index: an interface that was made again has a new index.
     open: HashMap<(String, u32), Statistics>,
@@ -137,7 +138,7 @@ impl Nics {
     }
 }
 
-impl State {
+impl OpenNics {
     fn statistics(&mut self, roots: &Roots, interface: &str) -> Vec<(String, u64)> {
         let file = roots.sys.join("class/net").join(interface).join("ifindex");
         let index = std::fs::read_to_string(file).ok();

@@ -211,7 +211,7 @@ impl StateStore for RedbStore {
             let mut next = None;
             for step in &steps {
                 match step {
-                    Step::Put {
+                    TableWrite::Put {
                         key,
                         position,
                         bytes,
@@ -223,7 +223,7 @@ impl StateStore for RedbStore {
                             next = Some(position + 1);
                         }
                     }
-                    Step::Remove { key, position } => {
+                    TableWrite::Remove { key, position } => {
                         positions.remove(key.as_str())?;
                         records.remove(position)?;
                     }
@@ -256,8 +256,8 @@ struct Rows {
     next: u64,
 }
 
-/// One step of a change to the tables.
-enum Step {
+/// One write of a change to the tables.
+enum TableWrite {
     Put {
         key: String,
         position: u64,
@@ -305,7 +305,7 @@ impl Rows {
         Ok(())
     }
 
-    fn plan(&self, change: &Change) -> Vec<Step> {
+    fn plan(&self, change: &Change) -> Vec<TableWrite> {
         let mut steps = Vec::new();
         // Positions of keys that the change has already touched.
         let mut now: BTreeMap<&str, Option<u64>> = BTreeMap::new();
@@ -321,7 +321,7 @@ impl Rows {
                     let position = known.unwrap_or(next);
                     next += u64::from(known.is_none());
                     now.insert(key, Some(position));
-                    steps.push(Step::Put {
+                    steps.push(TableWrite::Put {
                         key: key.to_owned(),
                         position,
                         bytes: serde_json::to_vec(record).expect("a record is plain data"),
@@ -335,7 +335,7 @@ impl Rows {
                     };
                     now.insert(key, None);
                     let key = key.clone();
-                    steps.extend(known.map(|position| Step::Remove { key, position }));
+                    steps.extend(known.map(|position| TableWrite::Remove { key, position }));
                 }
                 Edit::RemoveAll(prefix) => {
                     let from = (Bound::Included(prefix.as_str()), Bound::Unbounded);
@@ -351,7 +351,7 @@ impl Rows {
                     for (key, position) in going {
                         now.insert(key, None);
                         let key = key.to_owned();
-                        steps.extend(position.map(|position| Step::Remove { key, position }));
+                        steps.extend(position.map(|position| TableWrite::Remove { key, position }));
                     }
                 }
             }
@@ -359,10 +359,10 @@ impl Rows {
         steps
     }
 
-    fn take(&mut self, steps: Vec<Step>) {
+    fn take(&mut self, steps: Vec<TableWrite>) {
         for step in steps {
             match step {
-                Step::Put {
+                TableWrite::Put {
                     key,
                     position,
                     bytes,
@@ -374,7 +374,7 @@ impl Rows {
                         self.next = position + 1;
                     }
                 }
-                Step::Remove { key, position } => {
+                TableWrite::Remove { key, position } => {
                     self.positions.remove(&key);
                     self.records.remove(&position);
                 }

@@ -17,7 +17,7 @@ use nacre_nvmf_wire::features::AsyncEvents;
 use nacre_nvmf_wire::{Cqe, StatusCode};
 
 use crate::subsystems::association::pending;
-use crate::subsystems::subsystem::SubsystemKind;
+use crate::subsystems::subsystem_config::SubsystemKind;
 
 /// Most outstanding Asynchronous Event Requests of one controller.
 const MAX_REQUESTS: usize = 16;

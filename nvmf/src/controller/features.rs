@@ -20,7 +20,7 @@ use super::Controller;
 use super::identify::WARNING_TEMPERATURE_KELVIN;
 use crate::subsystems::namespace::Namespace;
 use crate::subsystems::reservation::Several;
-use crate::subsystems::subsystem::SubsystemKind;
+use crate::subsystems::subsystem_config::SubsystemKind;
 
 const INVALID: StatusCode = StatusCode::INVALID_FIELD.with_dnr();
 const INVALID_NAMESPACE: StatusCode = StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
@@ -107,7 +107,7 @@ pub(super) fn data_bytes_of_get(sqe: &Sqe) -> Result<u32, StatusCode> {
 
 impl Controller {
     fn feature(&self, fid: u8) -> Result<bool, StatusCode> {
-        let (_, changeable) = known(self.association.subsystem.kind)
+        let (_, changeable) = known(self.subsystem.kind)
             .iter()
             .find(|(known, _)| *known == fid)
             .ok_or(INVALID)?;

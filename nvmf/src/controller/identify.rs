@@ -26,9 +26,9 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes};
 
 use super::{Controller, events, registers};
-use crate::subsystems::cntlid::ControllerModel;
 use crate::subsystems::config::IoLimits;
 use crate::subsystems::namespace::Namespace;
+use crate::subsystems::subsystem_config::ControllerModel;
 
 /// WCTEMP, a usual value for a drive. There is no sensor, but the field must not be zero (Base
 /// figure 276).
@@ -98,7 +98,7 @@ impl Controller {
             }
             cns::ATTACHED_CONTROLLERS => {
                 self.namespace(nsid)?.ok_or(INVALID_NAMESPACE)?;
-                let controllers = self.association.subsystem.controllers();
+                let controllers = self.subsystem.controllers();
                 let attached = controllers.iter().filter(|c| c.view().get(nsid).is_some());
                 let list = ControllerList::from_id(command.cntid, attached.map(|c| c.cntlid));
                 put(&list, data);
@@ -112,7 +112,7 @@ impl Controller {
 
     /// The controller list (CNS 13h), including static controllers without an association.
     fn controllers(&self, from: u16) -> ControllerList {
-        let subsystem = &self.association.subsystem;
+        let subsystem = &self.subsystem;
         let config = &subsystem.config;
         match config.controller_model {
             ControllerModel::Static => {
@@ -140,13 +140,13 @@ impl Controller {
     }
 
     fn ana_reporting(&self) -> bool {
-        self.association.subsystem.config.ana_reporting
+        self.subsystem.config.ana_reporting
     }
 
     /// The active namespace with this NSID; `None`: the NSID is valid but inactive. The error: the
     /// NSID is invalid.
     fn namespace(&self, nsid: u32) -> Result<Option<Arc<Namespace>>, StatusCode> {
-        if nsid == 0 || nsid > self.association.subsystem.config.max_namespaces {
+        if nsid == 0 || nsid > self.subsystem.config.max_namespaces {
             return Err(INVALID_NAMESPACE);
         }
         Ok(self.association.view().get(nsid).cloned())
@@ -162,7 +162,7 @@ impl Controller {
 
     /// Identify Controller (CNS 01h).
     fn controller(&self) -> IdentifyController {
-        let (config, subsystem) = (&self.target.config, &self.association.subsystem);
+        let (config, subsystem) = (&self.target.config, &self.subsystem);
         let mut id = IdentifyController::zeroed();
         id.vid = U16::new(config.vendor_id);
         id.ssvid = U16::new(config.vendor_id);
@@ -207,7 +207,7 @@ impl Controller {
 
     /// The fields of Identify Controller that only I/O controllers have.
     fn io_controller_fields(&self, id: &mut IdentifyController) {
-        let (config, subsystem) = (&self.target.config, &self.association.subsystem);
+        let (config, subsystem) = (&self.target.config, &self.subsystem);
         let [first, second, third] = config.command_retry_delay;
         (id.crdt1, id.crdt2, id.crdt3) = (U16::new(first), U16::new(second), U16::new(third));
         // The same value as Linux's target.

@@ -21,11 +21,11 @@ use zerocopy::little_endian::{U16, U32};
 use zerocopy::{Immutable, IntoBytes};
 
 use super::{Controller, features};
-use crate::subsystems::ana::AnaLogGroup;
 use crate::subsystems::association::{Association, MAX_CHANGED_NAMESPACES, QueueInfo, pending};
 use crate::subsystems::discovery::{self, Asker, Record};
 use crate::subsystems::nvmf_target::Target;
 use crate::subsystems::stats::{KindTotals, Totals};
+use crate::subsystems::subsystem::{AnaLogGroup, Subsystem};
 
 const INVALID: StatusCode = StatusCode::INVALID_FIELD.with_dnr();
 
@@ -168,7 +168,7 @@ fn for_io(controller: &Controller) -> bool {
 }
 
 fn for_ana(controller: &Controller) -> bool {
-    for_io(controller) && controller.association.subsystem.config.ana_reporting
+    for_io(controller) && controller.subsystem.config.ana_reporting
 }
 
 fn bytes(page: &(impl IntoBytes + Immutable + ?Sized)) -> Page {
@@ -276,7 +276,12 @@ impl Controller {
             return Err(INVALID);
         }
         if lsp & TelemetryHeader::LSP_CREATE != 0 {
-            let report = report(&self.association, &self.target, reading.now);
+            let report = report(
+                &self.association,
+                &self.subsystem,
+                &self.target,
+                reading.now,
+            );
             self.logs.telemetry.capture(&report);
         }
         match &self.logs.telemetry.page[..] {
@@ -413,7 +418,7 @@ impl Controller {
 
     fn feature_effects(&self, _: &Reading) -> Page {
         let mut page = vec![0; FEATURES_PAGE_BYTES];
-        for (fid, _) in features::known(self.association.subsystem.kind) {
+        for (fid, _) in features::known(self.subsystem.kind) {
             let at = usize::from(*fid) * 4;
             let scope = if features::is_namespace_specific(*fid) {
                 FEATURE_NAMESPACE_SCOPE
@@ -434,7 +439,7 @@ impl Controller {
     fn asymmetric_access(&self, reading: &Reading) -> Page {
         let groups_only = reading.command.lsp & AnaHeader::LSP_GROUPS_ONLY != 0;
         let association = &self.association;
-        let log = association
+        let log = self
             .subsystem
             .ana_log(&association.hostnqn, association.listener);
         let header = AnaHeader::new(log.change_count, log.groups.len() as u16);
@@ -491,8 +496,7 @@ fn telemetry_header(captures: u8, blocks: u16) -> TelemetryHeader {
 }
 
 /// The telemetry data as lines of text. Without data of other hosts, because any host may read it.
-fn report(association: &Association, target: &Target, now: Nanos) -> String {
-    let subsystem = &association.subsystem;
+fn report(association: &Association, subsystem: &Subsystem, target: &Target, now: Nanos) -> String {
     let (errors, error_count) = association.errors();
     let mut lines = vec![
         format!("target: {}", subsystem.config.model_number),

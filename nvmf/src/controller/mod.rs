@@ -35,7 +35,8 @@ use crate::subsystems::association::{Association, Phase, Teardown};
 use crate::subsystems::config::IoLimits;
 use crate::subsystems::nvmf_target::Target;
 use crate::subsystems::reservation::Several;
-use crate::subsystems::subsystem::SubsystemKind;
+use crate::subsystems::subsystem::Subsystem;
+use crate::subsystems::subsystem_config::SubsystemKind;
 use crate::transport::{Address, TransportCaps};
 
 /// Time without a command after which a discovery controller without keep-alive is removed (the
@@ -62,6 +63,7 @@ pub(crate) enum Outcome {
 
 pub(crate) struct Controller {
     target: Arc<Target>,
+    subsystem: Arc<Subsystem>,
     association: Arc<Association>,
     caps: TransportCaps,
     limits: IoLimits,
@@ -96,20 +98,20 @@ struct IdleTimer {
 impl Controller {
     pub(crate) fn new(
         target: &Arc<Target>,
-        association: Arc<Association>,
+        (subsystem, association): (Arc<Subsystem>, Arc<Association>),
         caps: &TransportCaps,
         local: Address,
         kato_ms: u32,
         now: Nanos,
     ) -> Self {
         let config = &target.config;
-        let kind = association.subsystem.kind;
-        let ana = association.subsystem.config.ana_reporting;
+        let kind = subsystem.kind;
+        let ana = subsystem.config.ana_reporting;
         let options = target.listener_options(association.listener);
         let mut controller = Self {
             registers: Registers::new(
                 &target.listener_limits(caps.kind, association.listener),
-                &association,
+                kind,
             ),
             events: AsyncEventState::new(config.async_event_requests, kind, ana, kato_ms != 0),
             features: Features::default(),
@@ -127,6 +129,7 @@ impl Controller {
             local,
             logs: Logs::default(),
             target: Arc::clone(target),
+            subsystem,
             association,
             aborts: 0,
         };
@@ -135,7 +138,7 @@ impl Controller {
     }
 
     fn is_discovery(&self) -> bool {
-        self.association.subsystem.kind == SubsystemKind::Discovery
+        self.subsystem.kind == SubsystemKind::Discovery
     }
 
     /// Bytes of data that a command transfers, in the direction of its opcode. The error is the

@@ -7,7 +7,7 @@ use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
 
 use crate::subsystems::association::{Association, Phase};
 use crate::subsystems::config::QueueLimits;
-use crate::subsystems::subsystem::SubsystemKind;
+use crate::subsystems::subsystem_config::SubsystemKind;
 
 /// CAP.TO in units of 500 ms. Disabling waits for I/O in the devices; enabling is immediate.
 const READY_TIMEOUT: u64 = 30;
@@ -32,8 +32,8 @@ pub(crate) enum Written {
 }
 
 impl Registers {
-    pub(super) fn new(limits: &QueueLimits, association: &Association) -> Self {
-        let css = match association.subsystem.kind {
+    pub(super) fn new(limits: &QueueLimits, kind: SubsystemKind) -> Self {
+        let css = match kind {
             SubsystemKind::Nvm => Cap::CSS_NVM | Cap::CSS_IO_COMMAND_SETS,
             SubsystemKind::Discovery => Cap::CSS_NVM,
         };

@@ -1,63 +1,44 @@
-//! Commands of an admin queue: fetches their data into a buffer, passes them to the controller, and
+//! Commands of an admin queue: plans their data transfer, passes them to the controller, and
 //! completes them.
 
 use std::sync::Arc;
 
-use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::opcode::{DataTransfer, fabrics as fctype};
-use nacre_nvmf_wire::tcp::ADMIN_IN_CAPSULE_BYTES;
+use nacre_nvmf_wire::{Sqe, StatusCode};
 use nacre_reactor::Nanos;
 
 use crate::controller::Outcome;
-use crate::queues::authentication;
 use crate::queues::command::Command;
-use crate::queues::decode::{self, Plan};
+use crate::queues::decode::{self, Plan, STRUCTURE_MOST};
 use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::request::Step;
-use crate::queues::reservation::{self, ReservationChange};
+use crate::queues::reservation;
+use crate::queues::reserving::ReservationChange;
 use crate::queues::resources::{Abort, Resources};
 use crate::subsystems::reservation::Change;
 use crate::transport::CloseWhy;
 
-/// Most bytes of data that a host may send with Connect or an admin command: the size of a buffer
-/// for admin commands.
-pub(super) const STRUCTURE_MOST: u32 = ADMIN_IN_CAPSULE_BYTES;
-
-/// Handles a new command of an admin queue.
-pub(super) fn arrived(command: &mut Command) {
-    let sqe = *command.sqe();
+/// The plan of a new command of an admin queue, except authentication commands.
+pub(super) fn plan(qp: &QueuePair, sqe: &Sqe) -> Result<Plan, StatusCode> {
     if sqe.is_fabrics() && sqe.fctype() == fctype::CONNECT {
-        return command.finish(StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr());
+        return Err(StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr());
     }
-    if authentication::is_authentication(&sqe) {
-        return authentication::arrived(command);
-    }
-    let qp = &mut *command.queue;
     let controller = qp.controller.as_ref().expect("admin queue");
-    let bytes = match controller.data_bytes(&sqe) {
-        Ok(bytes) => bytes,
-        Err(status) => return command.finish(status),
-    };
+    let bytes = controller.data_bytes(sqe)?;
     let from_host = sqe.data_transfer() == DataTransfer::HostToController;
     if bytes > qp.limits.max_transfer_bytes {
-        return command.finish(StatusCode::INVALID_FIELD.with_dnr());
+        return Err(StatusCode::INVALID_FIELD.with_dnr());
     }
     let most = if from_host { STRUCTURE_MOST } else { u32::MAX };
-    if bytes > 0
-        && let Err(status) = decode::check_sgl(&sqe, (bytes, most), from_host, &qp.limits)
-    {
-        return command.finish(status);
+    if bytes > 0 {
+        decode::check_sgl(sqe, (bytes, most), from_host, &qp.limits)?;
     }
-    command.request().plan = Plan::Admin { bytes };
-    command.gather();
+    Ok(Plan::Admin { bytes })
 }
 
 /// Executes an admin command that has its buffer and data.
 pub(super) fn run(command: &mut Command) {
     let sqe = *command.sqe();
-    if authentication::is_authentication(&sqe) {
-        return authentication::run(command);
-    }
     let request = command.request();
     let mut data = request.data.take();
     let to_host = sqe.data_transfer() == DataTransfer::ControllerToHost;
@@ -93,8 +74,9 @@ fn carry_out(command: &mut Command, outcome: Outcome) {
         }
         Outcome::Persist { on, namespaces } => {
             let association = command.queue.association.as_ref().expect("admin queue");
+            let subsystem = command.queue.subsystem.as_ref().expect("admin queue");
             let errand = ReservationChange {
-                subsystem: Arc::clone(&association.subsystem),
+                subsystem: Arc::clone(subsystem),
                 host: association.hostid,
                 change: Change::Persist(on),
                 todo: namespaces,
@@ -111,7 +93,7 @@ pub(super) fn upkeep(core: &mut Resources, qp: &mut QueuePair, now: Nanos) {
         let association = qp.association.as_ref().expect("admin queue");
         let (host, cntlid, peer) = (&association.hostnqn, association.cntlid, &qp.ends.peer);
         tracing::warn!(
-            subsystem = %association.subsystem.nqn(), %host, cntlid, %peer,
+            subsystem = %association.subnqn, %host, cntlid, %peer,
             "closing the host's connections: {}", why.text()
         );
         association.tear_down(why);

@@ -22,16 +22,17 @@ use crate::auth::{
     Answer, ChannelPolicy, Concatenation, ControllerEnd, Names, Progress, Reason, Received,
     SystemRandom,
 };
-use crate::queues::admin::STRUCTURE_MOST;
 use crate::queues::command::Command;
-use crate::queues::decode::{self, Plan};
-use crate::queues::queue_group::QueueGroup;
-use crate::queues::queue_pair::{QueueId, QueuePair, Stage};
+use crate::queues::decode::{self, Plan, STRUCTURE_MOST};
+use crate::queues::queue_auth::QueueAuth;
+use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::request::Step;
 use crate::queues::resources::Resources;
 use crate::subsystems::association::{Association, Teardown};
-use crate::subsystems::authentication::{AuthFailure, QueueAuthState, of_peer};
-use crate::subsystems::core_handle::{GroupMessage, ReqIndex};
+use crate::subsystems::authentication::{AuthFailure, of_peer};
+use crate::subsystems::config::IoLimits;
+use crate::subsystems::core_handle::GroupMessage;
+use crate::subsystems::nvmf_target::Target;
 use crate::tls::{Psk, SecureChannel};
 use crate::transport::{CloseWhy, TlsPolicy, TransportType};
 
@@ -47,68 +48,25 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// list is full.
 const ATTEMPTS: u32 = 10_000;
 
-/// The authentication of a queue pair.
-pub(crate) struct QueueAuth {
-    /// The current transaction.
-    end: Option<ControllerEnd>,
-    /// Number of the current transaction. Results for earlier ones are dropped.
-    transaction: u64,
-    /// A Receive that waits for the result of a job, or for the end of a delay.
-    waiting: Option<ReqIndex>,
-    /// Earliest time to report the failure to the host.
-    report_at: Nanos,
-    /// Time to close the connection, unless the host has closed it.
-    close_at: Option<Nanos>,
-    state: Arc<QueueAuthState>,
-}
-
-impl QueueAuth {
-    pub(crate) fn new(state: Arc<QueueAuthState>) -> Self {
-        Self {
-            end: None,
-            transaction: 0,
-            waiting: None,
-            report_at: Nanos::ZERO,
-            close_at: None,
-            state,
-        }
-    }
-}
-
 /// True for the two commands of authentication.
 pub(super) fn is_authentication(sqe: &Sqe) -> bool {
     let types = [fctype::AUTHENTICATION_SEND, fctype::AUTHENTICATION_RECEIVE];
     sqe.is_fabrics() && types.contains(&sqe.fctype())
 }
 
-/// Handles a command on a queue that is not authenticated yet.
-pub(super) fn before(command: &mut Command) {
-    if is_authentication(command.sqe()) {
-        return arrived(command);
-    }
-    command.finish(StatusCode::AUTHENTICATION_REQUIRED.with_dnr());
+/// The plan of a new Authentication Send or Receive.
+pub(super) fn plan(sqe: &Sqe, limits: &IoLimits) -> Result<Plan, StatusCode> {
+    let bytes = data_bytes(sqe, limits)?;
+    Ok(Plan::Admin { bytes })
 }
 
-/// Handles a new Authentication Send or Receive.
-pub(super) fn arrived(command: &mut Command) {
-    match length_of(command) {
-        Ok(bytes) => {
-            command.request().plan = Plan::Admin { bytes };
-            command.gather();
-        }
-        Err(status) => command.finish(status),
-    }
-}
-
-fn length_of(command: &Command) -> Result<u32, StatusCode> {
-    let sqe = command.sqe();
+fn data_bytes(sqe: &Sqe, limits: &IoLimits) -> Result<u32, StatusCode> {
     let fields = Fields::parse(sqe);
     let invalid = Err(StatusCode::INVALID_FIELD.with_dnr());
     let protocol = (fields.spsp0, fields.spsp1);
     if fields.secp != Fields::SECP_NVME || protocol != PROTOCOL || fields.length == 0 {
         return invalid;
     }
-    let limits = &command.queue.limits;
     if sqe.fctype() == fctype::AUTHENTICATION_SEND {
         if fields.length > MOST {
             return invalid;
@@ -223,60 +181,47 @@ impl Resources {
     /// Starts a transaction with the host's present keys, which apply until its end.
     fn begin_transaction(&mut self, qp: &mut QueuePair, now: Nanos) {
         let channel = self.ports.secure_channel_of(qp);
-        let (Some(auth), Some(association)) = (&mut qp.admission.auth, &qp.association) else {
+        let (Some(auth), Some(association), Some(subsystem)) =
+            (&mut qp.admission.auth, &qp.association, &qp.subsystem)
+        else {
             return;
         };
         let names = Names {
             host: association.hostnqn.clone(),
-            subsystem: association.subsystem.nqn().clone(),
+            subsystem: association.subnqn.clone(),
         };
         auth.transaction += 1;
         let end = ControllerEnd::new(
             names,
-            association.subsystem.keys_of(&association.hostnqn),
+            subsystem.keys_of(&association.hostnqn),
             self.target.authentication.offer(),
             Box::new(SystemRandom),
             patience(association),
             now,
         );
-        let policy = self.channel_policy(qp.qid, association, channel.as_deref());
+        let must_concat = subsystem.host_must_concat(&association.hostnqn);
+        let policy = channel_policy(
+            &self.target,
+            qp.qid,
+            association,
+            must_concat,
+            channel.as_deref(),
+        );
         auth.end = Some(end.with_channel(policy));
-    }
-
-    /// What a queue can do with a wish for a PSK. One in clear makes a PSK for connections over
-    /// TLS, which the same listener must take.
-    fn channel_policy(
-        &self,
-        qid: u16,
-        association: &Association,
-        channel: Option<&SecureChannel>,
-    ) -> ChannelPolicy {
-        if qid != 0 {
-            return ChannelPolicy::default();
-        }
-        let has_tls = association.transport != TransportType::Rdma;
-        let options = self.target.listener_options(association.listener);
-        ChannelPolicy {
-            possible: match channel {
-                None if has_tls && options.tls() == TlsPolicy::Allow => Concatenation::New,
-                Some(channel) if channel.identity.is_generated => Concatenation::Replace,
-                _ => Concatenation::None,
-            },
-            required: channel.is_none()
-                && association.subsystem.host_must_concat(&association.hostnqn),
-        }
     }
 
     /// Keeps the PSK that the transaction generated, for the TLS handshakes of this host.
     fn keep_generated(&self, qp: &mut QueuePair, now: Nanos) {
         let Some(end) = transaction(qp) else { return };
         let (generated, keys) = (end.take_generated(), end.used_keys().cloned());
-        let (Some(generated), Some(association)) = (generated, &qp.association) else {
+        let (Some(generated), Some(association), Some(subsystem)) =
+            (generated, &qp.association, &qp.subsystem)
+        else {
             return;
         };
         let names = Names {
             host: association.hostnqn.clone(),
-            subsystem: association.subsystem.nqn().clone(),
+            subsystem: association.subnqn.clone(),
         };
         let psk = Arc::new(Psk::generated(&generated));
         let channel = self.ports.secure_channel_of(qp);
@@ -284,7 +229,7 @@ impl Resources {
         let kept = &self.target.authentication.generated;
         kept.add(&names, &psk, replaced, now);
         // They may have ended since the transaction began.
-        let in_force = association.subsystem.keys_of(&names.host);
+        let in_force = subsystem.keys_of(&names.host);
         match keys.filter(|keys| in_force.iter().any(|one| Arc::ptr_eq(one, keys))) {
             Some(keys) => kept.note_keys(&psk, keys),
             None => kept.remove(&psk),
@@ -306,7 +251,7 @@ impl Resources {
         let (group, transaction) = (self.handle.clone(), auth.transaction);
         let computed = move || {
             let mut message = GroupMessage::Computed {
-                queue: (id.index, id.generation),
+                queue: id,
                 transaction,
                 answer: Box::new(job.run()),
             };
@@ -363,7 +308,7 @@ impl Resources {
         let host = &association.hostnqn;
         let authentication = &self.target.authentication;
         authentication.note_success(host, &qp.ends.peer);
-        authentication.note_access(association.subsystem.nqn(), host, &qp.ends.peer);
+        authentication.note_access(&association.subnqn, host, &qp.ends.peer);
         let (hash, group) = (agreed.hash, agreed.group);
         let (qid, mutual) = (qp.qid, agreed.mutual);
         tracing::debug!(%host, qid, %hash, %group, mutual, "host authenticated");
@@ -388,7 +333,7 @@ impl Resources {
         let (host, peer, qid) = (&association.hostnqn, &qp.ends.peer, qp.qid);
         let authentication = &self.target.authentication;
         let delay = authentication.note_failure(host, peer, &reason, now);
-        let subsystem = association.subsystem.nqn();
+        let subsystem = &association.subnqn;
         let fact = format!("authentication of {host} at {subsystem}: {reason}");
         if let Some(left_out) = self.refusals.admit((of_peer(peer), fact), now) {
             let times = left_out + 1;
@@ -457,35 +402,50 @@ impl Resources {
     }
 }
 
-impl QueueGroup {
-    /// Handles a result of the helper thread for a queue of this group.
-    pub(super) fn computed(
-        &mut self,
-        (index, generation): (u32, u32),
-        transaction: u64,
-        answer: Answer,
-        now: Nanos,
-    ) {
-        let Some(qp) = self.queues.get_mut(index) else {
-            return;
-        };
-        let id = QueueId { index, generation };
-        if qp.id != id || qp.stage == Stage::Ending {
-            return;
-        }
-        let Some(auth) = &mut qp.admission.auth else {
-            return;
-        };
-        if auth.transaction != transaction {
-            return;
-        }
-        let Some(end) = &mut auth.end else { return };
-        end.answered(answer, now);
-        let waiting = auth.waiting;
-        self.core.authentication_moved(qp, now);
-        if let Some(request) = waiting {
-            receive(&mut self.core.command(qp, request, now));
-        }
-        self.settle(index, now);
+/// The secure channel concatenation that a queue supports. A queue without TLS generates a PSK for
+/// TLS connections, which its listener must accept.
+fn channel_policy(
+    target: &Target,
+    qid: u16,
+    association: &Association,
+    must_concat: bool,
+    channel: Option<&SecureChannel>,
+) -> ChannelPolicy {
+    if qid != 0 {
+        return ChannelPolicy::default();
+    }
+    let has_tls = association.transport != TransportType::Rdma;
+    let options = target.listener_options(association.listener);
+    ChannelPolicy {
+        possible: match channel {
+            None if has_tls && options.tls() == TlsPolicy::Allow => Concatenation::New,
+            Some(channel) if channel.identity.is_generated => Concatenation::Replace,
+            _ => Concatenation::None,
+        },
+        required: channel.is_none() && must_concat,
+    }
+}
+
+/// Handles a result of the helper thread for a queue pair. Drops a result of an earlier
+/// transaction.
+pub(super) fn computed(
+    core: &mut Resources,
+    qp: &mut QueuePair,
+    transaction: u64,
+    answer: Answer,
+    now: Nanos,
+) {
+    let Some(auth) = &mut qp.admission.auth else {
+        return;
+    };
+    if auth.transaction != transaction {
+        return;
+    }
+    let Some(end) = &mut auth.end else { return };
+    end.answered(answer, now);
+    let waiting = auth.waiting;
+    core.authentication_moved(qp, now);
+    if let Some(request) = waiting {
+        receive(&mut core.command(qp, request, now));
     }
 }

@@ -1,25 +1,11 @@
-//! A command from its capsule until its execution: decoding, buffer, data. [`Command`] gives access
-//! to the command, its queue pair and the core's resources.
-//!
-//! ```text
-//!   arrived ─▶ decode ─▶ gather ─▶ execute ─▶ run_io (execute.rs) ─▶ complete (completion.rs)
-//!                          │ ▲         └────▶ run_fused (fused.rs)
-//!                          ▼ │
-//!                waits for a buffer, or for its data
-//! ```
+//! [`Command`]: access to the current command, its queue pair and the core's resources.
 
-use std::sync::atomic::Ordering;
-
-use nacre_hugepages::{Buf, Pool};
-use nacre_nvmf_wire::{Fuse, Sgl, Sqe, StatusCode};
+use nacre_nvmf_wire::Sqe;
 use nacre_reactor::Nanos;
 
-use crate::queues::decode::{self, Plan, Transfer};
-use crate::queues::queue_pair::{QueuePair, Stage};
-use crate::queues::request::{Request, Step};
+use crate::queues::queue_pair::QueuePair;
+use crate::queues::request::Request;
 use crate::queues::resources::Resources;
-use crate::queues::{admin, authentication, connect, reservation};
-use crate::subsystems::association::Phase;
 use crate::subsystems::core_handle::ReqIndex;
 
 /// The current command, with its queue pair, its index in the queue's table, and the core's
@@ -46,187 +32,22 @@ impl Command<'_> {
     pub(crate) fn other(&mut self, index: ReqIndex) -> Command<'_> {
         self.core.command(self.queue, index, self.now)
     }
-
-    /// Handles a new I/O command.
-    #[inline]
-    pub(crate) fn arrived(&mut self) {
-        self.core.refresh_view(self.queue);
-        let qp = &mut *self.queue;
-        let sqe = qp.requests[self.index].sqe;
-        if sqe.is_fabrics() {
-            return connect::fabrics_command(self);
-        }
-        match qp
-            .association
-            .as_ref()
-            .map_or(Phase::Closing, |a| a.phase())
-        {
-            Phase::Ready => {}
-            // The connection is being closed. The host repeats the command on the next one.
-            Phase::Closing => {
-                self.request().data = None;
-                return self.request().step = Step::Deferred;
-            }
-            Phase::Connected => return self.finish(StatusCode::COMMAND_SEQUENCE_ERROR),
-        }
-        let plan = match decode::decode(&sqe, &qp.view, &qp.limits) {
-            Ok(plan) => plan,
-            Err(status) => {
-                if self.pair(false) {
-                    self.finish(status);
-                }
-                return;
-            }
-        };
-        let namespace = qp.view.get(sqe.nsid()).map_or(0, |n| n.serial);
-        let request = &mut qp.requests[self.index];
-        (request.plan, request.namespace) = (plan, namespace);
-        let unfused = sqe.fuse() == Fuse::Normal && qp.fused.is_none();
-        if unfused && self.core.buffers.waiting.is_empty() && qp.has_all(self.index) {
-            return self.run_io();
-        }
-        if !unfused && !self.pair(true) {
-            return;
-        }
-        self.gather();
-    }
-
-    /// Gets a buffer and the host's data for the command, and then executes it. Commands wait for
-    /// buffers in the order of arrival.
-    pub(crate) fn gather(&mut self) {
-        self.gather_or_wait(true);
-    }
-
-    /// Like [`Command::gather`]. `fresh`: the command has not waited yet, so waiting commands go
-    /// first.
-    pub(crate) fn gather_or_wait(&mut self, fresh: bool) {
-        let must_queue = self.queue.takes_io()
-            && !matches!(self.request().plan, Plan::Admin { .. })
-            && !self.core.buffers.waiting.is_empty()
-            && self.request().data.is_none();
-        if must_queue || !self.try_gather(fresh) {
-            self.request().step = Step::Buffer;
-            self.core.buffers.wait(self.queue, self.index);
-        }
-    }
-
-    /// Returns false if there is no buffer now.
-    pub(crate) fn try_gather(&mut self, fresh: bool) -> bool {
-        let request = &self.queue.requests[self.index];
-        match request.plan.transfer(&request.sqe) {
-            Transfer::None => {
-                self.execute();
-                true
-            }
-            Transfer::FromHost(bytes) => self.gather_from_host(bytes as usize, fresh),
-            Transfer::ToHost(bytes) => self.gather_for_host(bytes as usize),
-        }
-    }
-
-    fn gather_from_host(&mut self, bytes: usize, fresh: bool) -> bool {
-        if self.request().data.is_some() {
-            if !self.make_data_keepable() {
-                return false;
-            }
-            self.execute();
-            return true;
-        }
-        if matches!(self.sqe().sgl(), Ok(Sgl::InCapsule { .. })) {
-            self.finish(StatusCode::SGL_OFFSET_INVALID.with_dnr());
-            return true;
-        }
-        let others_first = fresh && !self.queue.fetches.waiting.is_empty();
-        if others_first || !self.queue.may_fetch(bytes) {
-            self.request().step = Step::Buffer;
-            self.queue.fetches.waiting.push_back(self.index);
-            return true;
-        }
-        let buffers = &mut self.core.buffers;
-        let buf = match self.queue.requests[self.index].plan {
-            Plan::Admin { .. } => buffers.pools.for_admin(bytes),
-            _ => buffers.to_fetch(bytes),
-        };
-        let Some(buf) = buf else {
-            return false;
-        };
-        buffers.fetch_begins(self.queue, bytes);
-        self.request().step = Step::Fetching;
-        let (conn, tag) = (self.queue.conn, self.queue.tag(self.index));
-        let port = self.core.ports.of(self.queue);
-        port.fetch(conn, tag, &self.queue.requests[self.index].sqe, buf);
-        true
-    }
-
-    fn gather_for_host(&mut self, bytes: usize) -> bool {
-        if !self.queue.lends(self.index) {
-            let pools = &self.core.buffers.pools;
-            let buf = match self.queue.requests[self.index].plan {
-                Plan::Admin { .. } => pools.for_admin(bytes),
-                _ => pools.io.acquire(bytes),
-            };
-            let Some(buf) = buf else {
-                return false;
-            };
-            self.request().data = Some(buf);
-        }
-        self.execute();
-        true
-    }
-
-    /// Copies data from a receive buffer to a buffer of the pool, which the device may use for any
-    /// time. Not needed if all devices of the queue complete synchronously. Returns false if no
-    /// buffer is free.
-    fn make_data_keepable(&mut self) -> bool {
-        let qp = &mut *self.queue;
-        let pool = &self.core.buffers.pools.io;
-        if let Some(data) = &qp.requests[self.index].data
-            && qp.in_place.before
-            && !qp.in_place.now
-            && !pool.owns(data)
-        {
-            let Some(copy) = copy_of(data, pool) else {
-                return false;
-            };
-            let copied_bytes = &self.core.handle.counts().copied_bytes;
-            copied_bytes.fetch_add(copy.len() as u64, Ordering::Relaxed);
-            qp.requests[self.index].data = Some(copy);
-        }
-        true
-    }
-
-    /// Executes a command that has its buffer and data.
-    pub(crate) fn execute(&mut self) {
-        if self.queue.stage == Stage::Fresh {
-            return connect::run(self);
-        }
-        if self.queue.is_admin() {
-            return admin::run(self);
-        }
-        let request = self.request();
-        if request.abort {
-            return self.finish(StatusCode::ABORT_REQUESTED);
-        }
-        let failed = request.status;
-        if !failed.is_success() {
-            return self.finish(failed);
-        }
-        request.step = Step::Executing;
-        match request.plan {
-            Plan::Reservation(ask) => return reservation::run(self, ask),
-            // On an I/O queue only authentication commands have this plan.
-            Plan::Admin { .. } => return authentication::run(self),
-            _ => {}
-        }
-        if request.sqe.fuse() != Fuse::Normal {
-            return self.run_fused();
-        }
-        self.run_io();
-    }
 }
 
-#[cold]
-fn copy_of(data: &Buf, pool: &Pool) -> Option<Buf> {
-    let mut copy = pool.acquire(data.len())?;
-    copy.bytes_mut()?.copy_from_slice(data);
-    Some(copy)
+impl Resources {
+    /// Access to a command in the queue pair's table.
+    #[inline]
+    pub(crate) fn command<'a>(
+        &'a mut self,
+        queue: &'a mut QueuePair,
+        index: ReqIndex,
+        now: Nanos,
+    ) -> Command<'a> {
+        Command {
+            queue,
+            index,
+            core: self,
+            now,
+        }
+    }
 }

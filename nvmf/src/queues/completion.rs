@@ -7,8 +7,8 @@ use nacre_reactor::Nanos;
 
 use crate::queues::command::Command;
 use crate::queues::decode::{Plan, Transfer};
-use crate::queues::queue_pair::{QueuePair, Stage};
-use crate::queues::request::Request;
+use crate::queues::queue_pair::{FusedFirst, QueuePair, Stage};
+use crate::queues::request::{Request, Step};
 use crate::subsystems::association::ErrorRecord;
 use crate::subsystems::core_handle::ReqIndex;
 use crate::subsystems::stats::Kind;
@@ -65,6 +65,35 @@ impl Command<'_> {
     pub(crate) fn finish(&mut self, status: StatusCode) {
         let cid = self.sqe().cid();
         self.complete(Cqe::new(cid, status));
+    }
+
+    /// Fails a command. If it waits for data from the host, it completes when the data has arrived.
+    pub(super) fn fail(&mut self, status: StatusCode) {
+        let request = self.request();
+        if matches!(request.step, Step::Fetching | Step::Buffer) {
+            request.status = status;
+        } else {
+            self.finish(status);
+        }
+    }
+
+    /// Completes both commands of the pair whose second command this is.
+    pub(crate) fn end_pair(&mut self, (first, status): (ReqIndex, StatusCode), second: StatusCode) {
+        self.queue.requests.unpair(self.index);
+        self.other(first).finish(status);
+        self.finish(second);
+    }
+
+    /// Handles a command of a pair that failed alone: damaged data, refused or aborted. The other
+    /// command fails as well, even if it arrives later.
+    #[cold]
+    fn fused_half_ends(&mut self) {
+        let (qp, index) = (&mut *self.queue, self.index);
+        if qp.fused == Some(FusedFirst::Waiting(index)) {
+            qp.fused = Some(FusedFirst::Failed);
+        } else if let Some(other) = qp.requests.unpair(index) {
+            self.other(other).fail(StatusCode::ABORTED_FAILED_FUSED);
+        }
     }
 }
 
@@ -131,7 +160,7 @@ impl QueuePair {
         }
         tracing::debug!(
             target: "nacre_nvmf::failed",
-            subsystem = %association.subsystem.nqn(),
+            subsystem = %association.subnqn,
             host = %association.hostnqn,
             qid = self.qid,
             "command failed: {}",

@@ -7,22 +7,22 @@ use nacre_nvmf_wire::fabrics::{
     AuthRequirements, Connect, ConnectAttributes, ConnectData, ConnectResponse, InvalidParameter,
 };
 use nacre_nvmf_wire::opcode::fabrics as fctype;
-use nacre_nvmf_wire::{Cqe, Nqn, NqnError, StatusCode};
+use nacre_nvmf_wire::{Cqe, Nqn, NqnError, Sqe, StatusCode};
 use nacre_reactor::Nanos;
 use zerocopy::FromBytes;
 
 use crate::controller::Controller;
-use crate::queues::admin::STRUCTURE_MOST;
-use crate::queues::authentication::{self, QueueAuth};
 use crate::queues::command::Command;
-use crate::queues::decode::{self, Plan};
+use crate::queues::decode::{self, Plan, STRUCTURE_MOST};
+use crate::queues::queue_auth::QueueAuth;
 use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::request::{Requests, Step};
 use crate::queues::resources::Resources;
 use crate::subsystems::association::{Association, NoQueue, Phase, QueueInfo, Teardown};
 use crate::subsystems::authentication::{of_peer, origin};
 use crate::subsystems::stats::QueueStats;
-use crate::subsystems::subsystem::{Refusal, Subsystem, SubsystemKind};
+use crate::subsystems::subsystem::{Refusal, Subsystem};
+use crate::subsystems::subsystem_config::SubsystemKind;
 use crate::tls::{SecureChannel, TlsFailure};
 use crate::transport::{CloseWhy, ListenerId, QueueParams};
 
@@ -40,25 +40,16 @@ enum ConnectRefused {
     Busy(String),
 }
 
-/// Handles the first command of a connection, which must be Connect.
-pub(super) fn first_command(command: &mut Command) {
-    let sqe = *command.sqe();
+/// The plan of the first command of a connection, which must be Connect.
+pub(super) fn plan(qp: &QueuePair, sqe: &Sqe) -> Result<Plan, StatusCode> {
     // No command may follow Connect before its completion (Base 6.3).
-    let alone = command.queue.requests.outstanding() == 1;
+    let alone = qp.requests.outstanding() == 1;
     if !alone || !sqe.is_fabrics() || sqe.fctype() != fctype::CONNECT {
-        command.finish(StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr());
-        return command.core.close(command.queue, CloseWhy::Drained);
+        return Err(StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr());
     }
-    let limits = &command.queue.limits;
-    if let Err(status) = decode::check_sgl(&sqe, (CONNECT_DATA_BYTES, STRUCTURE_MOST), true, limits)
-    {
-        command.finish(status);
-        return command.core.close(command.queue, CloseWhy::Drained);
-    }
-    command.request().plan = Plan::Admin {
-        bytes: CONNECT_DATA_BYTES,
-    };
-    command.gather();
+    let bytes = CONNECT_DATA_BYTES;
+    decode::check_sgl(sqe, (bytes, STRUCTURE_MOST), true, &qp.limits)?;
+    Ok(Plan::Admin { bytes })
 }
 
 /// Executes a Connect that has its data.
@@ -131,7 +122,7 @@ impl Resources {
     fn connect(
         &mut self,
         qp: &mut QueuePair,
-        sqe: &nacre_nvmf_wire::Sqe,
+        sqe: &Sqe,
         data: &ConnectData,
         now: Nanos,
     ) -> Result<Cqe, ConnectRefused> {
@@ -205,7 +196,13 @@ impl Resources {
             }
             association
         };
-        let cqe = self.adopt(qp, &connect, association, must_authenticate, now)?;
+        let cqe = self.adopt(
+            qp,
+            &connect,
+            (subsystem, association),
+            must_authenticate,
+            now,
+        )?;
         (qp.admission.place, qp.admission.unproven) = (Some(place), unproven);
         Ok(cqe)
     }
@@ -419,7 +416,7 @@ impl Resources {
         &mut self,
         qp: &mut QueuePair,
         connect: &Connect,
-        association: Arc<Association>,
+        (subsystem, association): (Arc<Subsystem>, Arc<Association>),
         must_authenticate: bool,
         now: Nanos,
     ) -> Result<Cqe, ConnectRefused> {
@@ -431,6 +428,7 @@ impl Resources {
             qid: connect.qid,
             entries: connect.queue_entries() as u16,
             group,
+            id: qp.id,
             transport,
             listener: qp.ends.listener,
             local: qp.ends.local.clone(),
@@ -453,7 +451,7 @@ impl Resources {
                 NoQueue::Closing => {
                     if connect.is_admin() {
                         // The association ended meanwhile, without a queue that would remove it.
-                        self.target.forget(&association);
+                        subsystem.forget(&association);
                     }
                     ConnectRefused::Status(
                         StatusCode::CONNECT_CONTROLLER_BUSY,
@@ -463,8 +461,8 @@ impl Resources {
             });
         }
         // A key that changed since the first check did not see this queue.
-        let (subsystem, host) = (&association.subsystem, &association.hostnqn);
-        let secure = self.check_channel(qp, subsystem, host);
+        let host = &association.hostnqn;
+        let secure = self.check_channel(qp, &subsystem, host);
         // Without authentication this queue makes no key for TLS.
         let stays_in_clear = !must_authenticate
             && self.ports.secure_channel_of(qp).is_none()
@@ -476,7 +474,7 @@ impl Resources {
             association.set_keep_alive(connect.kato_ms);
             let controller = Controller::new(
                 &self.target,
-                Arc::clone(&association),
+                (Arc::clone(&subsystem), Arc::clone(&association)),
                 &caps,
                 qp.ends.local.clone(),
                 connect.kato_ms,
@@ -484,7 +482,7 @@ impl Resources {
             );
             qp.controller = Some(Box::new(controller));
             let (host, cntlid) = (&association.hostnqn, association.cntlid);
-            tracing::info!(subsystem = %association.subsystem.nqn(), %host, cntlid, peer = %qp.ends.peer, "controller connected");
+            tracing::info!(subsystem = %association.subnqn, %host, cntlid, peer = %qp.ends.peer, "controller connected");
         }
         association.touch();
         if must_authenticate {
@@ -510,6 +508,7 @@ impl Resources {
                 AuthRequirements::empty()
             },
         };
+        qp.subsystem = Some(subsystem);
         qp.association = Some(association);
         qp.refresh_view();
         Ok(response.to_cqe(0))
@@ -563,14 +562,11 @@ fn connected(command: &mut Command, mut cqe: Cqe) {
     command.core.view_changed(qp);
 }
 
-/// Handles a fabrics command on an I/O queue.
+/// Handles a fabrics command on an I/O queue, except authentication commands.
 pub(super) fn fabrics_command(command: &mut Command) {
     match command.sqe().fctype() {
         fctype::DISCONNECT => disconnect(command),
         fctype::CONNECT => command.finish(StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr()),
-        fctype::AUTHENTICATION_SEND | fctype::AUTHENTICATION_RECEIVE => {
-            authentication::arrived(command)
-        }
         _ => command.finish(StatusCode::INVALID_OPCODE.with_dnr()),
     }
 }
@@ -583,7 +579,7 @@ fn disconnect(command: &mut Command) {
         return command.core.close(command.queue, CloseWhy::Drained);
     }
     let farewell = command.queue.success_of(command.index, command.now);
-    command.queue.farewell = farewell.map(Box::new);
+    command.queue.closing.response = farewell.map(Box::new);
     command.core.end(command.queue);
 }
 

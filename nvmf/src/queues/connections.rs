@@ -39,13 +39,13 @@ impl QueueGroup {
         if qp.stage != Stage::Ending || qp.inflight > 0 {
             return;
         }
-        if let Some(response) = qp.farewell.take()
-            && !qp.closed
+        if let Some(response) = qp.closing.response.take()
+            && !qp.closing.is_closed
         {
             core.ports.respond(qp, *response);
             return core.ports.close(qp, CloseWhy::Drained);
         }
-        if !qp.closed {
+        if !qp.closing.is_closed {
             return;
         }
         let qp = self.queues.remove(q);
@@ -59,8 +59,10 @@ impl QueueGroup {
             let reason = association
                 .teardown_reason()
                 .map_or("unknown", Teardown::text);
-            tracing::info!(subsystem = %association.subsystem.nqn(), %host, cntlid, reason, "controller removed");
-            core.target.forget(association);
+            tracing::info!(subsystem = %association.subnqn, %host, cntlid, reason, "controller removed");
+            if let Some(subsystem) = &qp.subsystem {
+                subsystem.forget(association);
+            }
         }
     }
 
@@ -70,11 +72,11 @@ impl QueueGroup {
         for q in 0..self.queues.places() {
             if let Some(qp) = self.queues.get_mut(q) {
                 self.core.upkeep(qp, now);
-                self.settle(q, now);
+                self.after_access(q, now);
             }
         }
         let core = &mut self.core;
-        core.devices.list_unsettled();
+        core.devices.list_pending_cleanup();
         core.devices.release_unused(&self.queues, &core.sleepers);
         self.publish_counts();
     }
@@ -110,7 +112,8 @@ impl Resources {
         if (reset || phase == Phase::Closing) && qp.stage != Stage::Ending {
             return self.close(qp, CloseWhy::Now);
         }
-        if phase == Phase::Closing && qp.farewell.take().is_some() && !qp.closed {
+        if phase == Phase::Closing && qp.closing.response.take().is_some() && !qp.closing.is_closed
+        {
             self.ports.close(qp, CloseWhy::Now);
         }
         self.refresh_view(qp);
@@ -125,7 +128,7 @@ impl Resources {
     }
 
     pub(super) fn connection_closed(&mut self, qp: &mut QueuePair, why: &Closed) {
-        qp.closed = true;
+        qp.closing.is_closed = true;
         match why {
             Closed::Local | Closed::Peer => {
                 tracing::debug!(peer = %qp.ends.peer, qid = qp.qid, "connection closed: {why}");

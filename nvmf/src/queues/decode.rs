@@ -10,6 +10,7 @@ use nacre_nvmf_wire::commands::reservation::{
     Acquire, AcquireData, Register, RegisterData, Release, Report,
 };
 use nacre_nvmf_wire::opcode::{DataTransfer, io as opcode};
+use nacre_nvmf_wire::tcp::ADMIN_IN_CAPSULE_BYTES;
 use nacre_nvmf_wire::{Fuse, Sgl, Sqe, StatusCode};
 use zerocopy::FromBytes;
 
@@ -62,6 +63,10 @@ pub(crate) enum ReservationCommand {
     Release(Release),
     Report { bytes: u32, extended: bool },
 }
+
+/// Most bytes of data that a host may send with Connect or an admin command: the size of a buffer
+/// for admin commands.
+pub(super) const STRUCTURE_MOST: u32 = ADMIN_IN_CAPSULE_BYTES;
 
 /// Bytes of a Reservation Release: the current key.
 const RELEASE_DATA_BYTES: usize = 8;

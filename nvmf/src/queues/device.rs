@@ -219,7 +219,7 @@ impl Devices {
 
     /// Removes devices without work from the busy list. `did`: a command completed, so there may be
     /// some.
-    pub(crate) fn settle(&mut self, did: bool) {
+    pub(crate) fn remove_idle(&mut self, did: bool) {
         if !did && !self.tidying {
             return;
         }
@@ -241,7 +241,7 @@ impl Devices {
 
     /// Adds devices to the busy list that have other work without I/O in flight, for example a
     /// volume whose replicas changed. Returns true if there was one.
-    pub(crate) fn list_unsettled(&mut self) -> bool {
+    pub(crate) fn list_pending_cleanup(&mut self) -> bool {
         let before = self.busy.len();
         for (slot, device) in self.slots.iter_mut().enumerate() {
             if let Some(device) = device
@@ -370,7 +370,7 @@ impl Devices {
     }
 
     pub(crate) fn arm(&mut self, now: Nanos) -> Idle {
-        let mut idle = if self.list_unsettled() {
+        let mut idle = if self.list_pending_cleanup() {
             Idle::Busy
         } else {
             Idle::Quiet

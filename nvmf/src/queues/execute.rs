@@ -48,7 +48,9 @@ impl Command<'_> {
             _ => return false,
         };
         let association = qp.association.as_deref();
-        if !qp.rights.may(namespace, association, op) {
+        let host = || association.map_or([0; 16], |a| a.hostid);
+        let (nsid, reservation) = (namespace.nsid, &namespace.reservation);
+        if !qp.rights.may(nsid, reservation, host, op) {
             return false;
         }
         let Some(slot) = namespace.slot(self.core.handle.core) else {

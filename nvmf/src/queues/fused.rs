@@ -9,7 +9,6 @@ use crate::queues::decode::Plan;
 use crate::queues::queue_pair::{FusedFirst, QueuePair, Stage};
 use crate::queues::request::Step;
 use crate::queues::resources::Resources;
-use crate::subsystems::core_handle::ReqIndex;
 
 impl Command<'_> {
     /// Checks the FUSE field of a new command and pairs it; `valid`: it was decoded. Returns true
@@ -61,16 +60,6 @@ impl Command<'_> {
         }
     }
 
-    /// Fails a command. If it waits for data from the host, it completes when the data has arrived.
-    fn fail(&mut self, status: StatusCode) {
-        let request = self.request();
-        if matches!(request.step, Step::Fetching | Step::Buffer) {
-            request.status = status;
-        } else {
-            self.finish(status);
-        }
-    }
-
     /// Handles one command of a fused pair that has its data. Executes the pair when both have.
     pub(crate) fn run_fused(&mut self) {
         let (requests, index) = (&mut self.queue.requests, self.index);
@@ -89,25 +78,6 @@ impl Command<'_> {
         requests[first].step = Step::Deferred;
         requests[second].step = Step::Executing;
         self.other(second).run_children();
-    }
-
-    /// Completes both commands of the pair whose second command this is.
-    pub(crate) fn end_pair(&mut self, (first, status): (ReqIndex, StatusCode), second: StatusCode) {
-        self.queue.requests.unpair(self.index);
-        self.other(first).finish(status);
-        self.finish(second);
-    }
-
-    /// Handles a command of a pair that failed alone: damaged data, refused or aborted. The other
-    /// command fails as well, even if it arrives later.
-    #[cold]
-    pub(crate) fn fused_half_ends(&mut self) {
-        let (qp, index) = (&mut *self.queue, self.index);
-        if qp.fused == Some(FusedFirst::Waiting(index)) {
-            qp.fused = Some(FusedFirst::Failed);
-        } else if let Some(other) = qp.requests.unpair(index) {
-            self.other(other).fail(StatusCode::ABORTED_FAILED_FUSED);
-        }
     }
 }
 

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use nacre_nvmf_wire::{Cqe, StatusCode};
 use nacre_reactor::Nanos;
 
+use crate::auth::Answer;
+use crate::queues::authentication;
 use crate::queues::command::Command;
 use crate::queues::queue_group::QueueGroup;
 use crate::queues::queue_pair::Stage;
 use crate::queues::request::Step;
 use crate::queues::reservation;
 use crate::queues::resources::Abort;
-use crate::subsystems::association::Association;
-use crate::subsystems::core_handle::{AbortReply, GroupMessage, ReqIndex, ReqRef};
-use crate::subsystems::reservation::Fence;
+use crate::subsystems::core_handle::{AbortReply, Fence, GroupMessage, QueueId, ReqIndex, ReqRef};
 
 impl QueueGroup {
     pub(super) fn take_messages(&mut self, now: Nanos) -> u32 {
@@ -36,13 +36,8 @@ impl QueueGroup {
             };
             did += 1;
             match message {
-                GroupMessage::Abort {
-                    association,
-                    qid,
-                    cid,
-                    reply,
-                } => {
-                    let aborted = self.abort_command(&association, qid, cid, now);
+                GroupMessage::Abort { queue, cid, reply } => {
+                    let aborted = self.abort_command(queue, cid, now);
                     self.send_abort_reply(reply, aborted);
                 }
                 GroupMessage::Aborted { reply, aborted }
@@ -96,19 +91,18 @@ impl QueueGroup {
                 request: admin,
             };
             let qp = self.queues.present(admin.queue);
-            let association = Arc::clone(qp.association.as_ref().expect("admin queue"));
+            let association = qp.association.as_ref().expect("admin queue");
             let Some(info) = association.queue(sqid) else {
                 self.abort_answered(&reply, false, now);
                 continue;
             };
             if info.group.core == self.core.handle.core {
-                let aborted = self.abort_command(&association, sqid, cid, now);
+                let aborted = self.abort_command(info.id, cid, now);
                 self.abort_answered(&reply, aborted, now);
                 continue;
             }
             let message = GroupMessage::Abort {
-                association,
-                qid: sqid,
+                queue: info.id,
                 cid,
                 reply: reply.clone(),
             };
@@ -132,14 +126,8 @@ impl QueueGroup {
 
     /// Aborts a command of a queue of this core. Returns true if it completes with Command Abort
     /// Requested.
-    fn abort_command(
-        &mut self,
-        association: &Arc<Association>,
-        qid: u16,
-        cid: u16,
-        now: Nanos,
-    ) -> bool {
-        let Some(qp) = self.queues.of_association(association, qid) else {
+    fn abort_command(&mut self, queue: QueueId, cid: u16, now: Nanos) -> bool {
+        let Some(qp) = self.queues.find(queue) else {
             return false;
         };
         if qp.stage != Stage::Live {
@@ -149,6 +137,18 @@ impl QueueGroup {
             return false;
         };
         self.core.command(qp, index, now).abort()
+    }
+
+    /// Handles a result of the helper thread for the authentication of a queue of this group.
+    fn computed(&mut self, queue: QueueId, transaction: u64, answer: Answer, now: Nanos) {
+        let Some(qp) = self.queues.find(queue) else {
+            return;
+        };
+        if qp.stage == Stage::Ending {
+            return;
+        }
+        authentication::computed(&mut self.core, qp, transaction, answer, now);
+        self.after_access(queue.index, now);
     }
 
     // Preempt and Abort.

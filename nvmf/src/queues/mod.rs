@@ -17,7 +17,8 @@
 //!
 //!   connections, connect   create and remove queue pairs
 //!   authentication         DH-HMAC-CHAP of a queue
-//!   admin, command, fused  get a command's buffer and data, pair fused commands
+//!   dispatch, fused        get a command's buffer and data, pair fused commands
+//!   admin, reservation     execute commands without device I/O
 //!   decode                 converts a command to a plan (pure)
 //!   execute, sync          execute the plan on a device: asynchronously, or synchronously
 //!   completion             completes every command
@@ -28,7 +29,7 @@
 //! flag in its next turn. The data path takes no lock.
 
 mod admin;
-pub(crate) mod authentication;
+mod authentication;
 mod buffers;
 mod command;
 mod completion;
@@ -36,15 +37,18 @@ mod connect;
 mod connections;
 pub(crate) mod decode;
 pub(crate) mod device;
+mod dispatch;
 mod execute;
 mod fused;
 mod messages;
 mod ports;
+mod queue_auth;
 pub mod queue_group;
 pub(crate) mod queue_pair;
 mod queue_pairs;
 pub(crate) mod request;
 mod reservation;
+mod reserving;
 mod resources;
 mod sync;
 mod waiting;

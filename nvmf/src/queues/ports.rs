@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 
-use crate::queues::queue_pair::{QueueId, QueuePair};
+use crate::queues::queue_pair::QueuePair;
+use crate::subsystems::core_handle::QueueId;
 use crate::subsystems::nvmf_target::Target;
 use crate::tls::SecureChannel;
 use crate::transport::{

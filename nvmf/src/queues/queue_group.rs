@@ -160,13 +160,13 @@ impl QueueGroup {
             Event::Closed { why, .. } => core.connection_closed(qp, &why),
             _ => {}
         }
-        self.settle(id.index, now);
+        self.after_access(id.index, now);
     }
 
     /// Handles requests of a command to the whole core. Call this after each access to a queue
     /// pair.
     #[inline]
-    pub(super) fn settle(&mut self, q: u32, now: Nanos) {
+    pub(super) fn after_access(&mut self, q: u32, now: Nanos) {
         if !self.core.aborts.is_empty() {
             self.start_aborts(now);
         }
@@ -188,7 +188,7 @@ impl QueueGroup {
                 if !command.try_gather(false) {
                     break;
                 }
-                self.settle(first.queue, now);
+                self.after_access(first.queue, now);
             }
             list(&mut self.core.buffers).pop();
             fed += u32::from(waits);
@@ -208,12 +208,12 @@ impl QueueGroup {
                 let qp = self.queues.present(q);
                 let mut command = self.core.command(qp, index, now);
                 command.child_done(child, completion);
-                self.settle(q, now);
+                self.after_access(q, now);
             }
             self.done = done;
             did += self.resubmit(slot, now);
         }
-        self.core.devices.settle(did > 0);
+        self.core.devices.remove_idle(did > 0);
         did
     }
 
@@ -238,7 +238,7 @@ impl QueueGroup {
 
     /// Continues reservation commands that wait. Returns the amount of work.
     fn reservation_turn(&mut self, now: Nanos) -> u32 {
-        let mut did = self.core.reserving.settle_drains(&self.queues);
+        let mut did = self.core.reserving.report_drained(&self.queues);
         for _ in 0..self.core.reserving.waiting() {
             let Resources {
                 reserving, handle, ..

@@ -10,17 +10,18 @@ use nacre_nvmf_wire::{Cqe, Sqe};
 use nacre_reactor::Nanos;
 
 use crate::controller::Controller;
-use crate::queues::authentication::QueueAuth;
 use crate::queues::decode::{Plan, Transfer};
+use crate::queues::queue_auth::QueueAuth;
 use crate::queues::request::Requests;
 use crate::subsystems::association::Association;
 use crate::subsystems::authentication::QueueAuthState;
 use crate::subsystems::config::IoLimits;
-use crate::subsystems::core_handle::{ReqIndex, ReqRef};
+use crate::subsystems::core_handle::{QueueId, ReqIndex, ReqRef};
 use crate::subsystems::namespace::{Namespace, View};
 use crate::subsystems::places::{Place, UnprovenPlace};
 use crate::subsystems::reservation::RightsCache;
 use crate::subsystems::stats::QueueStats;
+use crate::subsystems::subsystem::Subsystem;
 use crate::transport::{Address, ConnId, ListenerId, ReqTag, Response};
 
 /// The state of a queue pair.
@@ -36,15 +37,6 @@ pub(crate) enum Stage {
     Ending,
 }
 
-/// A queue pair of this core.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct QueueId {
-    /// Index in the core's table.
-    pub index: u32,
-    /// Distinguishes queue pairs that used the same index.
-    pub generation: u32,
-}
-
 pub(crate) struct QueuePair {
     pub id: QueueId,
     /// Index of the transport in the core's list.
@@ -53,15 +45,14 @@ pub(crate) struct QueuePair {
     pub ends: Ends,
     pub stage: Stage,
     pub opening: Opening,
-    /// The response to Disconnect, which is sent when devices have no I/O of the queue.
-    pub farewell: Option<Box<Response>>,
-    /// The transport reported the connection closed.
-    pub closed: bool,
+    pub closing: Closing,
     pub qid: u16,
     pub flow: Flow,
     /// The transport sends data of this connection from the device's own memory.
     pub takes_lent: bool,
     pub in_place: InPlace,
+    /// The subsystem of the association.
+    pub subsystem: Option<Arc<Subsystem>>,
     pub association: Option<Arc<Association>>,
     pub admission: Admission,
     /// The controller, in admin queues only.
@@ -100,6 +91,15 @@ pub(crate) struct Opening {
     pub is_unanswered: bool,
     /// The Connect, while it waits for the end of an earlier controller of the host.
     pub waiting: Option<ReqIndex>,
+}
+
+/// The state of a queue pair that is being deleted.
+#[derive(Default)]
+pub(crate) struct Closing {
+    /// The response to Disconnect, which is sent when devices have no I/O of the queue.
+    pub response: Option<Box<Response>>,
+    /// The transport reported the connection closed.
+    pub is_closed: bool,
 }
 
 /// The queue's places in the target's limits, and its authentication.
@@ -190,8 +190,7 @@ impl QueuePair {
                 is_unanswered: true,
                 waiting: None,
             },
-            farewell: None,
-            closed: false,
+            closing: Closing::default(),
             qid: 0,
             flow: Flow {
                 entries: FRESH_ENTRIES,
@@ -200,6 +199,7 @@ impl QueuePair {
             },
             takes_lent: false,
             in_place: InPlace::default(),
+            subsystem: None,
             association: None,
             admission: Admission::default(),
             controller: None,

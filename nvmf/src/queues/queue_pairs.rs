@@ -1,11 +1,8 @@
 //! The table of a core's queue pairs, by index and generation.
 
-use std::sync::Arc;
-
-use crate::queues::queue_pair::{QueueId, QueuePair, Stage};
+use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::request::{Request, Step};
-use crate::subsystems::association::Association;
-use crate::subsystems::core_handle::ReqRef;
+use crate::subsystems::core_handle::{QueueId, ReqRef};
 
 pub(crate) struct QueuePairs {
     table: Vec<Option<Box<QueuePair>>>,
@@ -77,17 +74,6 @@ impl QueuePairs {
         self.table.iter_mut().flatten().map(Box::as_mut)
     }
 
-    /// Queue `qid` of an association, if it is on this core.
-    pub(crate) fn of_association(
-        &mut self,
-        association: &Arc<Association>,
-        qid: u16,
-    ) -> Option<&mut QueuePair> {
-        let is_it = |of: &Arc<Association>| Arc::ptr_eq(of, association);
-        self.iter_mut()
-            .find(|qp| qp.qid == qid && qp.association.as_ref().is_some_and(is_it))
-    }
-
     /// A queue pair that must exist, because it has an event or an I/O in a device.
     #[inline]
     pub(crate) fn present(&mut self, q: u32) -> &mut QueuePair {
@@ -97,6 +83,11 @@ impl QueuePairs {
     #[inline]
     pub(crate) fn get(&self, q: u32) -> Option<&QueuePair> {
         self.table.get(q as usize)?.as_deref()
+    }
+
+    /// The queue pair with this id, if it exists.
+    pub(crate) fn find(&mut self, id: QueueId) -> Option<&mut QueuePair> {
+        self.get_mut(id.index).filter(|qp| qp.id == id)
     }
 
     pub(crate) fn get_mut(&mut self, q: u32) -> Option<&mut QueuePair> {

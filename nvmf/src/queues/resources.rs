@@ -1,23 +1,16 @@
-//! [`Resources`]: the transports, buffers and devices of one core, and the handling of new commands
-//! and ending queue pairs.
+//! [`Resources`]: the transports, buffers and devices of one core, and the end of a queue pair.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_hugepages::Buf;
-use nacre_nvmf_wire::{Sqe, StatusCode};
 use nacre_reactor::{EventSet, Nanos, Repeats};
 
 use crate::queues::buffers::Buffers;
-use crate::queues::command::Command;
-use crate::queues::connect;
 use crate::queues::device::Devices;
 use crate::queues::ports::Ports;
 use crate::queues::queue_pair::{QueuePair, Stage};
-use crate::queues::request::{NoRoom, Step};
-use crate::queues::reservation::Reserving;
-use crate::queues::{admin, authentication, completion};
+use crate::queues::reserving::Reserving;
 use crate::subsystems::association::Teardown;
 use crate::subsystems::core_handle::{GroupHandle, ReqIndex, ReqRef};
 use crate::subsystems::namespace::Namespace;
@@ -71,115 +64,6 @@ impl Resources {
         })
     }
 
-    /// Access to a command in the queue pair's table.
-    #[inline]
-    pub(crate) fn command<'a>(
-        &'a mut self,
-        queue: &'a mut QueuePair,
-        index: ReqIndex,
-        now: Nanos,
-    ) -> Command<'a> {
-        Command {
-            queue,
-            index,
-            core: self,
-            now,
-        }
-    }
-
-    /// Handles a command capsule.
-    #[inline]
-    pub(crate) fn capsule(&mut self, qp: &mut QueuePair, sqe: Sqe, data: Option<Buf>, now: Nanos) {
-        if qp.stage == Stage::Ending {
-            return;
-        }
-        if let Err(data) = self.run_sync(qp, &sqe, data, now) {
-            self.begin(qp, sqe, data, now);
-        }
-    }
-
-    /// Adds a command to the table and starts it.
-    fn begin(&mut self, qp: &mut QueuePair, sqe: Sqe, data: Option<Buf>, now: Nanos) {
-        let mut taken = qp.requests.begin(sqe, now);
-        if taken == Err(NoRoom::DuplicateId) && qp.forget_event_request(&sqe) {
-            taken = qp.requests.begin(sqe, now);
-        }
-        let index = match taken {
-            Ok(index) => index,
-            Err(NoRoom::DuplicateId) => {
-                self.fused_half_refused(qp, &sqe, now);
-                return self.refuse(qp, sqe, StatusCode::COMMAND_ID_CONFLICT);
-            }
-            Err(NoRoom::QueueOverrun) => {
-                tracing::warn!(peer = %qp.ends.peer, qid = qp.qid, entries = qp.flow.entries, "host overran its submission queue");
-                return self.close(qp, CloseWhy::Now);
-            }
-        };
-        qp.requests[index].data = data;
-        let mut command = self.command(qp, index, now);
-        match command.queue.stage {
-            Stage::Fresh => return connect::first_command(&mut command),
-            Stage::Authenticating => return authentication::before(&mut command),
-            Stage::Live | Stage::Ending => {}
-        }
-        if let Some(association) = &command.queue.association {
-            association.touch();
-        }
-        if command.queue.is_admin() {
-            return admin::arrived(&mut command);
-        }
-        command.arrived();
-    }
-
-    /// Handles a capsule with damaged data.
-    pub(crate) fn capsule_damaged(&mut self, qp: &mut QueuePair, sqe: Sqe, now: Nanos) {
-        self.fused_half_refused(qp, &sqe, now);
-        self.refuse(qp, sqe, StatusCode::TRANSIENT_TRANSPORT_ERROR);
-    }
-
-    /// Handles the end of a data transfer from the host, or its failure.
-    pub(crate) fn fetched(
-        &mut self,
-        qp: &mut QueuePair,
-        index: ReqIndex,
-        data: Result<Buf, StatusCode>,
-        now: Nanos,
-    ) {
-        self.buffers.fetch_ended(qp, index);
-        let mut command = self.command(qp, index, now);
-        match data {
-            Ok(data) => {
-                command.request().data = Some(data);
-                command.execute();
-            }
-            Err(status) => command.finish(status),
-        }
-        self.fetch_next(qp, now);
-    }
-
-    /// Starts data transfers of commands that waited for a part of the fetch window.
-    fn fetch_next(&mut self, qp: &mut QueuePair, now: Nanos) {
-        while qp.stage != Stage::Ending
-            && let Some(&index) = qp.fetches.waiting.front()
-        {
-            // Skip a request that has ended meanwhile.
-            let waits = qp.requests[index].step == Step::Buffer;
-            if waits && !qp.may_fetch(qp.bytes_from_host(index)) {
-                return;
-            }
-            qp.fetches.waiting.pop_front();
-            if waits {
-                self.command(qp, index, now).gather_or_wait(false);
-            }
-        }
-    }
-
-    /// Completes a command that got no place in the table.
-    fn refuse(&mut self, qp: &mut QueuePair, sqe: Sqe, status: StatusCode) {
-        let response = completion::refusal(qp, &sqe, status);
-        self.ports.respond(qp, response);
-    }
-
     /// Adopts the association's present view of the namespaces.
     #[inline]
     pub(crate) fn refresh_view(&mut self, qp: &mut QueuePair) {
@@ -215,7 +99,7 @@ impl Resources {
         if qp.stage == Stage::Ending {
             return;
         }
-        if !qp.closed {
+        if !qp.closing.is_closed {
             self.ports.close(qp, why);
         }
         self.end(qp);

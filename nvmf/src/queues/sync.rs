@@ -65,7 +65,10 @@ impl Resources {
             return Err(data);
         };
         let borrows = qp.takes_lent && blocks <= namespace.lend_blocks;
-        let allowed = qp.rights.may(namespace, qp.association.as_deref(), op);
+        let association = qp.association.as_deref();
+        let host = || association.map_or([0; 16], |a| a.hostid);
+        let (nsid, reservation) = (namespace.nsid, &namespace.reservation);
+        let allowed = qp.rights.may(nsid, reservation, host, op);
         if !allowed {
             return Err(data);
         }

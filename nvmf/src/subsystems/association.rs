@@ -14,12 +14,12 @@ use nacre_nvmf_wire::{Nqn, StatusCode};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::subsystems::authentication::QueueAuthState;
-use crate::subsystems::core_handle::GroupHandle;
+use crate::subsystems::core_handle::{GroupHandle, QueueId};
 use crate::subsystems::generated::is_same;
+use crate::subsystems::hosts::Hosts;
 use crate::subsystems::namespace::View;
 use crate::subsystems::reservation::{Notice, NoticeLog};
 use crate::subsystems::stats::{QueueStats, Totals};
-use crate::subsystems::subsystem::Subsystem;
 use crate::tls::{Psk, SecureChannel};
 use crate::transport::{Address, ListenerId, TransportType};
 
@@ -91,6 +91,8 @@ pub struct QueueInfo {
     pub qid: u16,
     pub entries: u16,
     pub group: GroupHandle,
+    /// The queue pair of that group.
+    pub(crate) id: QueueId,
     pub transport: TransportType,
     pub listener: ListenerId,
     pub local: Address,
@@ -126,7 +128,8 @@ pub struct Association {
     pub cntlid: u16,
     pub hostid: [u8; 16],
     pub hostnqn: Nqn,
-    pub subsystem: Arc<Subsystem>,
+    /// The NQN of its subsystem.
+    pub subnqn: Nqn,
     pub listener: ListenerId,
     pub transport: TransportType,
     phase: AtomicU8,
@@ -142,6 +145,8 @@ pub struct Association {
     view_version: AtomicU64,
     view: Mutex<Arc<View>>,
     queues: Mutex<BTreeMap<u16, QueueInfo>>,
+    /// The statistics of the subsystem's hosts.
+    hosts: Arc<Hosts>,
     /// Statistics of deleted queues. Locked after `queues`.
     retired: Mutex<Totals>,
     /// Number of I/O queues granted to the host (Number of Queues).
@@ -191,7 +196,8 @@ pub const MAX_CHANGED_NAMESPACES: usize = 1024;
 impl Association {
     pub(crate) fn new(
         admitted: Admitted,
-        subsystem: Arc<Subsystem>,
+        subnqn: Nqn,
+        hosts: Arc<Hosts>,
         view: Arc<View>,
         error_entries: usize,
     ) -> Self {
@@ -199,7 +205,7 @@ impl Association {
             cntlid: admitted.cntlid,
             hostid: admitted.hostid,
             hostnqn: admitted.hostnqn,
-            subsystem,
+            subnqn,
             listener: admitted.listener,
             transport: admitted.transport,
             phase: AtomicU8::new(Phase::Connected as u8),
@@ -210,6 +216,7 @@ impl Association {
             view_version: AtomicU64::new(1),
             view: Mutex::new(view),
             queues: Mutex::new(BTreeMap::new()),
+            hosts,
             retired: Mutex::new(Totals::default()),
             io_queues: AtomicU16::new(u16::MAX),
             retry_delays: AtomicBool::new(false),
@@ -429,8 +436,7 @@ impl Association {
             _ => &counts.io_queues,
         };
         ever.fetch_add(1, Ordering::Relaxed);
-        let hosts = &self.subsystem.host_counts;
-        hosts.came(&self.hostnqn, info.transport, &info.stats);
+        self.hosts.came(&self.hostnqn, info.transport, &info.stats);
         queues.insert(info.qid, info);
         Ok(())
     }
@@ -455,8 +461,8 @@ impl Association {
         if let Some(queue) = queues.remove(&qid) {
             let totals = queue.stats.totals();
             queue.group.counts().retire(queue.listener, totals);
-            let hosts = &self.subsystem.host_counts;
-            hosts.went(&self.hostnqn, queue.transport, &queue.stats);
+            self.hosts
+                .went(&self.hostnqn, queue.transport, &queue.stats);
             *self.retired.lock() += totals;
         }
         queues.len()

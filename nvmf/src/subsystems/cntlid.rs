@@ -21,36 +21,9 @@
 
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::fabrics::ConnectData;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::subsystems::subsystem::SubsystemConfig;
-
-/// Largest controller id (NVMe-oF: FFF0h and above are reserved).
-pub const MAX_CNTLID: u16 = 0xffef;
-
-/// The controller model of a subsystem.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
-#[serde(rename_all = "lowercase")]
-pub enum ControllerModel {
-    /// A controller is created for each association, and deleted with it.
-    #[default]
-    Dynamic,
-    /// The controllers exist permanently, one for each id of the range. An association uses one.
-    Static,
-}
-
-impl ControllerModel {
-    /// CNTLID of the subsystem's entries in the discovery log.
-    pub fn discovery_cntlid(self) -> u16 {
-        match self {
-            Self::Dynamic => ConnectData::CNTLID_DYNAMIC,
-            Self::Static => ConnectData::CNTLID_STATIC_ANY,
-        }
-    }
-}
+use crate::subsystems::subsystem_config::{ControllerModel, SubsystemConfig};
 
 /// The error of a Connect whose CNTLID does not fit the subsystem's controller model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

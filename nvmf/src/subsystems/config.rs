@@ -78,6 +78,8 @@ pub struct QueueLimits {
 impl TargetConfig {
     /// The range of [`TargetConfig::max_subsystems`].
     pub const SUBSYSTEMS: RangeInclusive<u32> = 1..=65_536;
+    /// The range of I/O queues of one controller. FFFFh is reserved in Set Features.
+    pub const IO_QUEUES: RangeInclusive<u16> = 1..=65_534;
 
     /// The limits of a transport without its own.
     pub fn queue_limits(&self) -> QueueLimits {

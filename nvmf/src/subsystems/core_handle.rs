@@ -3,14 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use parking_lot::Mutex;
 
 use crate::auth::Answer;
-use crate::subsystems::association::Association;
-use crate::subsystems::reservation::Fence;
 use crate::subsystems::stats::Totals;
 use crate::transport::ListenerId;
 
@@ -70,8 +68,7 @@ impl GroupCounts {
 pub(crate) enum GroupMessage {
     /// Abort a command of an I/O queue of this group.
     Abort {
-        association: Arc<Association>,
-        qid: u16,
+        queue: QueueId,
         cid: u16,
         reply: AbortReply,
     },
@@ -79,8 +76,7 @@ pub(crate) enum GroupMessage {
     Aborted { reply: AbortReply, aborted: bool },
     /// The helper thread has completed a job of an authentication of this group.
     Computed {
-        /// The queue's index in the core's table, and its generation.
-        queue: (u32, u32),
+        queue: QueueId,
         /// The number of the queue's transaction.
         transaction: u64,
         answer: Box<Answer>,
@@ -148,6 +144,30 @@ impl GroupHandle {
     pub(crate) fn has_messages(&self) -> bool {
         !self.messages.is_empty() || self.attention.load(Ordering::Acquire)
     }
+}
+
+/// Commands of preempted hosts that must end before the completion of a Preempt and Abort. Each
+/// core that may have such commands aborts them, waits until they are gone, and decrements `cores`.
+pub(crate) struct Fence {
+    pub subsystem: SubsystemId,
+    pub nsid: u32,
+    /// Host identifiers.
+    pub hosts: Vec<[u8; 16]>,
+    pub cores: AtomicUsize,
+    pub owner: GroupHandle,
+}
+
+/// Identifies a subsystem among all subsystems of the process, including deleted ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SubsystemId(pub u64);
+
+/// Identifies a queue pair of a core.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct QueueId {
+    /// Index in the core's table.
+    pub index: u32,
+    /// Distinguishes queue pairs that used the same index.
+    pub generation: u32,
 }
 
 /// Index of a request in its queue's table.

@@ -20,10 +20,10 @@ use nacre_nvmf_wire::log::discovery::{
 };
 
 use crate::subsystems::ana::AnaStates;
-use crate::subsystems::cntlid::ControllerModel;
-use crate::subsystems::nvmf_target::{LATER_IDS, Referral, SharedPort, SharedPorts};
+use crate::subsystems::shared_ports::{LATER_IDS, SharedPort, SharedPorts};
 use crate::subsystems::subsystem::SubsystemListener;
-use crate::transport::{Address, ListenerId, RdmaFabric, TlsPolicy, TransportType};
+use crate::subsystems::subsystem_config::ControllerModel;
+use crate::transport::{Address, ListenerId, RdmaProviderType, TlsPolicy, TransportType};
 
 /// The input for one host's log.
 #[derive(Debug, Clone)]
@@ -43,6 +43,17 @@ pub struct Snapshot {
     pub same_address: bool,
     /// Report only listeners on the local port of the asking connection.
     pub same_service: bool,
+}
+
+/// Another discovery or NVM subsystem that the discovery log points to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Referral {
+    pub transport: TransportType,
+    pub address: Address,
+    pub subnqn: Nqn,
+    /// `subnqn` is a discovery subsystem's; only its well-known name shows that by itself.
+    pub discovery: bool,
+    pub secure_channel: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -129,7 +140,7 @@ pub struct Asker<'a> {
 pub struct Record {
     pub record: DiscoveryRecord,
     pub secure_channel: bool,
-    pub fabric: RdmaFabric,
+    pub fabric: RdmaProviderType,
 }
 
 /// The entries of a log: the discovery subsystem itself, then subsystems, then referrals.
@@ -239,7 +250,7 @@ fn elsewhere(
     kind: EntryKind,
 ) -> Option<Record> {
     let address = reached(&port.address, asker)?;
-    let place = (port.transport, address, RdmaFabric::default());
+    let place = (port.transport, address, RdmaProviderType::default());
     let record = described_at(snapshot, asker, place, nqn, kind)?;
     checked(with_port(record, port.id))
 }
@@ -253,7 +264,7 @@ fn with_port(mut record: Record, port: u16) -> Record {
 fn described_at(
     snapshot: &Snapshot,
     asker: &Asker,
-    (transport, address, fabric): (TransportType, Address, RdmaFabric),
+    (transport, address, fabric): (TransportType, Address, RdmaProviderType),
     nqn: &Nqn,
     kind: EntryKind,
 ) -> Option<Record> {
@@ -295,7 +306,7 @@ fn referral(referral: &Referral) -> Option<Record> {
     checked(Record {
         record,
         secure_channel: referral.secure_channel,
-        fabric: RdmaFabric::default(),
+        fabric: RdmaProviderType::default(),
     })
 }
 
@@ -478,10 +489,10 @@ impl Record {
             trtype::RDMA => entry.set_rdma_subtype(RdmaSubtype {
                 qptype: RdmaSubtype::QPTYPE_CONNECTED,
                 prtype: match self.fabric {
-                    RdmaFabric::InfiniBand => RdmaSubtype::PRTYPE_INFINIBAND,
-                    RdmaFabric::RoceV1 => RdmaSubtype::PRTYPE_ROCE,
-                    RdmaFabric::RoceV2 => RdmaSubtype::PRTYPE_ROCE_V2,
-                    RdmaFabric::Iwarp => RdmaSubtype::PRTYPE_IWARP,
+                    RdmaProviderType::InfiniBand => RdmaSubtype::PRTYPE_INFINIBAND,
+                    RdmaProviderType::RoceV1 => RdmaSubtype::PRTYPE_ROCE,
+                    RdmaProviderType::RoceV2 => RdmaSubtype::PRTYPE_ROCE_V2,
+                    RdmaProviderType::Iwarp => RdmaSubtype::PRTYPE_IWARP,
                 },
                 cms: RdmaSubtype::CMS_RDMA_CM,
                 pkey: 0,

@@ -23,26 +23,30 @@ pub mod namespace;
 pub mod nvmf_target;
 pub(crate) mod places;
 pub mod reservation;
+pub(crate) mod shared_ports;
 pub mod stats;
 pub mod subsystem;
+pub(crate) mod subsystem_config;
 mod withheld;
 
 pub use ana::AnaStates;
 pub use association::{Association, ErrorRecord, Phase, QueueInfo, Teardown, pending};
 pub use authentication::{Access, AuthFailure, Authentication, QueueAuthState};
-pub use cntlid::{ControllerModel, MAX_CNTLID, NoSuchController};
+pub use cntlid::NoSuchController;
 pub use config::{QueueLimits, TargetConfig};
 pub use core_handle::{GroupCounts, GroupHandle};
+pub use discovery::Referral;
 pub use generated::GeneratedPsks;
 pub use hosts::{HostSums, KindSum};
 pub use namespace::{Backing, Namespace, NamespaceIds, View};
 pub use nvmf_target::{
-    ExpectedSubsystems, LATER_IDS, ListenOptions, ListenerStats, Referral, SharedPort, SharedPorts,
-    SharedSubsystem, Target, TargetError, TargetPsks,
+    ExpectedSubsystems, ListenOptions, ListenerStats, Target, TargetError, TargetPsks,
 };
+pub use shared_ports::{LATER_IDS, SharedPort, SharedPorts, SharedSubsystem};
 pub use stats::{Kind, LATENCY_BUCKETS, QueueStats, Totals, latency_bucket};
 pub use subsystem::{
     HostSecrets, NamespaceConfig, NamespaceEntry, Refusal, Rotation, SecretKind, Subsystem,
-    SubsystemConfig, SubsystemError, SubsystemKind, SubsystemListener,
+    SubsystemError, SubsystemListener,
 };
+pub use subsystem_config::{ControllerModel, MAX_CNTLID, SubsystemConfig, SubsystemKind};
 pub use withheld::Withheld;

@@ -37,8 +37,7 @@ fn an_answer_waits_for_room() {
     }
     for request in 0..3 {
         let message = GroupMessage::Abort {
-            association: Arc::clone(&association),
-            qid: 1,
+            queue: association.queue(1).unwrap().id,
             cid: 77,
             reply: reply(request),
         };

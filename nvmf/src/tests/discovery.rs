@@ -20,7 +20,7 @@ use crate::subsystems::{
     ListenOptions, Referral, SubsystemConfig, SubsystemListener, TargetConfig, TargetError,
 };
 use crate::transport::{
-    Address, ConnId, ListenerId, ListenerOptions, RdmaFabric, TlsPolicy, TransportType,
+    Address, ConnId, ListenerId, ListenerOptions, RdmaProviderType, TlsPolicy, TransportType,
 };
 
 fn ip(text: &str) -> Address {
@@ -262,10 +262,10 @@ fn the_discovery_subsystem_itself() {
 #[test]
 fn an_rdma_listener_is_reported_with_its_fabric() {
     for (fabric, prtype) in [
-        (RdmaFabric::InfiniBand, 2),
-        (RdmaFabric::RoceV1, 3),
-        (RdmaFabric::RoceV2, 4),
-        (RdmaFabric::Iwarp, 5),
+        (RdmaProviderType::InfiniBand, 2),
+        (RdmaProviderType::RoceV1, 3),
+        (RdmaProviderType::RoceV2, 4),
+        (RdmaProviderType::Iwarp, 5),
     ] {
         let rdma = SubsystemListener {
             transport: TransportType::Rdma,

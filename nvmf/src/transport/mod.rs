@@ -439,7 +439,7 @@ pub struct ListenerOptions {
     /// RDMA only, shown in the discovery log: `infiniband`, `roce`, `roce_v2` (default) or `iwarp`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FABRIC"))]
-    pub fabric: Option<RdmaFabric>,
+    pub fabric: Option<RdmaProviderType>,
     /// TCP only: `off` (default), `allow` or `require` TLS 1.3 with pre-shared keys. A host that
     /// has a psk must use TLS in any case.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -496,10 +496,10 @@ impl ListenerOptions {
     }
 }
 
-/// What carries RDMA (NVMe-oF: RDMA_PRTYPE of a discovery log entry).
+/// The RDMA provider type in the discovery log entries of a listener (RDMA_PRTYPE).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
-pub enum RdmaFabric {
+pub enum RdmaProviderType {
     #[serde(rename = "infiniband")]
     #[cfg_attr(feature = "clap", value(name = "infiniband"))]
     InfiniBand,

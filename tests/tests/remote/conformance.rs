@@ -47,7 +47,7 @@ fn over_rdma() {
         .add_device(attributes("sim_target"), &[here])
         .unwrap();
     let rdma = RdmaConfig {
-        max_connections: 32,
+        max_qpairs: 32,
         srq_size: 512,
         ..RdmaConfig::default()
     };

@@ -85,12 +85,12 @@ pub(crate) fn offer(
         return Err(Refused(RejectStatus::InvalidResponderResources, why));
     }
     let no_room = |why: String| Refused(RejectStatus::NoResources, why);
-    if open >= config.max_connections {
+    if open >= config.max_qpairs as usize {
         // Evict connections that only occupy a place; this host is refused and may retry.
         for core in shared.cores().iter() {
             core.send(ToCore::Crowded);
         }
-        let limit = config.max_connections;
+        let limit = config.max_qpairs;
         return Err(no_room(format!(
             "{limit} queue pairs are open, as many as [rdma] max_qpairs allows"
         )));

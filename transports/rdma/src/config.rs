@@ -1,4 +1,5 @@
-//! The options of the RDMA transport, with their defaults and ranges.
+//! The settings of the RDMA transport, with their defaults and ranges. Each one is declared once,
+//! in the list of [`settings`].
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -8,6 +9,8 @@ pub use nacre_nvmf::transport::ConfigError;
 use nacre_nvmf::transport::{
     MAX_IN_CAPSULE_DATA, QUEUE_DEPTHS, TransportCaps, TransportType, is_in_capsule_size, words,
 };
+use nacre_units::read;
+use serde::{Deserialize, Serialize};
 
 /// Most shared receives of one core and device: more than adapters support.
 pub const MAX_SRQ_SIZE: u32 = 262_144;
@@ -15,81 +18,149 @@ pub const MAX_SRQ_SIZE: u32 = 262_144;
 /// Largest transfer of one command, in bytes: a power of two.
 pub const IO_SIZES: RangeInclusive<u32> = 4096..=1 << 23;
 /// Completions collected in one poll.
-pub const POLL_BATCHES: RangeInclusive<usize> = 1..=1024;
+pub const POLL_BATCHES: RangeInclusive<u32> = 1..=1024;
 /// Descriptors of one command.
 pub const SGL_DESCRIPTORS: RangeInclusive<u8> = 1..=64;
 /// The shortest limit of a memory region.
 pub const MIN_MR_SIZE: u64 = GRAIN as u64;
 
-/// Options of the RDMA transport. Values beyond a device's limits are clamped to them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RdmaConfig {
-    /// Largest in-capsule data of a command, in bytes, unless the listener has its own value.
-    pub in_capsule_data_size: u32,
-    /// The most that a listener with its own size may have: receive buffers, which all listeners
-    /// share, are made for it. A value below `in_capsule_data_size` counts as
-    /// `in_capsule_data_size`.
-    pub listener_in_capsule_data_size: u32,
-    /// Largest transfer of one command, in bytes: a power of two, at least 4096.
-    pub max_io_size: u32,
-    /// Most commands of one queue pair.
-    pub max_queue_depth: u16,
-    /// Most connections of the whole transport; memory for them is taken on each core.
-    pub max_connections: usize,
-    pub max_listeners: usize,
-    pub backlog: i32,
-    /// Receive buffers per core and device, shared by its connections; 0: each connection has as
-    /// many as its host may send commands.
-    pub srq_size: u32,
-    /// Initial completions per core and device; the queue grows with connections.
-    pub cq_size: u32,
-    /// Descriptors of one command (MSDBD).
-    pub max_sgl_descriptors: u8,
-    /// Responses of up to this number of bytes are sent inline; a response has 16.
-    pub max_inline_data: u32,
-    /// Outstanding RDMA READs of one connection.
-    pub read_depth: u8,
-    /// Completions collected in one poll.
-    pub poll_batch: usize,
-    /// Time from the connection to an accepted Connect.
-    pub connect_timeout: Duration,
-    /// Time for the queue pair of an ending connection to flush. Afterwards the transport destroys
-    /// the queue pair.
-    pub drain_timeout: Duration,
-    /// Longest memory region to register with a device, in bytes. A longer arena is registered in
-    /// pieces of the largest power of two within both this and the device's own limit.
-    pub max_mr_size: u64,
-    /// The only device to listen on; `None`: the device that has the address.
-    pub device: Option<String>,
-    /// Type of service (DSCP << 2).
-    pub tos: u8,
-    /// Local ACK timeout as an exponent (4.096 us * 2^n).
-    pub ack_timeout: Option<u8>,
+/// Declares [`RdmaSettings`] and [`RdmaConfig`] from one list. An entry has the words, the name,
+/// the type and the default of a setting. Attributes of its field in the file follow.
+macro_rules! settings {
+    ($(
+        $(#[doc = $words:literal])+
+        $name:ident: $type:ty = $default:expr
+        $(, $attribute:meta)*;
+    )+) => {
+        /// `[rdma]` of the configuration file: the RDMA transport, for all of its listeners. Values
+        /// above a device's limits are reduced to them.
+        #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct RdmaSettings {
+            /// Defaults of listeners, like the next two. None: derived from the listener's address.
+            pub device: Option<String>,
+            pub port: Option<u8>,
+            pub gid_index: Option<u16>,
+            /// False: soft-RoCE and soft-iWARP are never used.
+            pub allow_software: bool,
+            /// Interfaces that get a soft-RoCE device at start, unless they have a device.
+            pub rxe: Vec<String>,
+            $($(#[doc = $words])+ $(#[$attribute])* pub $name: $type,)+
+        }
+
+        impl Default for RdmaSettings {
+            fn default() -> Self {
+                Self {
+                    device: None,
+                    port: None,
+                    gid_index: None,
+                    allow_software: true,
+                    rxe: Vec::new(),
+                    $($name: $default,)+
+                }
+            }
+        }
+
+        impl RdmaSettings {
+            /// The configuration of the transport. Queue depth and transfer size come from the
+            /// target, and the sizes of single listeners from their options.
+            pub fn transport(&self) -> RdmaConfig {
+                RdmaConfig {
+                    device: self.device.clone(),
+                    $($name: self.$name,)+
+                    ..RdmaConfig::default()
+                }
+            }
+        }
+
+        /// The configuration of the RDMA transport: its settings, and values of the target.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub struct RdmaConfig {
+            $($(#[doc = $words])+ pub $name: $type,)+
+            /// The only device to listen on; `None`: the device that has the address.
+            pub device: Option<String>,
+            /// Largest in-capsule data of listeners with a size of their own. Receive buffers,
+            /// which all listeners share, have room for it. A value below `in_capsule_data_size`
+            /// counts as `in_capsule_data_size`.
+            pub listener_in_capsule_data_size: u32,
+            /// Largest transfer of one command, in bytes: a power of two, at least 4096.
+            pub max_io_size: u32,
+            /// Most commands of one queue pair.
+            pub max_queue_depth: u16,
+            pub max_listeners: usize,
+            /// Time for the queue pair of an ending connection to flush. Afterwards the transport
+            /// destroys the queue pair.
+            pub drain_timeout: Duration,
+        }
+
+        impl Default for RdmaConfig {
+            fn default() -> Self {
+                Self {
+                    $($name: $default,)+
+                    device: None,
+                    listener_in_capsule_data_size: 0,
+                    max_io_size: 128 << 10,
+                    max_queue_depth: 128,
+                    max_listeners: 256,
+                    drain_timeout: Duration::from_secs(2),
+                }
+            }
+        }
+    };
 }
 
-impl Default for RdmaConfig {
-    fn default() -> Self {
-        Self {
-            in_capsule_data_size: 4096,
-            listener_in_capsule_data_size: 0,
-            max_io_size: 128 << 10,
-            max_queue_depth: 128,
-            max_connections: 1024,
-            max_listeners: 256,
-            backlog: 128,
-            srq_size: 2048,
-            cq_size: 4096,
-            max_sgl_descriptors: 16,
-            max_inline_data: 64,
-            read_depth: 16,
-            poll_batch: 64,
-            connect_timeout: Duration::from_secs(20),
-            drain_timeout: Duration::from_secs(2),
-            max_mr_size: REGION_MAX as u64,
-            device: None,
-            tos: 0,
-            ack_timeout: None,
+settings! {
+    /// Queue pairs of the whole transport; each core reserves memory for this many.
+    max_qpairs: u32 = 1024;
+    /// Bytes of in-capsule data per write, a multiple of 16.
+    in_capsule_data_size: u32 = 4096,
+        serde(deserialize_with = "read::bytes");
+    /// Receive buffers per core and device, shared by its queue pairs; 0: separate buffers per
+    /// queue pair.
+    srq_size: u32 = 2048;
+    /// Initial completion queue entries per core and device.
+    cq_size: u32 = 4096;
+    /// Maximum number of data descriptors per command (MSDBD).
+    max_sge: u8 = 16;
+    /// Bytes sent inline; a response has 16.
+    max_inline_data: u32 = 64,
+        serde(deserialize_with = "read::bytes");
+    /// Outstanding RDMA READs per queue pair.
+    read_depth: u8 = 16;
+    /// Maximum bytes per memory region. A longer arena is registered in pieces of the largest power
+    /// of two within both this and the device's own limit.
+    max_mr_size: u64 = REGION_MAX as u64,
+        serde(deserialize_with = "read::bytes");
+    /// Maximum completions per poll.
+    poll_batch: u32 = 64;
+    /// Maximum number of pending connection requests.
+    backlog: u16 = 128;
+    /// Time limit from the connection to its successful Connect command.
+    connect_timeout_ms: u64 = 20_000,
+        serde(deserialize_with = "read::millis");
+    /// DSCP << 2.
+    tos: u8 = 0;
+    /// Local ACK timeout, 4.096 us * 2^n; none: the connection manager's value.
+    ack_timeout: Option<u8> = None;
+}
+
+impl RdmaSettings {
+    /// Keys out of range, with the reason.
+    pub fn problems(&self) -> Vec<(&'static str, String)> {
+        let mut problems = Vec::new();
+        for ConfigError::OutOfRange {
+            option,
+            actual,
+            allowed,
+        } in self.transport().problems()
+        {
+            problems.push((option, format!("{actual} is not {allowed}")));
         }
+        if !self.allow_software && !self.rxe.is_empty() {
+            let why = "soft-RoCE devices that allow_software = false keeps from being used";
+            problems.push(("rxe", why.to_owned()));
+        }
+        problems
     }
 }
 
@@ -136,7 +207,7 @@ impl RdmaConfig {
             words(&QUEUE_DEPTHS),
         );
         let at_least_1 = || "at least 1".to_owned();
-        check(self.max_connections > 0, "max_connections", 0, at_least_1());
+        check(self.max_qpairs > 0, "max_qpairs", 0, at_least_1());
         check(
             self.max_mr_size >= MIN_MR_SIZE,
             "max_mr_size",
@@ -155,13 +226,13 @@ impl RdmaConfig {
         check(
             POLL_BATCHES.contains(&self.poll_batch),
             "poll_batch",
-            self.poll_batch as u64,
+            self.poll_batch.into(),
             words(&POLL_BATCHES),
         );
-        let descriptors = self.max_sgl_descriptors;
+        let descriptors = self.max_sge;
         check(
             SGL_DESCRIPTORS.contains(&descriptors),
-            "max_sgl_descriptors",
+            "max_sge",
             descriptors.into(),
             words(&SGL_DESCRIPTORS),
         );
@@ -191,7 +262,7 @@ impl RdmaConfig {
             in_capsule_bytes: in_capsule,
             admin_in_capsule_bytes: self.in_capsule_data_size,
             max_transfer_bytes: self.max_io_size,
-            max_sgl_descriptors: fit.min(self.max_sgl_descriptors.into()) as u8,
+            max_sgl_descriptors: fit.min(self.max_sge.into()) as u8,
             keyed_sgl: true,
         }
     }

@@ -81,7 +81,7 @@ impl CoreMemory {
         let depth = usize::from(config.max_queue_depth);
         let shared = config.srq_size as usize;
         let own = if devices.own {
-            (config.max_connections * depth).min(OWN_RECEIVES)
+            (config.max_qpairs as usize * depth).min(OWN_RECEIVES)
         } else {
             0
         };
@@ -90,9 +90,9 @@ impl CoreMemory {
         // Headers are small, so this also allows for later connections of a device without shared
         // receives.
         let most = if devices.own {
-            config.max_connections
+            config.max_qpairs as usize
         } else {
-            config.max_connections.min(receives / ADMIN_DEPTH)
+            (config.max_qpairs as usize).min(receives / ADMIN_DEPTH)
         };
         let mut headers = vec![of(depth * Sqe::SIZE, most)];
         if shared > 0 {
@@ -100,7 +100,7 @@ impl CoreMemory {
         }
         let in_capsule = config.receive_data_size() as usize;
         Self {
-            messages: vec![of(message_bytes(config), config.max_connections)],
+            messages: vec![of(message_bytes(config), config.max_qpairs as usize)],
             headers,
             data: (in_capsule > 0).then(|| vec![of(in_capsule, receives)]),
             receives,

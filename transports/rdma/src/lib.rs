@@ -39,7 +39,8 @@ mod transport;
 mod tests;
 
 pub use config::{
-    ConfigError, IO_SIZES, MAX_SRQ_SIZE, MIN_MR_SIZE, POLL_BATCHES, RdmaConfig, SGL_DESCRIPTORS,
+    ConfigError, IO_SIZES, MAX_SRQ_SIZE, MIN_MR_SIZE, POLL_BATCHES, RdmaConfig, RdmaSettings,
+    SGL_DESCRIPTORS,
 };
 pub use core_memory::bytes_per_core;
 pub use host::{HostOptions, RdmaDialer, RdmaHost, RdmaHosts};

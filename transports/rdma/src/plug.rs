@@ -272,7 +272,7 @@ impl Plug for RdmaPlug {
             });
         }
         let options = Control::options(&self.shared, options.tos);
-        let listening = control.cm.listen(address, config.backlog, options).map_err(|error| {
+        let listening = control.cm.listen(address, config.backlog.into(), options).map_err(|error| {
             let remedy = "check that an RDMA device has this address: `nacre rdma gids`, and that nothing else listens there";
             Self::bind_error(address, error, remedy)
         })?;

@@ -48,7 +48,7 @@ impl QueueNeed {
 /// wait. The largest response fits if it is alone: it needs a write for each descriptor, one more
 /// where two buffers meet, the send itself, and a marker.
 fn send_entries(config: &RdmaConfig, depth: u32, read_depth: u8) -> u32 {
-    let one = u32::from(config.max_sgl_descriptors) + 3;
+    let one = u32::from(config.max_sge) + 3;
     let all = 2 * depth + u32::from(read_depth);
     all.max(one).next_power_of_two()
 }
@@ -74,7 +74,7 @@ mod tests {
     fn the_largest_response_fits() {
         for descriptors in 1..=64 {
             let config = RdmaConfig {
-                max_sgl_descriptors: descriptors,
+                max_sge: descriptors,
                 ..RdmaConfig::default()
             };
             let entries = send_entries(&config, 1, 1);

@@ -29,11 +29,6 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "the configuration declares it, a method describes it",
     ),
     (
-        "engine",
-        "Rdma",
-        "the section [rdma], and the service that it configures",
-    ),
-    (
         "nvmf",
         "Controller",
         "of the target, and as its host sees it: host::Controller",

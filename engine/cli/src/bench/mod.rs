@@ -2,20 +2,20 @@
 //! two.
 //!
 //! ```text
-//!   sides.rs    the sides of a comparison: targets that the user names, or a private one
-//!     target.rs   the daemon that the command starts for itself
-//!     facts.rs    the machine, and the path to a target: hardware or emulation
-//!   side.rs     one measurement of one side
-//!     usage.rs    processor time during it
+//!   contenders.rs  the targets and devices to compare: the user's, or a private one
+//!     target.rs      the daemon that the command starts for itself
+//!     facts.rs       the machine, and the path to a target: hardware or emulation
+//!   side.rs        one measurement of one of them
+//!     usage.rs       processor time during it
 //! ```
 //!
-//! In each round every workload is measured on all sides, one after another, so that a change of
-//! the machine's speed affects all sides. The crate `nacre-engine-bench` computes medians and
+//! In each round every workload is measured on all contenders, one after another, so that a change
+//! of the machine's speed affects all of them. The crate `nacre-engine-bench` computes medians and
 //! writes the table and the page.
 
+mod contenders;
 mod facts;
 mod side;
-mod sides;
 mod target;
 mod usage;
 
@@ -36,8 +36,8 @@ use nacre_engine_load::{Job, Limit, Rw, Sizes, Verify};
 use nacre_reactor::CoreSet;
 use uuid::Uuid;
 
+use self::contenders::Contenders;
 use self::side::RunError;
-use self::sides::Sides;
 use super::perf::QUEUES;
 use super::{Failure, output};
 use nacre_engine_values::size::parse_bytes;
@@ -142,7 +142,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<(), Failure> {
     let html = args.html.as_deref().map(Output::create).transpose()?;
     let stop = interrupt()?;
     let started = SystemTime::now().duration_since(UNIX_EPOCH);
-    let mut sides = Sides::new(&args)?;
+    let mut contenders = Contenders::new(&args)?;
     let mut comparison = Comparison {
         schema: SCHEMA,
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -151,14 +151,14 @@ pub(crate) fn run(args: BenchArgs) -> Result<(), Failure> {
         rounds: args.rounds,
         seconds: args.seconds.as_secs_f64(),
         warmup_seconds: args.warmup.as_secs_f64(),
-        queues: sides.queues,
-        cores: sides.cores.clone(),
-        target_cores: sides.target_cores.clone(),
-        notes: std::mem::take(&mut sides.notes),
-        sides: sides.descriptions(),
+        queues: contenders.queues,
+        cores: contenders.cores.clone(),
+        target_cores: contenders.target_cores.clone(),
+        notes: std::mem::take(&mut contenders.notes),
+        sides: contenders.descriptions(),
         lines: Vec::new(),
     };
-    if !sides.may_write && wanted.iter().any(Workload::writes) {
+    if !contenders.may_write && wanted.iter().any(Workload::writes) {
         wanted.retain(|workload| !workload.writes());
         let note = "only lines that read: --overwrite adds those that write, which destroys data";
         comparison.notes.push(note.into());
@@ -173,10 +173,10 @@ pub(crate) fn run(args: BenchArgs) -> Result<(), Failure> {
         quiet,
         wanted.len() * args.rounds as usize * comparison.sides.len(),
     );
-    sides.fill(&job(&args, &sides, &Workload::ALL[0]), &stop)?;
-    let figures = measure(&args, &mut sides, &wanted, &stop, &bar);
+    contenders.fill(&job(&args, &contenders, &Workload::ALL[0]), &stop)?;
+    let figures = measure(&args, &mut contenders, &wanted, &stop, &bar);
     bar.finish_and_clear();
-    drop(sides);
+    drop(contenders);
     comparison.lines = lines(&wanted, &comparison.sides, figures);
     if stop.load(Ordering::Relaxed) {
         comparison.notes.push("interrupted before the end".into());
@@ -208,22 +208,22 @@ type Rounds = Vec<Vec<Vec<Outcome>>>;
 /// Runs all rounds, or as many as there are before an interrupt.
 fn measure(
     args: &BenchArgs,
-    sides: &mut Sides,
+    contenders: &mut Contenders,
     wanted: &[Workload],
     stop: &AtomicBool,
     bar: &ProgressBar,
 ) -> Rounds {
-    let count = sides.contenders.len();
+    let count = contenders.measured.len();
     let mut figures: Rounds = vec![vec![Vec::new(); count]; wanted.len()];
     for _ in 0..args.rounds {
         for (workload, line) in wanted.iter().zip(&mut figures) {
-            let job = job(args, sides, workload);
+            let job = job(args, contenders, workload);
             for (at, rounds) in line.iter_mut().enumerate() {
                 if stop.load(Ordering::Relaxed) {
                     return figures;
                 }
-                bar.set_message(format!("{}, {}", workload.name(), sides.name(at)));
-                match sides.measure(at, &job, stop) {
+                bar.set_message(format!("{}, {}", workload.name(), contenders.name(at)));
+                match contenders.measure(at, &job, stop) {
                     Ok(measurement) => rounds.push(Outcome::Measured(measurement)),
                     Err(RunError::Interrupted) => return figures,
                     Err(error) => rounds.push(Outcome::Failed(error.to_string())),
@@ -270,7 +270,7 @@ fn has(name: &str, text: &str) -> bool {
     })
 }
 
-fn job(args: &BenchArgs, sides: &Sides, workload: &Workload) -> Job {
+fn job(args: &BenchArgs, contenders: &Contenders, workload: &Workload) -> Job {
     Job {
         rw: match (workload.random, workload.read_percent) {
             (true, 100) => Rw::RandRead,
@@ -286,8 +286,8 @@ fn job(args: &BenchArgs, sides: &Sides, workload: &Workload) -> Job {
             max: workload.size_bytes,
         },
         depth: workload.depth,
-        queues: sides.queues,
-        cores: sides.cores.clone(),
+        queues: contenders.queues,
+        cores: contenders.cores.clone(),
         limit: Limit::Time(args.seconds),
         warmup: args.warmup,
         verify: Verify::Off,

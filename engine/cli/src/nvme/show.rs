@@ -103,7 +103,7 @@ fn print(one: &Value, name: &str, health: &Value, logs: &Value) -> Result<(), Fa
         ),
         ("devices", at(one, "/bdevs")),
         (
-            "trouble",
+            "errors",
             format!(
                 "{} resets, {} timeouts, {} aborts, {} retries, {} losses",
                 number(status, "resets"),

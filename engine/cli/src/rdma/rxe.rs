@@ -37,7 +37,7 @@ pub(super) fn run(roots: &Roots, command: RxeCommand) -> Result<(), Failure> {
     match command {
         RxeCommand::Add { name, netdev, json } => {
             netlink::rxe_add(roots, &name, &netdev).map_err(anyhow::Error::from)?;
-            let fabric = soft::settled(roots, &name);
+            let fabric = soft::wait_for_gids(roots, &name);
             let port = fabric.device(&name).and_then(|device| device.ports.first());
             if json {
                 return output::json(&json!({

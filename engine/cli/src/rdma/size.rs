@@ -139,10 +139,10 @@ impl Need {
         let reactors = number(configured.reactors);
         let io_pairs = hosts.saturating_mul(queues);
         let queue_pairs = io_pairs.saturating_add(hosts);
-        let max_qpairs = configured.transport.max_connections;
-        let connections = queue_pairs.min(u32::MAX.into()) as usize;
+        let max_qpairs = configured.transport.max_qpairs;
+        let connections = queue_pairs.min(u32::MAX.into()) as u32;
         let config = RdmaConfig {
-            max_connections: max_qpairs.max(connections),
+            max_qpairs: max_qpairs.max(connections),
             ..configured.transport.clone()
         };
         let depth = config.max_queue_depth;

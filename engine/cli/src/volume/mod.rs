@@ -31,10 +31,10 @@ use nacre_engine::methods::volume::replicas::{
 };
 use nacre_engine::notify::Category;
 use nacre_engine::services::Engine;
-use nacre_engine::services::subsystems::AnaWord;
 use nacre_engine::services::volumes::published::AnaByTransport;
 use nacre_engine_rpc::client::to_json;
 use nacre_engine_rpc::{Method, NoParams};
+use nacre_nvmf_wire::log::ana::AnaState;
 
 #[derive(Debug, Args)]
 #[command(
@@ -302,7 +302,7 @@ struct PublishArgs {
     /// State of the paths over a transport, such as tcp=optimized (may be repeated) [default: hosts
     /// use RDMA first, then TCP]
     #[arg(long, value_name = "TRANSPORT=STATE", value_parser = ana_of_transport)]
-    ana: Vec<(String, AnaWord)>,
+    ana: Vec<(String, AnaState)>,
     /// Report no ANA states: hosts use the path that they connected first
     #[arg(long, conflicts_with = "ana")]
     no_ana: bool,
@@ -313,15 +313,15 @@ struct PublishArgs {
 }
 
 /// `rdma=optimized`.
-fn ana_of_transport(text: &str) -> Result<(String, AnaWord), String> {
+fn ana_of_transport(text: &str) -> Result<(String, AnaState), String> {
     let form = "write tcp=STATE or rdma=STATE";
     let (transport, state) = text.split_once('=').ok_or(form)?;
     let transport = transport.to_ascii_lowercase();
     if !["tcp", "rdma"].contains(&transport.as_str()) {
         return Err(format!("\"{transport}\" is not a transport: {form}"));
     }
-    let state = AnaWord::from_str(state, true).map_err(|_| {
-        let all = AnaWord::value_variants().iter();
+    let state = AnaState::from_str(state, true).map_err(|_| {
+        let all = AnaState::value_variants().iter();
         let all = all.filter_map(|state| Some(state.to_possible_value()?.get_name().to_owned()));
         format!(
             "\"{state}\" is not a state: {}",

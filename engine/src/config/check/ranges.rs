@@ -36,7 +36,11 @@ const RANGES: &[(&str, u64, u64)] = &[
         *QUEUE_DEPTHS.start() as u64,
         *QUEUE_DEPTHS.end() as u64,
     ),
-    ("nvmf.max_io_qpairs_per_ctrlr", 1, 1024),
+    (
+        "nvmf.max_io_qpairs_per_ctrlr",
+        *TargetConfig::IO_QUEUES.start() as u64,
+        *TargetConfig::IO_QUEUES.end() as u64,
+    ),
     ("nvmf.in_capsule_data_size", 0, MAX_IN_CAPSULE_DATA as u64),
     (
         "nvmf.max_io_size",

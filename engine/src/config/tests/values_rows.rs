@@ -259,7 +259,7 @@ pub(super) const ROWS: &[Row] = &[
     (
         "nvmf.max_io_qpairs_per_ctrlr",
         &["1"],
-        &[("0", "0 is not from 1 to 1024")],
+        &[("0", "0 is not from 1 to 65534")],
     ),
     (
         "nvmf.in_capsule_data_size",

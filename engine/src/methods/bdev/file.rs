@@ -20,7 +20,8 @@ use crate::rpc::access;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::Engine;
-use crate::services::devices::{self, known_files};
+use crate::services::device_records;
+use crate::services::devices::known_files;
 use crate::values::read;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -300,7 +301,7 @@ async fn rescan(engine: &Engine, params: RescanParams, product: Product) -> Resu
     }
     let plane = engine.plane()?;
     let name = params.name.as_str();
-    let found = devices::find::<UringBdev>(engine, name);
+    let found = device_records::find::<UringBdev>(engine, name);
     let Some(bdev) = found.filter(|bdev| bdev.config().product == product) else {
         let (kind, maker) = match product {
             Product::Aio => ("an aio device", AioCreate::NAME),

@@ -35,7 +35,8 @@ use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
 use crate::services::Engine;
-use crate::services::devices::{forget_uses_of, key, known_files};
+use crate::services::device_records::{forget_uses_of, key};
+use crate::services::devices::known_files;
 use crate::store::{Change, Edit, Record};
 
 pub fn register(registry: &mut Registry<Engine>) {

@@ -13,7 +13,7 @@ use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::Engine;
-use crate::services::devices;
+use crate::services::device_records;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<Resize>();
@@ -41,7 +41,7 @@ impl Method<Engine> for Resize {
 
     async fn apply(params: ResizeParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = engine.plane()?;
-        let Some(bdev) = devices::find::<Null>(&engine, &params.name) else {
+        let Some(bdev) = device_records::find::<Null>(&engine, &params.name) else {
             let (name, maker) = (&params.name, NULL.create);
             let refused = no_device_of_kind(&engine, name, "a null device", maker);
             // SPDK uses a different code here if the device is of another kind.

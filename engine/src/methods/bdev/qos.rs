@@ -15,7 +15,7 @@ use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::Engine;
-use crate::services::devices::{forget_limits, limits_key};
+use crate::services::device_records::{forget_limits, limits_key};
 use crate::store::{Change, Edit, Record};
 
 pub fn register(registry: &mut Registry<Engine>) {

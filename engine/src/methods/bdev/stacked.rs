@@ -13,7 +13,7 @@ use super::no_device_of_kind;
 use crate::rpc::error::{Errno, INTERNAL_ERROR, INVALID_PARAMS};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::Engine;
-use crate::services::devices;
+use crate::services::device_records;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
@@ -47,7 +47,7 @@ impl Method<Engine> for DelayUpdateLatency {
 
     async fn apply(params: UpdateLatencyParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let which = params.latency_type;
-        let Some(bdev) = devices::find::<Delay>(&engine, &params.delay_bdev_name) else {
+        let Some(bdev) = device_records::find::<Delay>(&engine, &params.delay_bdev_name) else {
             let (name, maker) = (&params.delay_bdev_name, Delay::CREATE.name);
             let refused = no_device_of_kind(&engine, name, "a delay device", maker);
             return Err(RpcError {
@@ -69,7 +69,7 @@ impl Method<Engine> for DelayUpdateLatency {
 fn no_error_device(engine: &Engine, name: &str) -> RpcError {
     let refused = no_device_of_kind(engine, name, "a fault bdev", FaultDevice::CREATE.name);
     let above = format!("EE_{name}");
-    match devices::find::<FaultDevice>(engine, &above) {
+    match device_records::find::<FaultDevice>(engine, &above) {
         Some(_) => refused.remedy(format!("the fault bdev on it is \"{above}\"")),
         None => refused,
     }
@@ -147,7 +147,7 @@ impl Method<Engine> for InjectError {
             nvme_sct: byte("nvme_sct", params.nvme_sct)?,
             nvme_sc: byte("nvme_sc", params.nvme_sc)?,
         };
-        let Some(bdev) = devices::find::<FaultDevice>(&engine, &params.name) else {
+        let Some(bdev) = device_records::find::<FaultDevice>(&engine, &params.name) else {
             return Err(no_error_device(&engine, &params.name));
         };
         bdev.inject_spdk(&injection).map_err(|e| {
@@ -172,7 +172,7 @@ impl Method<Engine> for ResumePending {
     type Reply = bool;
 
     async fn apply(params: ByName, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        let Some(bdev) = devices::find::<FaultDevice>(&engine, &params.name) else {
+        let Some(bdev) = device_records::find::<FaultDevice>(&engine, &params.name) else {
             return Err(no_error_device(&engine, &params.name));
         };
         bdev.resume_pending();

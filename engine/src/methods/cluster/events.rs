@@ -211,7 +211,7 @@ impl Method<Engine> for GetClusterEvents {
         params: GetClusterEventsParams,
         engine: Rc<Engine>,
     ) -> Result<ClusterEvents, RpcError> {
-        let operator = engine.volumes.cluster.operator()?;
+        let operator = engine.cluster.operator()?;
         let all = operator.events_after(0);
         let last = all.last().map_or(0, |event| event.number);
         let later = all.into_iter().filter(|event| event.number > params.after);

@@ -100,7 +100,7 @@ impl Method<Engine> for Evict {
             let cause = "the end of an eviction has nothing to wait for";
             return Err(RpcError::invalid_params(cause).field("wait_s"));
         }
-        let operator = engine.volumes.cluster.operator()?;
+        let operator = engine.cluster.operator()?;
         let node = node(&operator, &params.node).await?;
         if let Some(evict) = params.evict {
             within(LIMIT, operator.set_evict(node, evict)).await?;
@@ -158,7 +158,7 @@ impl Method<Engine> for Repair {
     type Reply = RepairReply;
 
     async fn apply(params: RepairParams, engine: Rc<Engine>) -> Result<RepairReply, RpcError> {
-        let operator = engine.volumes.cluster.operator()?;
+        let operator = engine.cluster.operator()?;
         if !params.go {
             let cause = "the copies may fill the remaining nodes";
             let remedy = "bring the nodes back, or confirm with go = true; cluster_get_status \

@@ -42,7 +42,7 @@ impl Method<Engine> for SetCordon {
     type Reply = bool;
 
     async fn apply(params: SetCordonParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        let operator = engine.volumes.cluster.operator()?;
+        let operator = engine.cluster.operator()?;
         let node = node(&operator, &params.node).await?;
         within(LIMIT, operator.set_cordon(node, params.cordon)).await?;
         Ok(true)
@@ -90,7 +90,7 @@ impl Method<Engine> for Drain {
             let cause = "the end of a drain has nothing to wait for";
             return Err(RpcError::invalid_params(cause).field("wait_s"));
         }
-        let operator = engine.volumes.cluster.operator()?;
+        let operator = engine.cluster.operator()?;
         drain(&operator, &params, wait).await
     }
 }
@@ -147,7 +147,7 @@ impl Method<Engine> for Fence {
     type Reply = FenceReply;
 
     async fn apply(params: FenceParams, engine: Rc<Engine>) -> Result<FenceReply, RpcError> {
-        let operator = engine.volumes.cluster.operator()?;
+        let operator = engine.cluster.operator()?;
         if !params.off {
             let cause = "a node that still runs could answer reads with former data";
             let remedy = "switch the node off, and vouch for it with off = true; the other nodes \
@@ -182,7 +182,7 @@ impl Method<Engine> for RemoveNode {
     type Reply = bool;
 
     async fn apply(params: RemoveNodeParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        let operator = engine.volumes.cluster.operator()?;
+        let operator = engine.cluster.operator()?;
         let node = node(&operator, &params.node).await?;
         within(LIMIT, operator.remove(node)).await?;
         Ok(true)

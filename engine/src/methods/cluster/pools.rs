@@ -41,6 +41,8 @@ pub struct ClusterPool {
     thin_room_bytes: u64,
 }
 
+/// The state of a pool for operators. A node reports [`PoolState`]; this one also considers the
+/// lease of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ClusterPoolState {
@@ -92,7 +94,7 @@ impl Method<Engine> for GetPools {
     type Reply = Vec<ClusterPool>;
 
     async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Vec<ClusterPool>, RpcError> {
-        let operator = engine.volumes.cluster.operator()?;
+        let operator = engine.cluster.operator()?;
         let read =
             read_etcd(
                 move || async move { Ok((operator.pools().await?, operator.described().await?)) },

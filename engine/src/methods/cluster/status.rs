@@ -280,7 +280,7 @@ impl Method<Engine> for GetClusterStatus {
     type Reply = ClusterStatus;
 
     async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<ClusterStatus, RpcError> {
-        let cluster = &engine.volumes.cluster;
+        let cluster = &engine.cluster;
         let operator = cluster.operator()?;
         let read = read_status(&operator).await;
         Ok(ClusterStatus::of(read, cluster.state()))
@@ -330,7 +330,7 @@ impl Method<Engine> for GetNodes {
     type Reply = Vec<ClusterNode>;
 
     async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Vec<ClusterNode>, RpcError> {
-        let cluster = &engine.volumes.cluster;
+        let cluster = &engine.cluster;
         let status = read_status(&cluster.operator()?).await?;
         Ok(ClusterNode::all(&status, cluster.state().as_ref()))
     }

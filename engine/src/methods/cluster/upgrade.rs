@@ -187,7 +187,7 @@ impl Method<Engine> for NextUpgrade {
         params: NextUpgradeParams,
         engine: Rc<Engine>,
     ) -> Result<NextUpgradeReply, RpcError> {
-        let operator = engine.volumes.cluster.operator()?;
+        let operator = engine.cluster.operator()?;
         let read =
             read_etcd(
                 move || async move { Ok((operator.status().await?, operator.volumes().await?)) },

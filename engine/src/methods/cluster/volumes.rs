@@ -135,7 +135,7 @@ impl Method<Engine> for GetVolumes {
     type Reply = Vec<ClusterVolume>;
 
     async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Vec<ClusterVolume>, RpcError> {
-        let operator = engine.volumes.cluster.operator()?;
+        let operator = engine.cluster.operator()?;
         let addresses = |publication: &Publication| cluster::addresses(&engine, publication);
         volumes(&operator, &addresses).await
     }
@@ -214,7 +214,7 @@ impl Method<Engine> for MoveVolume {
         engine: Rc<Engine>,
     ) -> Result<MoveVolumeReply, RpcError> {
         let wait = refuse_long_wait(params.wait_s)?;
-        let operator = engine.volumes.cluster.operator()?;
+        let operator = engine.cluster.operator()?;
         let volume = volume(&operator, &params.volume).await?;
         let node = node(&operator, &params.node).await?;
         let moved = operator.move_volume(volume, node, wait);

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use nacre_nvmf::subsystems::{
     AnaStates, ListenOptions, Subsystem, SubsystemError, SubsystemListener, Target, TargetError,
+    Withheld,
 };
 use nacre_nvmf::transport::{Address, ListenerOptions, TlsPolicy, TransportType};
 use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::log::ana::AnaState;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -21,7 +23,7 @@ use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::Engine;
-use crate::services::subsystems::{ADD_LISTENER, AnaWord, WithheldWord, note_withheld, place};
+use crate::services::subsystems::{ADD_LISTENER, note_withheld, place};
 use crate::services::volumes;
 use crate::store::{Change, Edit};
 use crate::values::address::with_port;
@@ -66,13 +68,13 @@ pub struct AddListenerParams {
     pub secure_channel: bool,
     /// Initial state of all ANA groups. Default `optimized`; for a published volume, the state that
     /// volume_publish set. Other states need ana_reporting.
-    pub ana_state: Option<AnaWord>,
+    pub ana_state: Option<AnaState>,
     /// The discovery log omits this address, and hosts that connect to it are refused, with the
     /// reason in the log. Use it to keep the subsystem on another transport.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub withheld: bool,
     /// Reason for withholding.
-    pub withheld_reason: Option<WithheldWord>,
+    pub withheld_reason: Option<Withheld>,
     /// Options of this address that override the transport's.
     #[serde(default, skip_serializing_if = "is_default")]
     pub options: ListenerOptions,
@@ -134,10 +136,10 @@ impl Method<Engine> for AddListener {
         };
         let (usual_state, usually_withheld) = usual.unwrap_or_default();
         let ana_state = params.ana_state.or(usual_state);
-        let ana_state = ana_state.unwrap_or(AnaWord::Optimized);
+        let ana_state = ana_state.unwrap_or(AnaState::Optimized);
         let asked = params
             .withheld
-            .then(|| WithheldWord::why(params.withheld_reason));
+            .then(|| params.withheld_reason.unwrap_or(Withheld::ByRequest));
         let withheld = asked.or(usually_withheld);
         let options = ListenOptions {
             ana: kept_states(
@@ -155,7 +157,7 @@ impl Method<Engine> for AddListener {
             "listen_address": AddressReply::new(kind, &bound),
             "secure_channel": given.tls() == TlsPolicy::Require,
         });
-        if ana_state != AnaWord::Optimized {
+        if ana_state != AnaState::Optimized {
             record["ana_state"] = json!(ana_state);
         }
         note_withheld(&mut record, withheld);
@@ -278,15 +280,15 @@ pub(super) fn find(
 }
 
 /// Initial states of a listener: the state it is added with, then stored changes.
-fn kept_states(engine: &Engine, own: &str, ana_state: AnaWord) -> AnaStates {
-    let mut states = AnaStates::new(ana_state.into());
+fn kept_states(engine: &Engine, own: &str, ana_state: AnaState) -> AnaStates {
+    let mut states = AnaStates::new(ana_state);
     let below = key::ana(own, None);
     for entry in engine.journal.below(&below) {
         if entry.record.key != below && !entry.record.key.starts_with(&key::below(&below)) {
             continue;
         }
         if let Ok(kept) = serde_json::from_value::<AnaParams>(entry.record.params) {
-            states.set(kept.anagrpid, kept.ana_state.into());
+            states.set(kept.anagrpid, kept.ana_state);
         }
     }
     states
@@ -303,7 +305,7 @@ pub struct AnaParams {
     pub listen_address: TransportAddress,
     /// `persistent_loss`: the namespaces never return on this listener. `change`: hosts wait, at
     /// most ten seconds.
-    pub ana_state: AnaWord,
+    pub ana_state: AnaState,
     /// Left out: all groups.
     pub anagrpid: Option<u32>,
     /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
@@ -325,7 +327,7 @@ impl Method<Engine> for SetAnaState {
         let (nqn, address) = (subsystem.nqn(), Address::Ip(address));
         let listener = find(&subsystem, kind, &address).map_err(not_set)?;
         let before = listener.ana;
-        let (group, state) = (params.anagrpid, params.ana_state.into());
+        let (group, state) = (params.anagrpid, params.ana_state);
         let set = plane
             .target
             .set_ana_state(nqn, kind, &address, group, state);
@@ -430,7 +432,7 @@ pub struct SubsystemListenerReply {
     withheld: bool,
     /// Reason for withholding.
     #[serde(skip_serializing_if = "Option::is_none")]
-    withheld_reason: Option<WithheldWord>,
+    withheld_reason: Option<Withheld>,
     /// Options in effect at this address; left out if there are none. The first subsystem at an
     /// address determines them.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -465,7 +467,7 @@ fn in_capsule(target: &Target, listener: &SubsystemListener) -> Option<(u32, Opt
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 struct AnaStateReply {
     ana_group: u32,
-    ana_state: AnaWord,
+    ana_state: AnaState,
 }
 
 impl Method<Engine> for GetSubsystemListeners {
@@ -485,7 +487,7 @@ impl Method<Engine> for GetSubsystemListeners {
         let groups = |ana: &AnaStates| {
             let state = |ana_group| AnaStateReply {
                 ana_group,
-                ana_state: ana.of(ana_group).into(),
+                ana_state: ana.of(ana_group),
             };
             (1..=config.max_namespaces).map(state).collect()
         };
@@ -496,7 +498,7 @@ impl Method<Engine> for GetSubsystemListeners {
                 address: AddressReply::new(listener.transport, &listener.address),
                 ana_states: config.ana_reporting.then(|| groups(&listener.ana)),
                 withheld: listener.withheld.is_some(),
-                withheld_reason: listener.withheld.and_then(WithheldWord::of),
+                withheld_reason: listener.withheld.filter(|why| *why != Withheld::ByRequest),
                 options: Some(options).filter(|options| *options != ListenerOptions::default()),
                 in_capsule_data_size: size,
                 in_capsule_reason: reason.flatten(),

@@ -14,7 +14,7 @@ use super::nvm_subsystem;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::Engine;
-use crate::services::reservations::{RESTORE, StoredReservation, find};
+use crate::services::stored_reservation::{RESTORE, StoredReservation, find};
 use crate::services::subsystems::find_namespace;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {

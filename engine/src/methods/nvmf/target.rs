@@ -14,8 +14,8 @@ use crate::config::Personality;
 use crate::rpc::error::Errno;
 use crate::rpc::{Changes, Class, Method, NoParams, Order, Registry, RpcError, When};
 use crate::services::Engine;
-use crate::services::reservations::RESTORE;
 use crate::services::startup::DiscoveryFilter;
+use crate::services::stored_reservation::RESTORE;
 use crate::services::volumes::published;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_nvmf::subsystems::{QueueLimits, TargetError, TargetPsks};
+use nacre_nvmf::subsystems::{QueueLimits, TargetConfig, TargetError, TargetPsks};
 use nacre_nvmf::transport::{Plug, QUEUE_DEPTHS, TransportType};
 use nacre_transport_rdma::{RdmaConfig, RdmaPlug};
 use nacre_transport_tcp::{ConfigError, TcpConfig, TcpPlug};
@@ -302,8 +302,8 @@ impl Transport {
             (
                 "max_io_qpairs_per_ctrlr",
                 self.max_io_qpairs_per_ctrlr.into(),
-                1,
-                65_534,
+                (*TargetConfig::IO_QUEUES.start()).into(),
+                (*TargetConfig::IO_QUEUES.end()).into(),
             ),
             // Base figure 294: hosts rely on 32 entries.
             ("max_aq_depth", self.max_aq_depth, 32, 4096),
@@ -399,7 +399,7 @@ impl Transport {
             max_queue_depth: self.max_queue_depth,
             srq_size: if no_srq { 0 } else { max_srq_depth },
             cq_size: num_cqe,
-            backlog: acceptor_backlog,
+            backlog: acceptor_backlog.clamp(0, u16::MAX.into()) as u16,
             // A five-bit exponent; 0 keeps the default.
             ack_timeout: Some(self.ack_timeout.min(31) as u8).filter(|n| *n > 0),
             ..declared

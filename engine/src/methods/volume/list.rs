@@ -169,7 +169,7 @@ fn describe_among(
 ) -> VolumeReply {
     let mut reply = describe_one(plane, listed, served);
     if let Some(holder) = listed.record.holder.filter(|_| reply.state == "standby")
-        && let Some(node) = engine.volumes.cluster.name_of(holder)
+        && let Some(node) = engine.cluster.name_of(holder)
     {
         reply.why = Some(format!("node {node} serves it"));
     }
@@ -180,7 +180,7 @@ fn describe_among(
             continue;
         };
         let node = recorded.node;
-        replica.node = node.and_then(|node| engine.volumes.cluster.name_of(node));
+        replica.node = node.and_then(|node| engine.cluster.name_of(node));
         replica.node_device.clone_from(&recorded.node_device);
     }
     reply

@@ -148,7 +148,7 @@ impl Method<Engine> for Grow {
                 .field("num_blocks")
                 .remedy("make a new volume with larger regions"));
         }
-        if engine.volumes.cluster.node().is_some() && blocks > status.blocks {
+        if engine.cluster.node().is_some() && blocks > status.blocks {
             let bytes = blocks.saturating_mul(u64::from(status.block_size));
             cluster::grow_lvols(&engine, status.id, bytes).await?;
         }
@@ -248,7 +248,7 @@ impl Method<Engine> for Thaw {
                 let force = params.force;
                 run(&engine, &params.name, Command::Thaw { replica, force }).await
             }
-            (_, None) if engine.volumes.cluster.node().is_some() => {
+            (_, None) if engine.cluster.node().is_some() => {
                 engine.volumes.must_be_here(&listed)?;
                 engine.volumes.opened(&params.name)?;
                 describe(&engine, &listed)

@@ -31,7 +31,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
 /// `NODE:DEVICE`.
 pub fn replica(engine: &Engine, volume: &str, name: &str) -> String {
     let of_node = engine.volumes.find(volume).ok();
-    let of_node = of_node.and_then(|volume| engine.volumes.cluster.device_of(volume.id(), name));
+    let of_node = of_node.and_then(|volume| engine.cluster.device_of(volume.id(), name));
     if let Some(device) = of_node {
         return device;
     }
@@ -59,7 +59,7 @@ async fn run_on(
     device: &str,
     command: impl FnOnce(String) -> Command,
 ) -> Result<VolumeReply, RpcError> {
-    if engine.volumes.cluster.node().is_some() {
+    if engine.cluster.node().is_some() {
         let id = engine.volumes.opened(name)?.handle.status().id;
         let on = async |device| run(engine, &id.to_string(), command(device)).await;
         return cluster::change_replicas(engine, id, device, "device", on).await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_engine_alerts::{
-    Failure, Login, Mail, Message, Progress, Security, SigningSecret, Trust, Url, Webhook,
+    Failure, Login, Mail, MailEncryption, Message, Progress, SigningSecret, Trust, Url, Webhook,
 };
 use tokio::sync::Semaphore;
 use zeroize::Zeroizing;
@@ -83,9 +83,9 @@ fn mail_of(settings: MailSettings) -> Result<Mail, Failure> {
     let server = settings.server()?;
     let authorities = || authorities(settings.ca.as_deref());
     let security = match settings.tls {
-        MailTls::StartTls => Security::StartTls(authorities()?),
-        MailTls::Implicit => Security::Implicit(authorities()?),
-        MailTls::Off => Security::Clear,
+        MailTls::StartTls => MailEncryption::StartTls(authorities()?),
+        MailTls::Implicit => MailEncryption::Implicit(authorities()?),
+        MailTls::Off => MailEncryption::Clear,
     };
     let login = settings.user.zip(password);
     Ok(Mail {

@@ -44,7 +44,7 @@ pub async fn create(
     settings: Settings,
     force: bool,
 ) -> Result<(), RpcError> {
-    let running = engine.volumes.cluster.member()?;
+    let running = engine.cluster.member()?;
     let field = |at| format!("devices[{at}]");
     let make = async |devices| {
         let new = NewVolume {
@@ -63,7 +63,6 @@ pub async fn create(
 /// The addresses at which the nodes of a publication show its volume.
 fn portals(engine: &Engine, publication: &Publication) -> Vec<Portal> {
     let nodes = engine
-        .volumes
         .cluster
         .running()
         .map(|running| running.inbox.nodes());
@@ -95,7 +94,7 @@ pub async fn publish(
     any_host: bool,
     nodes: &[String],
 ) -> Result<Publication, RpcError> {
-    let running = engine.volumes.cluster.member()?;
+    let running = engine.cluster.member()?;
     let nodes = if nodes.is_empty() {
         nodes_for(engine, &running, id)
     } else {
@@ -132,7 +131,7 @@ fn nodes_for(engine: &Engine, running: &Running, id: Uuid) -> Vec<NodeId> {
 }
 
 pub async fn unpublish(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
-    let running = engine.volumes.cluster.member()?;
+    let running = engine.cluster.member()?;
     if running.operator.unpublish(VolumeId(id)).await.or_refuse()? {
         return Ok(());
     }
@@ -142,7 +141,7 @@ pub async fn unpublish(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
 
 /// Deletes a volume that is not published, and ends the exports of its devices.
 pub async fn delete(engine: &Rc<Engine>, id: Uuid, force: Option<String>) -> Result<(), RpcError> {
-    let running = engine.volumes.cluster.member()?;
+    let running = engine.cluster.member()?;
     let volume = VolumeId(id);
     let name = engine.volumes.find(&id.to_string())?.name();
     let publications = running.operator.publications().await.or_refuse()?;

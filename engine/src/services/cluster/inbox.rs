@@ -12,6 +12,8 @@ use nacre_cluster_node::{Export, NodeKey, Publication};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::services::volumes::AbsentDevices;
+
 /// The state that the cluster's thread wants for one volume.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Wanted {
@@ -194,16 +196,6 @@ impl Inbox {
         !state.nodes.is_empty() && !state.standing.contains_key(&node)
     }
 
-    /// True if the lease of the device's node is over.
-    pub(super) fn is_away(&self, device: &str) -> bool {
-        let node = {
-            let state = self.state.lock();
-            let mut all = state.devices.values().flatten().chain(&state.noted);
-            all.find(|one| one.device == device).map(|one| one.node)
-        };
-        node.is_some_and(|node| self.is_node_away(node))
-    }
-
     /// Wakes the look at exports: a device of this node has changed.
     pub(super) fn look_again(&self) {
         self.change_others(|_| {});
@@ -305,6 +297,18 @@ impl Serving for Sender {
     }
 }
 
+impl AbsentDevices for Inbox {
+    /// True if the lease of the device's node is over.
+    fn is_absent(&self, device: &str) -> bool {
+        let node = {
+            let state = self.state.lock();
+            let mut all = state.devices.values().flatten().chain(&state.noted);
+            all.find(|one| one.device == device).map(|one| one.node)
+        };
+        node.is_some_and(|node| self.is_node_away(node))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use uuid::Uuid;
@@ -385,13 +389,13 @@ mod tests {
         let (mut sender, inbox, volume) = inbox();
         let node = NodeId(Uuid::from_u128(9));
         inbox.set_devices(volume, vec![exported("d")]);
-        assert!(!inbox.is_away("d"));
+        assert!(!inbox.is_absent("d"));
         let nodes = BTreeMap::from([(node, NodeKey::default())]);
         sender.nodes(&nodes, &BTreeMap::new());
-        assert!(inbox.is_away("d"));
-        assert!(!inbox.is_away("other"));
+        assert!(inbox.is_absent("d"));
+        assert!(!inbox.is_absent("other"));
         sender.nodes(&nodes, &BTreeMap::from([(node, Incarnation(3))]));
-        assert!(!inbox.is_away("d"));
+        assert!(!inbox.is_absent("d"));
     }
 
     /// Goal: hosts wait for the volumes that have a slot for this node, and for no others.

@@ -64,7 +64,7 @@ use self::last_errors::LastErrors;
 use self::lease::OfIncarnation;
 use self::peers::Peers;
 use self::store::NodesOfReplicas;
-use super::volumes::{etcd, holder};
+use super::volumes::{AbsentDevices, Membership, etcd, holder};
 use crate::refusal::Refusal;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
@@ -75,7 +75,7 @@ pub(crate) use self::backups::{must_be_replaceable, read_backup, seconds, write_
 pub use self::create::{addresses, create, delete, publish, unpublish};
 pub use self::placed::{PlacedReplicas, create_placed, grow_lvols};
 pub use self::replicas::{NewReplica, change_replicas};
-pub(super) use self::report::for_doctor;
+pub use self::report::for_doctor;
 pub(crate) use self::steward::report_release;
 pub(super) use self::volumes::Shown;
 
@@ -158,8 +158,7 @@ impl Cluster {
 
     /// The name of a node, or its id; `None`: the daemon is in no cluster.
     pub fn name_of(&self, node: Uuid) -> Option<String> {
-        let name = self.running()?.inbox.name_of(NodeId(node));
-        Some(name.unwrap_or_else(|| node.to_string()))
+        Some(self.running()?.name_of(NodeId(node)))
     }
 
     /// The device of the volume's replica that is `NODE:DEVICE`.
@@ -173,48 +172,6 @@ impl Cluster {
             .filter(|one| one.node == node && one.node_device.as_ref() == Some(&wanted.device));
         // After a replacement by the same device, the last one is meant.
         found.next_back().map(|one| one.device)
-    }
-
-    /// Refuses a command for a volume that is not open on this node. The refusal names the node
-    /// that executes it.
-    pub(super) fn not_here(&self, record: &VolumeRecord) -> Option<RpcError> {
-        let running = self.running()?;
-        let holder = record.holder.map(NodeId);
-        if holder == Some(running.me) {
-            return None;
-        }
-        // A node without a lease serves nothing, and executes nothing.
-        let holder = holder.filter(|node| !running.inbox.is_node_away(*node));
-        let name = &record.name;
-        Some(match holder.and_then(|node| self.name_of(node.0)) {
-            Some(node) => {
-                let cause = format!("node {node} serves volume \"{name}\"");
-                RpcError::errno(Errno::EPERM, cause)
-                    .field("name")
-                    .remedy(format!("run the command on {node}"))
-            }
-            None => {
-                let cause = format!("no node serves volume \"{name}\"");
-                RpcError::errno(Errno::EAGAIN, cause).field("name").remedy(
-                    "publish it, then run the command on the node that serves it: \
-                     cluster_get_volumes shows that node",
-                )
-            }
-        })
-    }
-
-    /// The holder that opens volumes; `None`: the daemon is in no cluster.
-    pub(super) fn holder(&self) -> Option<Holder> {
-        let running = self.running()?;
-        Some(Holder {
-            id: running.me.0,
-            lease: Some(Arc::new(OfIncarnation::now(&running.link))),
-        })
-    }
-
-    /// The devices that are not waited for, because the leases of their nodes are over.
-    pub(super) fn away(&self) -> Option<Away> {
-        Some(Away(Arc::clone(&self.running()?.inbox)))
     }
 
     /// The subsystem of this node's exports, once it exists.
@@ -245,19 +202,9 @@ impl Cluster {
     }
 }
 
-/// See [`Cluster::away`].
-#[derive(Clone)]
-pub(super) struct Away(Arc<Inbox>);
-
-impl Away {
-    pub(super) fn is_away(&self, device: &str) -> bool {
-        self.0.is_away(device)
-    }
-}
-
 /// Sets the ANA states of the volumes' listeners.
-pub(super) fn show_states(engine: &Engine) {
-    if let Some(running) = engine.volumes.cluster.running() {
+fn show_states(engine: &Engine) {
+    if let Some(running) = engine.cluster.running() {
         for shown in running.shown.borrow().values() {
             shown.show_state(engine);
         }
@@ -306,7 +253,6 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     };
     let store: Arc<dyn VolumeStore> =
         Arc::new(NodesOfReplicas::new(Arc::new(store), Arc::clone(&inbox)));
-    engine.volumes.join(store, me.0);
     let running = Rc::new(Running {
         me,
         process,
@@ -325,11 +271,9 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
         not_reported: LastErrors::default(),
         is_ending: Cell::new(false),
     });
-    engine
-        .volumes
-        .cluster
-        .running
-        .replace(Some(Rc::clone(&running)));
+    engine.cluster.running.replace(Some(Rc::clone(&running)));
+    engine.volumes.join(store, me.0, Rc::clone(&running) as _);
+    engine.listeners.after_reconcile(show_states);
     let expected = expect_subsystems(engine);
     info!(cluster = name, node = %me.0, "a node of a cluster");
     tokio::task::spawn_local(pools::report(Rc::clone(engine), Rc::clone(&running)));
@@ -484,7 +428,52 @@ async fn note(engine: &Engine, running: &Running, cluster: Uuid) {
     }
 }
 
+impl Membership for Running {
+    fn not_here(&self, record: &VolumeRecord) -> Option<RpcError> {
+        let holder = record.holder.map(NodeId);
+        if holder == Some(self.me) {
+            return None;
+        }
+        // A node without a lease serves nothing, and executes nothing.
+        let holder = holder.filter(|node| !self.inbox.is_node_away(*node));
+        let name = &record.name;
+        Some(match holder {
+            Some(node) => {
+                let node = self.name_of(node);
+                let cause = format!("node {node} serves volume \"{name}\"");
+                RpcError::errno(Errno::EPERM, cause)
+                    .field("name")
+                    .remedy(format!("run the command on {node}"))
+            }
+            None => {
+                let cause = format!("no node serves volume \"{name}\"");
+                RpcError::errno(Errno::EAGAIN, cause).field("name").remedy(
+                    "publish it, then run the command on the node that serves it: \
+                     cluster_get_volumes shows that node",
+                )
+            }
+        })
+    }
+
+    fn holder(&self) -> Holder {
+        Holder {
+            id: self.me.0,
+            lease: Some(Arc::new(OfIncarnation::now(&self.link))),
+        }
+    }
+
+    fn absent_devices(&self) -> Arc<dyn AbsentDevices> {
+        Arc::clone(&self.inbox) as _
+    }
+}
+
 impl Running {
+    /// The name of a node, or its id.
+    fn name_of(&self, node: NodeId) -> String {
+        let name = self.inbox.name_of(node);
+        name.unwrap_or_else(|| node.0.to_string())
+    }
+
     /// True if this node shows its exports, and all volumes that are published on it.
     fn are_shown(&self) -> bool {
         let shown = self.shown.borrow();
@@ -518,7 +507,7 @@ impl Running {
 
 /// Hands all volumes over and gives the lease back, before hosts are disconnected.
 pub async fn leave(engine: &Engine) {
-    let Some(running) = engine.volumes.cluster.running() else {
+    let Some(running) = engine.cluster.running() else {
         return;
     };
     let Some(node) = running.node.borrow_mut().take() else {

@@ -69,7 +69,7 @@ pub async fn create_placed(
     replicas: PlacedReplicas,
     settings: Settings,
 ) -> Result<(), RpcError> {
-    let running = engine.volumes.cluster.member()?;
+    let running = engine.cluster.member()?;
     if engine.volumes.find(&name).is_ok() {
         let cause = format!("there is a volume \"{name}\" already");
         return Err(RpcError::errno(Errno::EEXIST, cause).field("name"));
@@ -244,14 +244,14 @@ pub(super) async fn places(
 /// Enlarges the lvols of a volume's replicas for `bytes` of data, as far as the cluster made them,
 /// and waits until this node has the new sizes.
 pub async fn grow_lvols(engine: &Rc<Engine>, volume: Uuid, bytes: u64) -> Result<(), RpcError> {
-    let running = engine.volumes.cluster.member()?;
+    let running = engine.cluster.member()?;
     let bytes = bytes.saturating_add(RESERVED);
     let replicas = engine.volumes.find(&volume.to_string())?.record.replicas;
     let placed = places(&running, &replicas).await.or_refuse()?;
     must_fit_others(engine, &replicas, &placed, bytes)?;
     for (node, ..) in placed {
         if running.inbox.is_node_away(node) {
-            let name = engine.volumes.cluster.name_of(node.0).unwrap_or_default();
+            let name = engine.cluster.name_of(node.0).unwrap_or_default();
             let cause = format!("node {name} has a replica of the volume, and no lease");
             return Err(RpcError::errno(Errno::EAGAIN, cause)
                 .field("name")
@@ -265,7 +265,7 @@ pub async fn grow_lvols(engine: &Rc<Engine>, volume: Uuid, bytes: u64) -> Result
         let plane = engine.plane()?;
         let mut waits_for = None;
         for (node, member, export) in places(&running, &replicas).await.or_refuse()? {
-            let name = || engine.volumes.cluster.name_of(node.0).unwrap_or_default();
+            let name = || engine.cluster.name_of(node.0).unwrap_or_default();
             if export.bytes < bytes {
                 if let Some(why) = export.why {
                     let cause = format!("the lvol on node {} does not grow: {why}", name());
@@ -307,9 +307,7 @@ fn must_fit_others(
         let size = layer.map(|layer| layer.geometry().bytes());
         if size.is_none_or(|size| size < bytes) {
             let device = replica.node_device.as_ref().unwrap_or(&replica.device);
-            let node = replica
-                .node
-                .and_then(|id| engine.volumes.cluster.name_of(id));
+            let node = replica.node.and_then(|id| engine.cluster.name_of(id));
             let node = node.unwrap_or_default();
             let Some(size) = size else {
                 let cause = format!("device {node}:{device} of a replica is not reached");

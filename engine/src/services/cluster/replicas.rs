@@ -228,7 +228,7 @@ async fn reached(
     made: &[(MemberId, NodeId)],
 ) -> Result<(), (usize, RpcError)> {
     let end = tokio::time::Instant::now() + EXPORTED;
-    let name = |node: NodeId| engine.volumes.cluster.name_of(node.0).unwrap_or_default();
+    let name = |node: NodeId| engine.cluster.name_of(node.0).unwrap_or_default();
     loop {
         let exports = running.operator.exports(Some(volume)).await;
         let exports = exports.or_refuse().map_err(|error| (0, error))?;
@@ -278,7 +278,7 @@ pub async fn change_replicas<T, Work>(
 where
     Work: Future<Output = Result<T, RpcError>>,
 {
-    let running = engine.volumes.cluster.member()?;
+    let running = engine.cluster.member()?;
     let replica = NewReplica::parse(device).map_err(|error| error.field(field))?;
     let of_one = async |mut names: Vec<String>| work(names.remove(0)).await;
     let replicas = [replica];

@@ -70,10 +70,7 @@ impl Cluster {
 
 /// Asks etcd and the other nodes, with connections of its own. Blocks. `None`: the configuration
 /// names no cluster.
-pub(in crate::services) fn for_doctor(
-    settings: &Settings,
-    dir: Option<&Path>,
-) -> Option<doctor::Cluster> {
+pub fn for_doctor(settings: &Settings, dir: Option<&Path>) -> Option<doctor::Cluster> {
     let name = settings.cluster.name.clone()?;
     let unknown = |why: String| doctor::Cluster {
         name: name.clone(),

@@ -17,7 +17,7 @@ use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
-use crate::services::reservations::{self, StoredReservation};
+use crate::services::stored_reservation::{self, StoredReservation};
 
 /// Version of the stored form.
 const FORMAT: u64 = 1;
@@ -31,7 +31,7 @@ pub(in crate::services) async fn store(
     volume: Uuid,
     kept: Option<StoredReservation>,
 ) -> Result<(), RpcError> {
-    let running = engine.volumes.cluster.member()?;
+    let running = engine.cluster.member()?;
     let holder = Holder {
         node: running.me,
         incarnation: Incarnation(running.link.incarnation.load(Ordering::Acquire) as u64),
@@ -62,7 +62,7 @@ pub(super) fn shown(
         let cause = format!("volume {} is not shown to hosts", id.0);
         RpcError::errno(Errno::EAGAIN, cause)
     })?;
-    reservations::find(engine, &nqn, NSID, id.0)
+    stored_reservation::find(engine, &nqn, NSID, id.0)
 }
 
 /// Gives the namespace the stored reservation, before hosts have access to it. The target answers

@@ -481,7 +481,7 @@ pub(crate) fn report_release(engine: &Engine, why: &str) {
 }
 
 fn name_of(engine: &Engine, node: NodeId) -> String {
-    let name = engine.volumes.cluster.name_of(node.0);
+    let name = engine.cluster.name_of(node.0);
     name.unwrap_or_else(|| node.0.to_string())
 }
 

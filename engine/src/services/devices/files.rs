@@ -8,7 +8,7 @@ use std::time::Duration;
 use nacre_bdev::Bdev;
 use tracing::debug;
 
-use super::known_files::{files, settle};
+use super::known_files::{files, forget_changes};
 use crate::services::Engine;
 
 /// Interval at which files are checked for truncation by other programs.
@@ -26,7 +26,7 @@ pub async fn watch(engine: Rc<Engine>) {
             continue;
         }
         let open: Vec<_> = files.iter().filter_map(Weak::upgrade).collect();
-        settle(&engine, &open).await;
+        forget_changes(&engine, &open).await;
         drop(open);
         // A file on a server that does not respond delays only these checks.
         let look = move || -> HashMap<String, u64> {

@@ -59,12 +59,12 @@ fn edit(bdev: &UringBdev, contents: Option<Contents>) -> Edit {
 }
 
 /// Forgets that files changed while closed once their users no longer count on the old contents.
-pub async fn settle(engine: &Engine, files: &[Arc<UringBdev>]) {
-    let is_settled = |file: &&Arc<UringBdev>| {
+pub async fn forget_changes(engine: &Engine, files: &[Arc<UringBdev>]) {
+    let is_due = |file: &&Arc<UringBdev>| {
         let seen = engine.journal.seen(file.uuid());
         file.contents().is_none() && seen.is_some_and(|seen| seen.get("contents").is_some())
     };
-    let edits: Vec<Edit> = files.iter().filter(is_settled).map(|f| opened(f)).collect();
+    let edits: Vec<Edit> = files.iter().filter(is_due).map(|f| opened(f)).collect();
     if !edits.is_empty() {
         record(engine, edits).await;
     }

@@ -11,17 +11,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use nacre_bdev::registry::Subscription;
-use nacre_bdev::{Bdev, Event, Registry};
+use nacre_bdev::{Event, Registry};
 use parking_lot::Mutex;
 use sampling::Samplers;
 use tokio::sync::{Notify, mpsc};
 
-use crate::bdev_modules;
 use crate::services::Engine;
 use crate::services::backup::Backups;
 use crate::services::pools::{self, Pools};
-use crate::services::subsystems;
-use crate::store::Edit;
+use crate::services::{deferred, subsystems, volumes};
 
 pub use files::watch as watch_files;
 
@@ -77,25 +75,6 @@ impl Devices {
     }
 }
 
-/// The journal key of a device.
-pub fn key(name: &str) -> String {
-    format!("bdev/{name}")
-}
-
-/// The journal key of a device's limits.
-pub fn limits_key(bdev: &str) -> String {
-    format!("qos/{bdev}")
-}
-
-pub fn forget_limits(bdev: &str) -> Edit {
-    Edit::Remove(limits_key(bdev))
-}
-
-/// A device of a module, by name, alias or UUID.
-pub fn find<T: Bdev>(engine: &Engine, name: &str) -> Option<Arc<T>> {
-    bdev_modules::device::<T>(engine.plane().ok()?.bdevs.lookup(name)?.module())
-}
-
 /// Handles device events until the data plane ends.
 pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
     while let Some(event) = events.recv().await {
@@ -105,14 +84,14 @@ pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
         | Event::Cut { name }
         | Event::Removing { name }
         | Event::Unregistered { name }) = &event;
-        crate::services::volumes::device_changed(&engine, name);
+        volumes::device_changed(&engine, name);
         match event {
             Event::Registered { name } => {
                 engine.notes.send("bdev_register", name.clone());
                 let engine = Rc::clone(&engine);
                 tokio::task::spawn_local(async move {
                     pools::disk_appeared(&engine, &name).await;
-                    crate::services::deferred::settle(&engine).await
+                    deferred::run_ready(&engine).await
                 });
             }
             Event::Resized { name, .. } => {
@@ -136,11 +115,4 @@ pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
         }
         engine.devices.changed.notify_waiters();
     }
-}
-
-/// Edits that remove the namespaces and limits of devices from the journal.
-pub fn forget_uses_of(engine: &Engine, names: &[String]) -> Vec<Edit> {
-    let mut edits: Vec<Edit> = names.iter().map(|name| forget_limits(name)).collect();
-    edits.extend(subsystems::forget_namespaces_of(engine, names));
-    edits
 }

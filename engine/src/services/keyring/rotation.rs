@@ -47,18 +47,18 @@ impl Rotation {
 }
 
 /// The host of a subsystem, and the kind of its key.
-pub type Place = (Nqn, Nqn, SecretKind);
+pub type SecretId = (Nqn, Nqn, SecretKind);
 
 /// The rotations that have not ended.
 #[derive(Debug, Default)]
-pub struct Rotations(RefCell<BTreeMap<Place, Rotation>>);
+pub struct Rotations(RefCell<BTreeMap<SecretId, Rotation>>);
 
 impl Rotations {
-    pub fn find(&self, place: &Place) -> Option<Rotation> {
+    pub fn find(&self, place: &SecretId) -> Option<Rotation> {
         self.0.borrow().get(place).cloned()
     }
 
-    pub fn set(&self, place: Place, rotation: Option<Rotation>) {
+    pub fn set(&self, place: SecretId, rotation: Option<Rotation>) {
         let mut all = self.0.borrow_mut();
         match rotation {
             Some(rotation) => drop(all.insert(place, rotation)),
@@ -72,9 +72,9 @@ impl Rotations {
         all.retain(|(of, who, _), _| (of, who) != (subsystem, host));
     }
 
-    fn list(&self) -> Vec<(Place, Rotation)> {
+    fn list(&self) -> Vec<(SecretId, Rotation)> {
         let all = self.0.borrow();
-        let copy = |(place, rotation): (&Place, &Rotation)| (place.clone(), rotation.clone());
+        let copy = |(place, rotation): (&SecretId, &Rotation)| (place.clone(), rotation.clone());
         all.iter().map(copy).collect()
     }
 }

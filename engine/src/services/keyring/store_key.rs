@@ -9,8 +9,8 @@
 //!
 //! A rotation writes `store.key.next`, then all sealed keys in one transaction of the state, then
 //! renames the file. A crash in between leaves every key readable: both files open keys, and
-//! [`StoreKeys::settle`] finishes the rename before the next key is sealed. A rotation to a
-//! credential deletes both files at its end; after a crash the next rotation deletes them.
+//! [`StoreKeys::finish_rotation`] finishes the rename before the next key is sealed. A rotation to
+//! a credential deletes both files at its end; after a crash the next rotation deletes them.
 //!
 //! A store key is read at each use, and never kept. Calls come one after the other, from the
 //! methods that change keys.
@@ -98,7 +98,7 @@ impl StoreKeys {
         made: SystemTime,
         in_use: &InUse,
     ) -> Result<String, SealError> {
-        self.settle(in_use)?;
+        self.finish_rotation(in_use)?;
         let had = self.all().into_iter().collect::<Result<Vec<_>, _>>()?;
         let is_here = |id: &&String| had.iter().any(|key| key.id() == **id);
         if let Some(lost) = in_use.iter().find(|id| !is_here(id)) {
@@ -123,7 +123,7 @@ impl StoreKeys {
     /// Begins a rotation, and returns the store key of all keys from now on: the credential, or a
     /// new one, which is on the disk.
     pub fn begin_rotation(&self, in_use: &InUse) -> Result<StoreKey, SealError> {
-        self.settle(in_use)?;
+        self.finish_rotation(in_use)?;
         if let Some(key) = self.credential(CREDENTIAL)? {
             let id = key.id();
             let is_done = self.files()?.is_empty() && in_use.iter().all(|one| *one == id);
@@ -187,7 +187,7 @@ impl StoreKeys {
     }
 
     /// Finishes a rotation that a crash interrupted after the keys were sealed.
-    fn settle(&self, in_use: &InUse) -> Result<(), SealError> {
+    fn finish_rotation(&self, in_use: &InUse) -> Result<(), SealError> {
         let Some(next) = self.file(NEXT)? else {
             return Ok(());
         };

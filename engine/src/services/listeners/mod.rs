@@ -17,6 +17,7 @@
 mod address_watch;
 pub mod plan;
 mod report;
+mod status;
 pub mod system;
 
 use std::cell::{Cell, RefCell};
@@ -28,8 +29,9 @@ use std::time::{Duration, Instant};
 
 use nacre_nvmf::address::{IpTransport, adrfam};
 use nacre_nvmf::subsystems::Withheld;
-use nacre_nvmf::transport::{Address, ListenerOptions, RdmaFabric, TlsPolicy, TransportType};
+use nacre_nvmf::transport::{Address, ListenerOptions, RdmaProviderType, TlsPolicy, TransportType};
 use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::log::ana::AnaState;
 use nacre_transport_rdma_link::GidKind;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
@@ -38,6 +40,7 @@ use tracing::{debug, info, warn};
 use self::address_watch::Watch;
 use self::plan::{ListenerPlan, Path, PathProblem, Unmatched, plan};
 use self::report::{changes, concern};
+pub use self::status::{Actual, PathStatus};
 use self::system::System;
 use crate::config::listener::{Listener, RdmaSetting};
 use crate::config::{ConfigError, Problem, Settings};
@@ -45,7 +48,6 @@ use crate::rpc::RpcError;
 use crate::services::Engine;
 use crate::services::failover::FailoverTests;
 use crate::services::rdma::Verbs;
-use crate::services::subsystems::AnaWord;
 use crate::services::volumes::paths::admits;
 use crate::services::volumes::published::Published;
 use crate::values::address::ScopedIp;
@@ -57,49 +59,6 @@ const POLL_INTERVAL: Duration = Duration::from_secs(5);
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval between warnings that the machine's state cannot be read.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
-
-/// Actual state of a path.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Actual {
-    Listening,
-    /// The path is usable, but no subsystem uses it.
-    Idle,
-    Not(PathProblem),
-}
-
-impl Actual {
-    /// The word in replies and metrics.
-    pub fn word(&self) -> &'static str {
-        match self {
-            Self::Listening => "listening",
-            Self::Idle => "idle",
-            Self::Not(_) => "absent",
-        }
-    }
-
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Listening => "",
-            Self::Idle => "no_subsystem",
-            Self::Not(lack) => lack.reason,
-        }
-    }
-}
-
-/// One path with its requested and actual state.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PathStatus {
-    pub path: Path,
-    pub actual: Actual,
-    /// The subsystems served on the path.
-    pub subsystems: Vec<String>,
-}
-
-impl PathStatus {
-    pub fn is_listening(&self) -> bool {
-        self.actual == Actual::Listening
-    }
-}
 
 /// Identity of a path: the listener's name, the transport, the address and the port.
 type PathId = (String, IpTransport, ScopedIp, u16);
@@ -132,6 +91,8 @@ pub struct Listeners {
     following: Cell<bool>,
     /// Serialises `reconcile`.
     making: Mutex<()>,
+    /// Called after listeners were added or removed.
+    after_reconcile: Cell<Option<fn(&Engine)>>,
 }
 
 impl Listeners {
@@ -144,6 +105,11 @@ impl Listeners {
         } else {
             self.declare(engine, declared).await
         }
+    }
+
+    /// Calls `work` after each change of the listeners. The last call of this method counts.
+    pub(super) fn after_reconcile(&self, work: fn(&Engine)) {
+        self.after_reconcile.set(Some(work));
     }
 
     /// Replaces the declaration. A declaration that a start would refuse is an error and changes
@@ -319,7 +285,9 @@ impl Listeners {
                 }
             }
         }
-        crate::services::cluster::show_states(engine);
+        if let Some(after_reconcile) = self.after_reconcile.get() {
+            after_reconcile(engine);
+        }
         self.update_statuses(engine, plan);
     }
 
@@ -342,7 +310,7 @@ impl Listeners {
                     continue;
                 }
                 let listener = declared.iter().find(|l| l.name == path.listener);
-                let ana = subsystem.ana_reporting.then(|| path.ana.word().to_owned());
+                let ana = subsystem.ana_reporting.then(|| path.ana.word());
                 let params = call(&subsystem.nqn, ana, path, listener);
                 wanted.insert(key(&subsystem.nqn, path), params);
             }
@@ -363,7 +331,7 @@ impl Listeners {
             for path in plan.paths.iter().filter(|p| p.verdict.is_ok()) {
                 let listener = declared.iter().find(|l| l.name == path.listener);
                 let trtype = path.transport.trtype();
-                let ana = volume.ana_state_of(trtype, path.ana).map(AnaWord::word);
+                let ana = volume.ana_state_of(trtype, path.ana).map(AnaState::word);
                 let mut params = call(&volume.nqn, ana, path, listener);
                 if volume.withheld(trtype).is_some() {
                     withhold_by_policy(&mut params);
@@ -382,7 +350,7 @@ impl Listeners {
         plan: &ListenerPlan,
     ) -> BTreeMap<ListenerKey, Value> {
         let declared = self.declared.borrow();
-        let cluster = &engine.volumes.cluster;
+        let cluster = &engine.cluster;
         let mut wanted = BTreeMap::new();
         for path in plan.paths.iter().filter(|p| p.verdict.is_ok()) {
             let listener = declared.iter().find(|l| l.name == path.listener);
@@ -390,7 +358,7 @@ impl Listeners {
                 wanted.insert(key(&nqn, path), call(&nqn, None, path, listener));
             }
             for (nqn, volume) in cluster.shown() {
-                let inaccessible = AnaWord::Inaccessible.word();
+                let inaccessible = AnaState::Inaccessible.word();
                 let mut params = call(&nqn, Some(inaccessible), path, listener);
                 let listed = engine.volumes.find(&volume.to_string());
                 let policy = listed.map_or_else(|_| Default::default(), |l| l.transport_policy());
@@ -507,7 +475,7 @@ fn key(nqn: &str, path: &Path) -> ListenerKey {
 }
 
 /// The call that adds a listener. `ana` is the ANA state that the listener reports, if any.
-fn call(nqn: &str, ana: Option<String>, path: &Path, listener: Option<&Listener>) -> Value {
+fn call(nqn: &str, ana: Option<&str>, path: &Path, listener: Option<&Listener>) -> Value {
     let mut params = json!({
         "nqn": nqn,
         "listen_address": {
@@ -517,7 +485,7 @@ fn call(nqn: &str, ana: Option<String>, path: &Path, listener: Option<&Listener>
             "trsvcid": path.port.to_string(),
         },
     });
-    if let Some(state) = ana.filter(|state| state != "optimized") {
+    if let Some(state) = ana.filter(|state| *state != "optimized") {
         params["ana_state"] = state.into();
     }
     if path.withheld {
@@ -526,10 +494,10 @@ fn call(nqn: &str, ana: Option<String>, path: &Path, listener: Option<&Listener>
     }
     let chosen = path.verdict.as_ref().ok().and_then(Option::as_ref);
     let fabric = chosen.map(|chosen| match chosen.gid_kind {
-        GidKind::InfiniBand => RdmaFabric::InfiniBand,
-        GidKind::RoceV1 => RdmaFabric::RoceV1,
-        GidKind::RoceV2 => RdmaFabric::RoceV2,
-        GidKind::Iwarp => RdmaFabric::Iwarp,
+        GidKind::InfiniBand => RdmaProviderType::InfiniBand,
+        GidKind::RoceV1 => RdmaProviderType::RoceV1,
+        GidKind::RoceV2 => RdmaProviderType::RoceV2,
+        GidKind::Iwarp => RdmaProviderType::Iwarp,
     });
     let mut options = listener.map_or_else(ListenerOptions::default, Listener::options);
     options.fabric = fabric.map(|found| options.fabric.unwrap_or(found));

@@ -14,7 +14,7 @@ use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
-use crate::services::devices;
+use crate::services::device_records;
 use crate::store::Change;
 
 /// Registers the device of a volume under its UUID, with the alias `pool/name`. The caller has
@@ -58,7 +58,7 @@ pub fn find_lvol(
     field: &str,
     name: &str,
 ) -> Result<(Rc<OpenPool>, Arc<Lvol>), RpcError> {
-    let lvol = devices::find::<Lvol>(engine, name).ok_or_else(|| {
+    let lvol = device_records::find::<Lvol>(engine, name).ok_or_else(|| {
         let cause = format!("there is no volume or snapshot \"{name}\"");
         RpcError::errno(Errno::ENODEV, cause)
             .field(field)
@@ -157,6 +157,6 @@ pub async fn delete(engine: &Rc<Engine>, pool: &OpenPool, lvol: Arc<Lvol>) -> Re
         register_new(engine, pool, id).await?;
         return Err(refused);
     }
-    let edits = devices::forget_uses_of(engine, &names);
+    let edits = device_records::forget_uses_of(engine, &names);
     engine.journal.commit(Change(edits)).await
 }

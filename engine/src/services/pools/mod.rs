@@ -40,8 +40,8 @@ use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
+use crate::services::deferred;
 use crate::services::lifecycle::Phase;
-use crate::services::volumes;
 use crate::store::{Change, Edit, Record};
 
 use closing::close_one;
@@ -597,7 +597,7 @@ fn lvols_of(plane: &Plane, id: Uuid) -> Vec<Arc<Lvol>> {
 /// Makes namespaces and devices on volumes of pools that were imported late.
 pub fn replay(engine: &Rc<Engine>) {
     let engine = Rc::clone(engine);
-    tokio::task::spawn_local(async move { volumes::replay_waiting(&engine).await });
+    tokio::task::spawn_local(async move { deferred::replay_waiting(&engine).await });
 }
 
 /// A disk appeared: if it is a lost one, its pool is imported again.

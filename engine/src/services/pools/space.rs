@@ -7,7 +7,7 @@ use nacre_bdev_pool::{Lvol, LvolInfo};
 
 use super::OpenPool;
 use crate::services::Engine;
-use crate::services::devices;
+use crate::services::device_records;
 
 /// Reports the thresholds that the use of a pool passes, and that writes wait for space.
 pub(super) fn watch(engine: &Rc<Engine>, pool: &Rc<OpenPool>) {
@@ -59,7 +59,7 @@ pub(super) async fn count(engine: Rc<Engine>, pool: Rc<OpenPool>) {
 
 /// Counts the space of one volume again, if the device is one.
 pub async fn recount(engine: &Engine, device: &str) {
-    let Some(lvol) = devices::find::<Lvol>(engine, device) else {
+    let Some(lvol) = device_records::find::<Lvol>(engine, device) else {
         return;
     };
     // A device that goes meanwhile keeps its last count.
@@ -73,7 +73,7 @@ pub async fn recount(engine: &Engine, device: &str) {
 /// Notes the space in use with the devices, which describe it.
 pub fn take_counts(engine: &Engine, lvols: &[LvolInfo]) {
     for counted in lvols {
-        if let Some(lvol) = devices::find::<Lvol>(engine, &counted.id.to_string()) {
+        if let Some(lvol) = device_records::find::<Lvol>(engine, &counted.id.to_string()) {
             lvol.update(LvolInfo {
                 used_bytes: counted.used_bytes,
                 exclusive_bytes: counted.exclusive_bytes,

@@ -42,7 +42,7 @@ fn ensure(roots: &Roots, netdev: &str) -> Result<Option<String>, LinkError> {
     }
     let name = free_name(&fabric);
     netlink::rxe_add(roots, &name, netdev)?;
-    settled(roots, &name);
+    wait_for_gids(roots, &name);
     Ok(Some(name))
 }
 
@@ -54,7 +54,7 @@ fn free_name(fabric: &Fabric) -> String {
 }
 
 /// The devices once the new one has its GIDs, or after the limit.
-pub fn settled(roots: &Roots, name: &str) -> Fabric {
+pub fn wait_for_gids(roots: &Roots, name: &str) -> Fabric {
     let deadline = Instant::now() + SETTLE;
     loop {
         let fabric = Fabric::read(&roots.sys);

@@ -184,7 +184,7 @@ impl Discovery {
     }
 
     /// Why the service is not connected, or its log could not be read.
-    pub fn trouble(&self) -> Option<String> {
+    pub fn problem(&self) -> Option<String> {
         match &*self.state.borrow() {
             ControllerState::Waiting { error, .. } | ControllerState::Failed(error) => {
                 Some(error.to_string())

@@ -228,7 +228,7 @@ impl RemotePlan {
         // Each daemon is a separate host to its targets, regardless of its NQN: a reservation then
         // excludes other daemons, even on this machine.
         let holder = engine.volumes.holder();
-        let host_id = engine.volumes.cluster.host_id(&wanted.subnqn);
+        let host_id = engine.cluster.host_id(&wanted.subnqn);
         let host_id = host_id.unwrap_or(holder);
         if !host_id.is_nil() {
             machine.identity.id = host_id.into_bytes();

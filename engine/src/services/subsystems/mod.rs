@@ -7,7 +7,7 @@ mod listeners;
 mod namespaces;
 
 pub use discovery::configured_nqn;
-pub use listeners::{AnaWord, WithheldWord, is_stored_listener, note_withheld, place, withhold};
+pub use listeners::{is_stored_listener, note_withheld, place, withhold};
 pub use namespaces::{bdev_gone, find_namespace, forget_namespace, forget_namespaces_of, named};
 
 /// Methods whose calls are records.

@@ -3,7 +3,7 @@
 //! ```text
 //!   show      an attempt failed or is slow ▸ the bdev is registered with the limits announced
 //!             last ▸ its namespaces are restored; I/O waits
-//!   settle    the volume is open ▸ the same bdev serves; a new one if its replicas support less
+//!   assign    the volume is open ▸ the same bdev serves; a new one if its replicas support less
 //!   withdraw  the volume is deleted, or the daemon stops
 //! ```
 //!
@@ -21,13 +21,13 @@ use serde_json::json;
 use tracing::{debug, info, warn};
 use uuid::Uuid;
 
-use super::replay::replay_waiting;
 use super::{OpenState, Volumes};
 use crate::plane::Plane;
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
+use crate::services::deferred::replay_waiting;
 
 /// How long cores may take to close their queues on a volume, and its control to close the volume.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -140,7 +140,7 @@ fn register(engine: &Engine, id: Uuid) -> bool {
 }
 
 /// Gives the opened volume its bdev, and returns the bdev's name.
-pub(super) async fn settle(
+pub(super) async fn assign_bdev(
     engine: &Engine,
     plane: &Plane,
     id: Uuid,

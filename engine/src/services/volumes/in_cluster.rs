@@ -14,22 +14,34 @@ use tracing::warn;
 use uuid::Uuid;
 
 use super::lifecycle::{end_control, shut, stopping, try_open, wait_for_queues};
-use super::replay::replay_waiting;
-use super::{Entry, Opened, Volumes, events, frozen};
+use super::{AbsentDevices, Entry, Membership, Opened, Volumes, events, frozen};
 use crate::plane::Plane;
 use crate::rpc::RpcError;
 use crate::services::Engine;
+use crate::services::deferred::replay_waiting;
 use crate::services::subsystems::bdev_gone;
 
 /// Time for the commands in flight before a volume closes, and between two looks at them.
-const SETTLE: Duration = Duration::from_secs(2);
+const IO_WAIT: Duration = Duration::from_secs(2);
 const MOMENT: Duration = Duration::from_millis(5);
 /// Time for this machine to notice the new size of a device of another node.
 const RESIZED: Duration = Duration::from_secs(3);
 
 impl Volumes {
-    /// The store of the cluster, and the id of this node.
-    pub(in crate::services) fn join(&self, store: Arc<dyn VolumeStore>, node: Uuid) {
+    /// The devices that volumes do not wait for; `None`: there is no cluster.
+    pub(super) fn absent_devices(&self) -> Option<Arc<dyn AbsentDevices>> {
+        let membership = self.membership.borrow();
+        Some(membership.as_ref()?.absent_devices())
+    }
+
+    /// The store of the cluster, the id of this node, and its membership.
+    pub(in crate::services) fn join(
+        &self,
+        store: Arc<dyn VolumeStore>,
+        node: Uuid,
+        membership: Rc<dyn Membership>,
+    ) {
+        self.membership.replace(Some(membership));
         self.store.replace(Some(store));
         self.holder.set(node);
         self.untried.borrow_mut().insert(Uuid::nil());
@@ -190,7 +202,7 @@ pub(in crate::services) async fn open(engine: &Rc<Engine>, id: Uuid) -> Result<(
 /// Closes the volume in order, so that another node can open it without a copy.
 pub(in crate::services) async fn close(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
     close_as(engine, id, async |plane, opened| {
-        settle(plane, &opened.bdev).await;
+        wait_for_io(plane, &opened.bdev).await;
         let ticket = take_away(engine, plane, id, opened);
         shut(opened, ticket).await
     })
@@ -258,11 +270,11 @@ fn take_away(engine: &Engine, plane: &Plane, id: Uuid, opened: &Opened) -> Optio
 }
 
 /// Waits for the commands in flight. The listeners refuse new ones by their ANA state.
-async fn settle(plane: &Plane, bdev: &str) {
+async fn wait_for_io(plane: &Plane, bdev: &str) {
     let Some(stats) = plane.bdevs.stats(bdev) else {
         return;
     };
-    let end = tokio::time::Instant::now() + SETTLE;
+    let end = tokio::time::Instant::now() + IO_WAIT;
     let mut quiet_looks = 0;
     while quiet_looks < 3 && tokio::time::Instant::now() < end {
         tokio::time::sleep(MOMENT).await;

@@ -20,7 +20,6 @@ use tracing::{error, info, warn};
 use uuid::Uuid;
 
 use super::frozen::PATIENCE;
-use super::replay::replay_waiting;
 use super::replica_devices::VolumeDevices;
 use super::{Entry, OpenState, Opened, etcd, events, frozen, holder, note};
 use crate::plane::{Plane, pool_here};
@@ -28,6 +27,8 @@ use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
+use crate::services::deferred::replay_waiting;
+use crate::services::device_records;
 use crate::store::{Change, Edit};
 
 /// Pause after the first attempt to open, and the maximum.
@@ -127,7 +128,7 @@ pub fn open_all(engine: &Rc<Engine>) {
 }
 
 /// Resolves when each volume that existed at the start was tried once.
-pub async fn settled(engine: &Engine) {
+pub async fn wait_until_tried(engine: &Engine) {
     loop {
         let tried = engine.volumes.tried.notified();
         if !engine.volumes.are_opening() {
@@ -270,7 +271,7 @@ async fn open_once(engine: &Rc<Engine>, id: Uuid) -> Result<Rc<Opened>, VolumeEr
     let registered = if engine.volumes.closing.get() {
         Err(gone())
     } else {
-        frozen::settle(engine, &plane, id, &is, &handle).await
+        frozen::assign_bdev(engine, &plane, id, &is, &handle).await
     };
     match registered {
         Ok(bdev) => Ok(Rc::new(Opened {
@@ -448,7 +449,7 @@ pub async fn force_in_sync(
         .await
         .or_refuse()?;
     }
-    if engine.volumes.cluster.node().is_some() {
+    if engine.volumes.is_in_cluster() {
         // A node that reaches the replica takes the volume.
         return Ok(());
     }
@@ -547,7 +548,7 @@ pub(in crate::services) async fn delete(
         bdev.into_iter().collect(),
     ]
     .concat();
-    let mut edits = crate::services::devices::forget_uses_of(engine, &names);
+    let mut edits = device_records::forget_uses_of(engine, &names);
     edits.push(Edit::Remove(super::published::published_key(id)));
     engine.journal.commit(Change(edits)).await?;
     let text = format!("volume \"{name}\" was deleted");

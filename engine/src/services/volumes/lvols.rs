@@ -25,7 +25,7 @@ use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
-use crate::services::devices;
+use crate::services::device_records;
 use crate::services::pools::{self, OpenPool};
 use crate::store::Change;
 
@@ -86,7 +86,7 @@ async fn note(engine: &Engine, volume: Uuid, lvols: &[PoolLvol]) -> Result<(), R
 
 /// Makes lvols of the volume's name. Returns their devices.
 ///
-/// The caller ends with [`settle`], whether the volume was made or not.
+/// The caller ends with [`delete_unused`], whether the volume was made or not.
 pub async fn make(
     engine: &Rc<Engine>,
     volume: Uuid,
@@ -125,7 +125,7 @@ pub async fn delete(
     let volume = engine.volumes.find(name)?;
     begin_deletion(engine, &volume).await?;
     let deleted = lifecycle::delete(engine, &volume.id().to_string(), force).await;
-    settle(engine, volume.id()).await;
+    delete_unused(engine, volume.id()).await;
     deleted
 }
 
@@ -141,7 +141,7 @@ pub async fn begin_deletion(engine: &Engine, volume: &Listed) -> Result<(), RpcE
     let own = devices.iter().filter(|device| is_own(volume.id(), device));
     let lvols = own.filter_map(|device| {
         // A lost pool has no devices: its lvol goes when the pool is back.
-        let lvol = devices::find::<Lvol>(engine, device);
+        let lvol = device_records::find::<Lvol>(engine, device);
         let id = Uuid::parse_str(device).ok()?;
         Some(PoolLvol {
             pool: lvol.map(|lvol| lvol.pool()).unwrap_or_default(),
@@ -157,7 +157,7 @@ pub async fn begin_deletion(engine: &Engine, volume: &Listed) -> Result<(), RpcE
 
 /// Deletes the noted lvols if the volume does not exist, and removes the note. What fails is tried
 /// again later.
-pub async fn settle(engine: &Rc<Engine>, volume: Uuid) {
+pub async fn delete_unused(engine: &Rc<Engine>, volume: Uuid) {
     let Some(entry) = engine.journal.find(&key(volume)) else {
         return;
     };

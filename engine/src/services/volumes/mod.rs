@@ -13,18 +13,18 @@
 //! its bdev.
 
 pub(super) mod etcd;
-mod etcd_report;
 mod events;
 mod frozen;
 pub(in crate::services) mod holder;
 pub(super) mod in_cluster;
 pub(super) mod lifecycle;
 pub mod lvols;
+mod membership;
 pub(super) mod note;
 pub mod paths;
 pub mod published;
-mod replay;
 mod replica_devices;
+mod store_report;
 pub mod words;
 
 use std::cell::{Cell, RefCell};
@@ -43,16 +43,17 @@ use uuid::Uuid;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::cluster::Cluster;
 
 pub use self::etcd::{OfStore, endpoints};
-pub use self::etcd_report::store_for_doctor;
 pub use self::events::{check_other_copies, device_changed, poll_queues, recheck_device};
 pub use self::frozen::{fail_io, stop_opening, thaw};
-pub use self::lifecycle::{begin, close_all, create, end, force_in_sync, open_all, settled};
+pub use self::lifecycle::{
+    begin, close_all, create, end, force_in_sync, open_all, wait_until_tried,
+};
 pub use self::lvols::delete;
-pub use self::replay::replay_waiting;
+pub(in crate::services) use self::membership::{AbsentDevices, Membership};
 pub use self::replica_devices::{REMOTE_PRODUCT, is_local};
+pub use self::store_report::store_for_doctor;
 pub use paths::of_listener;
 
 pub use nacre_bdev_replica::model::RESERVED;
@@ -63,16 +64,12 @@ pub struct Volumes {
     store: RefCell<Option<Arc<dyn VolumeStore>>>,
     /// `None`: the store is a file, or in memory.
     of_store: RefCell<Option<OfStore>>,
-    /// The cluster that this daemon is a node of.
-    pub cluster: Cluster,
+    /// `None`: the daemon is in no cluster.
+    membership: RefCell<Option<Rc<dyn Membership>>>,
     holder: Cell<Uuid>,
     observer: RefCell<Option<Arc<events::EventSender>>>,
     /// Serialises creations and deletions.
     changing: Mutex<()>,
-    /// Number of requested replays of waiting journal records; `replays_done` is the number of
-    /// requests already served.
-    replays_requested: Cell<u64>,
-    replays_done: Mutex<u64>,
     /// Notified when a device appears, to retry waiting volumes.
     again: Notify,
     /// Volumes that have not been tried since the start.
@@ -255,17 +252,27 @@ impl Volumes {
         match listed.open_state {
             OpenState::Open(opened) => Ok(opened),
             OpenState::Frozen { why, .. } | OpenState::Opening { why, .. } => {
-                let elsewhere = self.cluster.not_here(&listed.record);
+                let elsewhere = self.not_here(&listed.record);
                 Err(elsewhere.unwrap_or_else(|| not_open(name, why.as_ref())))
             }
         }
+    }
+
+    /// True if this daemon is a node of a cluster.
+    fn is_in_cluster(&self) -> bool {
+        self.membership.borrow().is_some()
+    }
+
+    fn not_here(&self, record: &VolumeRecord) -> Option<RpcError> {
+        let membership = self.membership.borrow();
+        membership.as_ref()?.not_here(record)
     }
 
     /// Refuses a volume that another node of the cluster serves.
     pub fn must_be_here(&self, listed: &Listed) -> Result<(), RpcError> {
         match &listed.open_state {
             OpenState::Open(_) => Ok(()),
-            _ => self.cluster.not_here(&listed.record).map_or(Ok(()), Err),
+            _ => self.not_here(&listed.record).map_or(Ok(()), Err),
         }
     }
 
@@ -288,7 +295,7 @@ impl Volumes {
             .values()
             .find(|e| e.bdev() == Some(device))
             .map(Entry::listed);
-        let is_in_cluster = self.cluster.node().is_some();
+        let is_in_cluster = self.is_in_cluster();
         match ours.filter(|volume| is_in_cluster || volume.name() != device) {
             Some(volume) => volume.id().to_string(),
             None => device.to_owned(),
@@ -331,9 +338,9 @@ impl Volumes {
 
     /// This daemon as the holder of volumes that it opens now.
     fn opener(&self) -> nacre_bdev_replica::answers::Holder {
-        self.cluster
-            .holder()
-            .unwrap_or_else(|| self.holder.get().into())
+        let membership = self.membership.borrow();
+        let of_cluster = membership.as_ref().map(|membership| membership.holder());
+        of_cluster.unwrap_or_else(|| self.holder.get().into())
     }
 
     /// Id of this daemon among the daemons that share the store.

@@ -11,6 +11,7 @@ use nacre_bdev_replica::model::TransportPolicy;
 use nacre_nvmf::subsystems::{SubsystemListener, Withheld};
 use nacre_nvmf::transport::TransportType;
 use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::log::ana::AnaState;
 use uuid::Uuid;
 
 use super::published::{Published, published, published_as};
@@ -19,7 +20,7 @@ use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
-use crate::services::subsystems::{self, AnaWord};
+use crate::services::subsystems;
 
 impl Published {
     /// Why hosts are refused over `trtype`; `None` if they are admitted.
@@ -28,19 +29,19 @@ impl Published {
     }
 
     /// The state of a listener; none if the subsystem does not report states.
-    pub fn ana_state(&self, trtype: &str) -> Option<AnaWord> {
+    pub fn ana_state(&self, trtype: &str) -> Option<AnaState> {
         Some(self.ana.as_ref()?.of(trtype))
     }
 
     /// As [`Published::ana_state`], for a listener of the configuration file with its own `ana`
     /// setting.
-    pub fn ana_state_of(&self, trtype: &str, setting: AnaSetting) -> Option<AnaWord> {
+    pub fn ana_state_of(&self, trtype: &str, setting: AnaSetting) -> Option<AnaState> {
         let ana = self.ana.as_ref()?;
         let wished = match setting {
             AnaSetting::Auto => None,
-            AnaSetting::Optimized => Some(AnaWord::Optimized),
-            AnaSetting::NonOptimized => Some(AnaWord::NonOptimized),
-            AnaSetting::Inaccessible => Some(AnaWord::Inaccessible),
+            AnaSetting::Optimized => Some(AnaState::Optimized),
+            AnaSetting::NonOptimized => Some(AnaState::NonOptimized),
+            AnaSetting::Inaccessible => Some(AnaState::Inaccessible),
         };
         Some(
             ana.given(trtype)
@@ -64,7 +65,7 @@ pub fn of_listener(
     engine: &Engine,
     nqn: &Nqn,
     kind: TransportType,
-) -> Option<(Option<AnaWord>, Option<Withheld>)> {
+) -> Option<(Option<AnaState>, Option<Withheld>)> {
     let named = published_as(engine, |params| params["nqn"] == nqn.as_str());
     let volume = named.into_iter().next()?;
     let trtype = kind.to_string();

@@ -2,13 +2,14 @@
 
 use nacre_bdev_replica::model::TransportPolicy;
 use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::log::ana::AnaState;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::services::Engine;
-use crate::services::subsystems::{ADD_LISTENER, AnaWord};
+use crate::services::subsystems::ADD_LISTENER;
 
 /// Method name in the record of a published volume.
 pub const PUBLISH: &str = "volume_publish";
@@ -67,14 +68,14 @@ pub fn published_as(engine: &Engine, wanted: impl Fn(&Value) -> bool) -> Vec<Pub
 pub struct AnaByTransport {
     /// Over RDMA; default `optimized`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub rdma: Option<AnaWord>,
+    pub rdma: Option<AnaState>,
     /// Over TCP; default `non_optimized`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub tcp: Option<AnaWord>,
+    pub tcp: Option<AnaState>,
 }
 
 impl AnaByTransport {
-    pub(super) fn given(&self, trtype: &str) -> Option<AnaWord> {
+    pub(super) fn given(&self, trtype: &str) -> Option<AnaState> {
         if trtype.eq_ignore_ascii_case("RDMA") {
             self.rdma
         } else {
@@ -82,12 +83,12 @@ impl AnaByTransport {
         }
     }
 
-    pub fn of(&self, trtype: &str) -> AnaWord {
+    pub fn of(&self, trtype: &str) -> AnaState {
         self.given(trtype).unwrap_or_else(|| {
             if trtype.eq_ignore_ascii_case("RDMA") {
-                AnaWord::Optimized
+                AnaState::Optimized
             } else {
-                AnaWord::NonOptimized
+                AnaState::NonOptimized
             }
         })
     }

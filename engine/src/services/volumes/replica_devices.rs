@@ -8,22 +8,22 @@ use nacre_bdev_replica::handle::{Devices, NoDevice, ReplicaDevice};
 
 use crate::plane::Plane;
 use crate::services::Engine;
-use crate::services::cluster::Away;
+use crate::services::volumes::AbsentDevices;
 
 /// `product_name` of remote namespaces, as in SPDK.
 pub const REMOTE_PRODUCT: &str = "NVMe disk";
 
 pub(super) struct VolumeDevices {
     registry: Registry,
-    /// The devices of nodes that are away; `None`: there is no cluster.
-    away: Option<Away>,
+    /// `None`: there is no cluster.
+    absent: Option<Arc<dyn AbsentDevices>>,
 }
 
 impl VolumeDevices {
     pub(super) fn of(engine: &Engine, plane: &Plane) -> Self {
         Self {
             registry: plane.bdevs.clone(),
-            away: engine.volumes.cluster.away(),
+            absent: engine.volumes.absent_devices(),
         }
     }
 }
@@ -50,7 +50,9 @@ impl Devices for VolumeDevices {
     }
 
     fn is_awaited(&self, name: &str) -> bool {
-        self.away.as_ref().is_none_or(|away| !away.is_away(name))
+        self.absent
+            .as_ref()
+            .is_none_or(|absent| !absent.is_absent(name))
     }
 }
 

@@ -7,19 +7,8 @@ use nacre_nvmf_wire::Nqn;
 
 use super::{ListenOptions, Target, TargetError};
 use crate::subsystems::association::pending;
-use crate::subsystems::discovery::{Reachable, Snapshot};
+use crate::subsystems::discovery::{Reachable, Referral, Snapshot};
 use crate::transport::{Address, ListenerOptions, TlsPolicy, TransportType};
-
-/// Another discovery or NVM subsystem that the discovery log points to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Referral {
-    pub transport: TransportType,
-    pub address: Address,
-    pub subnqn: Nqn,
-    /// `subnqn` is a discovery subsystem's; only its well-known name shows that by itself.
-    pub discovery: bool,
-    pub secure_channel: bool,
-}
 
 impl Target {
     /// The name that no other discovery subsystem has.
@@ -128,7 +117,7 @@ impl Target {
     /// Opens, changes or closes the discovery service's own port at the address of a listener that
     /// was added or removed: hosts look there first. A change of its TLS policy opens it again, and
     /// its hosts connect again. If another program has that port, it keeps it.
-    pub(super) fn settle_discovery_port(&self, kind: TransportType, address: &Address) {
+    pub(super) fn update_discovery_port(&self, kind: TransportType, address: &Address) {
         let Some(address) = self.discovery_address(address) else {
             return;
         };
@@ -162,7 +151,7 @@ impl Target {
     }
 
     /// Closes the discovery port that the target opened where a subsystem is about to be served
-    /// with another TLS policy. [`Target::settle_discovery_port`] opens it again.
+    /// with another TLS policy. [`Target::update_discovery_port`] opens it again.
     pub(super) fn free_discovery_port(
         &self,
         kind: TransportType,

@@ -10,17 +10,17 @@ use nacre_nvmf_wire::log::ana::AnaState;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::subsystems::ana::AnaStates;
-use crate::subsystems::association::{Association, Teardown};
+use crate::subsystems::association::Teardown;
 use crate::subsystems::authentication::Authentication;
-use crate::subsystems::cntlid::MAX_CNTLID;
 use crate::subsystems::config::{QueueLimits, TargetConfig};
 use crate::subsystems::core_handle::GroupHandle;
+use crate::subsystems::discovery::Referral;
 use crate::subsystems::places::Places;
 use crate::subsystems::stats::Totals;
 use crate::subsystems::subsystem::{
-    HostSecrets, NamespaceConfig, Subsystem, SubsystemConfig, SubsystemError, SubsystemKind,
-    SubsystemListener,
+    HostSecrets, NamespaceConfig, Subsystem, SubsystemError, SubsystemListener,
 };
+use crate::subsystems::subsystem_config::{MAX_CNTLID, SubsystemConfig, SubsystemKind};
 use crate::subsystems::withheld::Withheld;
 use crate::transport::{
     Address, ListenError, ListenerId, ListenerOptions, Plug, TlsPolicy, TransportType,
@@ -110,10 +110,8 @@ mod listeners;
 mod psks;
 mod shared;
 
-pub use discovery::Referral;
 pub use listeners::ListenerStats;
 pub use psks::TargetPsks;
-pub use shared::{LATER_IDS, SharedPort, SharedPorts, SharedSubsystem};
 
 use shared::Shared;
 
@@ -317,7 +315,7 @@ impl Target {
         for listener in subsystem.listeners() {
             subsystem.remove_listener(listener.id);
             self.release_listener(listener.id);
-            self.settle_discovery_port(listener.transport, &listener.address);
+            self.update_discovery_port(listener.transport, &listener.address);
         }
         self.discovery_changed();
         Ok(subsystem)
@@ -445,7 +443,7 @@ impl Target {
         }
         self.free_discovery_port(kind, address, options.listener.tls());
         let opened = self.open_listener(&subsystem, kind, address, options);
-        self.settle_discovery_port(kind, opened.as_ref().unwrap_or(address));
+        self.update_discovery_port(kind, opened.as_ref().unwrap_or(address));
         opened
     }
 
@@ -545,7 +543,7 @@ impl Target {
         self.release_listener(id);
         self.discovery_changed();
         if subsystem.kind == SubsystemKind::Nvm {
-            self.settle_discovery_port(kind, address);
+            self.update_discovery_port(kind, address);
         }
         Ok(())
     }
@@ -570,6 +568,21 @@ impl Target {
         Ok(subsystem.set_ana_state(listener.id, group, state)?)
     }
 
+    /// Refuses hosts on a listener of a subsystem, or admits them there again. The listener stays,
+    /// because a removed listener refuses hosts with DNR, and they do not reconnect.
+    pub fn withhold(
+        &self,
+        nqn: &Nqn,
+        kind: TransportType,
+        address: &Address,
+        why: Option<Withheld>,
+    ) -> Result<(), TargetError> {
+        if self.subsystem(nqn)?.withhold(kind, address, why)? {
+            self.discovery_changed();
+        }
+        Ok(())
+    }
+
     /// Connects refused because of [`SubsystemListener::withheld`].
     pub fn withheld_connects(&self) -> u64 {
         self.withheld.load(Ordering::Relaxed)
@@ -589,11 +602,6 @@ impl Target {
                 self.release_listener(listener.id);
             }
         }
-    }
-
-    /// The last queue of an association is gone.
-    pub(crate) fn forget(&self, association: &Association) {
-        association.subsystem.forget(association);
     }
 }
 

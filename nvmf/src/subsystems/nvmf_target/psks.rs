@@ -6,7 +6,8 @@ use nacre_nvmf_wire::Nqn;
 use nacre_reactor::Clock;
 
 use super::Target;
-use crate::subsystems::subsystem::{Subsystem, SubsystemKind};
+use crate::subsystems::subsystem::Subsystem;
+use crate::subsystems::subsystem_config::SubsystemKind;
 use crate::tls::{Identity, PskKey, PskSource, TlsFailure};
 
 /// Most different PSKs of one host that a handshake for discovery tries: each may be in a file.

@@ -25,16 +25,13 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use nacre_bdev::Op;
 use nacre_nvmf_wire::StatusCode;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::subsystems::association::Association;
 use crate::subsystems::core_handle::GroupHandle;
-use crate::subsystems::namespace::Namespace;
-use crate::subsystems::subsystem::Subsystem;
 
 pub use notices::{MAX_NOTICES, NoticeLog};
 pub use state::{
@@ -349,27 +346,27 @@ pub(crate) struct RightsCache {
 }
 
 impl RightsCache {
-    /// True if the host of `association` may execute `op` under the present reservation.
+    /// True if the host may execute `op` on the namespace `nsid` under the present reservation.
     #[inline]
     pub(crate) fn may(
         &mut self,
-        namespace: &Namespace,
-        association: Option<&Association>,
+        nsid: u32,
+        reservation: &Reservation,
+        host: impl FnOnce() -> HostId,
         op: Op,
     ) -> bool {
-        let gate = namespace.reservation.gate();
+        let gate = reservation.gate();
         if gate == 0 {
             return true;
         }
-        let need = match op {
+        let required = match op {
             Op::Read | Op::Compare | Op::Verify => Rights::Read,
             _ => Rights::ReadWrite,
         };
-        let host = || association.map_or([0; 16], |a| a.hostid);
-        self.allows(gate, namespace.nsid, &namespace.reservation, host, need)
+        self.allows(gate, nsid, reservation, host, required)
     }
 
-    /// True if the host has the right `need`. `gate` is the value just read, and not zero.
+    /// True if the host has the right `required`. `gate` is the value just read, and not zero.
     #[inline]
     pub(crate) fn allows(
         &mut self,
@@ -377,7 +374,7 @@ impl RightsCache {
         nsid: u32,
         of: &Reservation,
         host: impl FnOnce() -> HostId,
-        need: Rights,
+        required: Rights,
     ) -> bool {
         let (known, rights) = match self.last {
             Some((known, rights)) if known == gate => (known, rights),
@@ -394,7 +391,7 @@ impl RightsCache {
             },
         };
         self.last = Some((known, rights));
-        rights >= need
+        rights >= required
     }
 
     /// The status of a command that the last answer, which was about `of`, forbids.
@@ -406,14 +403,4 @@ impl RightsCache {
             _ => StatusCode::RESERVATION_CONFLICT.with_dnr(),
         }
     }
-}
-
-/// Commands of preempted hosts that are to end before the Preempt and Abort is answered: each core
-/// that may have some aborts them, waits until they are gone, and counts itself off.
-pub(crate) struct Fence {
-    pub subsystem: Arc<Subsystem>,
-    pub nsid: u32,
-    pub hosts: Vec<HostId>,
-    pub cores: AtomicUsize,
-    pub owner: GroupHandle,
 }

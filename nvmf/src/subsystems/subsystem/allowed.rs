@@ -5,9 +5,10 @@ use std::sync::atomic::Ordering;
 
 use nacre_nvmf_wire::Nqn;
 
-use super::{Allowed, HostSecrets, State, Subsystem, SubsystemError, SubsystemKind};
+use super::{Allowed, HostSecrets, State, Subsystem, SubsystemError};
 use crate::auth::KeySource;
 use crate::subsystems::association::{Association, Phase, Teardown};
+use crate::subsystems::subsystem_config::SubsystemKind;
 use crate::tls::PskKey;
 
 /// A new secret for a host, and the one that stays in force beside it.

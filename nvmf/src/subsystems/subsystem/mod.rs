@@ -1,8 +1,11 @@
 //! [`Subsystem`]: its namespaces, allowed hosts, listeners and controllers, changed by management.
 
 mod allowed;
+mod ana;
+mod listeners;
 
 pub use allowed::{Rotation, SecretKind};
+pub(crate) use ana::AnaLogGroup;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,55 +19,15 @@ use uuid::Uuid;
 use crate::auth::KeySource;
 use crate::subsystems::ana::AnaStates;
 use crate::subsystems::association::{Admitted, Association, Phase, Teardown};
-use crate::subsystems::cntlid::{ControllerModel, Home, MAX_CNTLID};
+use crate::subsystems::cntlid::Home;
+use crate::subsystems::core_handle::SubsystemId;
 use crate::subsystems::hosts::{HostSums, Hosts};
 use crate::subsystems::namespace::{Backing, Namespace, NamespaceIds, View};
 use crate::subsystems::reservation::{HostId, Notice, Reservation, Reservations};
+use crate::subsystems::subsystem_config::{ControllerModel, SubsystemConfig, SubsystemKind};
 use crate::subsystems::withheld::Withheld;
 use crate::tls::PskKey;
 use crate::transport::{Address, ListenerId, ListenerOptions, TransportType};
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SubsystemKind {
-    Nvm,
-    Discovery,
-}
-
-/// The fixed attributes of a subsystem.
-#[derive(Debug, Clone)]
-pub struct SubsystemConfig {
-    pub nqn: Nqn,
-    /// Up to 20 printable ASCII characters.
-    pub serial_number: String,
-    /// Up to 40 printable ASCII characters.
-    pub model_number: String,
-    /// Most namespaces, and the largest NSID.
-    pub max_namespaces: u32,
-    pub allow_any_host: bool,
-    pub ana_reporting: bool,
-    pub controller_model: ControllerModel,
-    /// The range of controller ids, within 1 to FFEFh.
-    pub min_cntlid: u16,
-    pub max_cntlid: u16,
-}
-
-impl SubsystemConfig {
-    pub const DEFAULT_MAX_NAMESPACES: u32 = 32;
-
-    pub fn new(nqn: Nqn) -> Self {
-        Self {
-            nqn,
-            serial_number: "00000000000000000000".to_string(),
-            model_number: "Nacre NVMe-oF controller".to_string(),
-            max_namespaces: Self::DEFAULT_MAX_NAMESPACES,
-            allow_any_host: false,
-            ana_reporting: false,
-            controller_model: ControllerModel::default(),
-            min_cntlid: 1,
-            max_cntlid: MAX_CNTLID,
-        }
-    }
-}
 
 /// The parameters of a new namespace.
 pub struct NamespaceConfig {
@@ -195,14 +158,18 @@ pub(crate) struct State {
     opening: u32,
 }
 
+/// The last [`SubsystemId`].
+static IDS: AtomicU64 = AtomicU64::new(0);
+
 pub struct Subsystem {
+    pub(crate) id: SubsystemId,
     pub config: SubsystemConfig,
     pub kind: SubsystemKind,
     cores: usize,
     /// Entries of each controller's Error Information log.
     error_entries: usize,
     state: Mutex<State>,
-    pub(crate) host_counts: Hosts,
+    pub(crate) host_counts: Arc<Hosts>,
     /// Number of changes that affect a discovery log or an ANA log.
     pub(crate) changes: AtomicU64,
 }
@@ -219,12 +186,13 @@ impl Subsystem {
             ..State::default()
         };
         Self {
+            id: SubsystemId(IDS.fetch_add(1, Ordering::Relaxed)),
             config,
             kind,
             cores,
             error_entries,
             state: Mutex::new(state),
-            host_counts: Hosts::default(),
+            host_counts: Arc::default(),
             changes: AtomicU64::new(0),
         }
     }
@@ -472,52 +440,12 @@ impl Subsystem {
         }
     }
 
-    // Listeners.
-
-    /// Marks that an address is being opened for this subsystem, until the result is dropped.
-    pub(crate) fn opening(&self) -> OpeningGuard<'_> {
-        self.state().opening += 1;
-        OpeningGuard(self)
-    }
-
-    pub(crate) fn add_listener(&self, listener: SubsystemListener) -> Result<(), SubsystemError> {
-        let mut state = self.state();
-        if state.listeners.iter().any(|l| l.id == listener.id) {
-            return Err(SubsystemError::ListenerExists {
-                nqn: self.nqn().to_string(),
-                address: listener.address.to_string(),
-            });
-        }
-        state.listeners.push(listener);
-        self.changes.fetch_add(1, Ordering::AcqRel);
-        Ok(())
-    }
-
-    /// Removes a listener, and ends the associations through it. Returns false if there is none.
-    pub(crate) fn remove_listener(&self, id: ListenerId) -> bool {
-        let mut state = self.state();
-        let before = state.listeners.len();
-        state.listeners.retain(|l| l.id != id);
-        if state.listeners.len() == before {
-            return false;
-        }
-        self.changes.fetch_add(1, Ordering::AcqRel);
-        for association in state.controllers.values().filter(|a| a.listener == id) {
-            association.tear_down(Teardown::ListenerRemoved);
-        }
-        true
-    }
-
-    pub fn listeners(&self) -> Vec<SubsystemListener> {
-        self.state().listeners.clone()
-    }
-
     // Controllers.
 
     /// Creates the association of a host that connects an admin queue with CNTLID `asked`, which
     /// [`SubsystemConfig::check_cntlid`] has checked.
     pub(crate) fn admit(
-        self: &Arc<Self>,
+        &self,
         asked: u16,
         hostnqn: &Nqn,
         hostid: [u8; 16],
@@ -560,8 +488,8 @@ impl Subsystem {
             listener,
             transport,
         };
-        let subsystem = Arc::clone(self);
-        let association = Association::new(admitted, subsystem, view, self.error_entries);
+        let (nqn, hosts) = (self.nqn().clone(), Arc::clone(&self.host_counts));
+        let association = Association::new(admitted, nqn, hosts, view, self.error_entries);
         let association = Arc::new(association);
         state.controllers.insert(cntlid, Arc::clone(&association));
         Ok(association)
@@ -633,15 +561,6 @@ impl Subsystem {
         for association in self.state().controllers.values() {
             association.notify(events);
         }
-    }
-}
-
-/// See [`Subsystem::opening`].
-pub(crate) struct OpeningGuard<'a>(&'a Subsystem);
-
-impl Drop for OpeningGuard<'_> {
-    fn drop(&mut self) {
-        self.0.state().opening -= 1;
     }
 }
 

@@ -30,16 +30,35 @@ wire! {
 
 /// State of a group, as seen from the controller that is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize, schemars::JsonSchema),
+    serde(rename_all = "snake_case")
+)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[repr(u8)]
 pub enum AnaState {
     Optimized = 0x1,
     NonOptimized = 0x2,
     Inaccessible = 0x3,
+    /// The namespaces never become available on this path again.
     PersistentLoss = 0x4,
+    /// In transition: hosts wait, at most ten seconds.
     Change = 0xf,
 }
 
 impl AnaState {
+    /// The name in calls: SPDK's, and two of Nacre for the last states.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Optimized => "optimized",
+            Self::NonOptimized => "non_optimized",
+            Self::Inaccessible => "inaccessible",
+            Self::PersistentLoss => "persistent_loss",
+            Self::Change => "change",
+        }
+    }
+
     pub const fn from_u8(value: u8) -> Option<Self> {
         Some(match value {
             0x1 => Self::Optimized,

@@ -22,6 +22,8 @@ pub struct Gid {
     pub ip: Option<IpAddr>,
 }
 
+/// The type of an entry of a GID table, as the kernel of this machine shows it. The RDMA provider
+/// type of a listener follows from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GidKind {

@@ -198,7 +198,7 @@ impl Control {
     fn event(&mut self, shared: &Shared, event: CmEvent) {
         let id = event.id;
         if self.held && matches!(event.kind, CmEventKind::ConnectRequest { .. }) {
-            if self.waiting.len() < shared.config.max_connections {
+            if self.waiting.len() < shared.config.max_qpairs as usize {
                 self.waiting.push_back(event);
             } else {
                 self.reject(id, RejectStatus::NoResources, "connections are held back");
@@ -358,7 +358,10 @@ impl Control {
             |(id, listener): (&ListenerId, &Listener)| (*id, listener.address, listener.options);
         let lost: Vec<(ListenerId, SocketAddr, CmOptions)> = lost.map(place).collect();
         for (id, address, options) in lost {
-            let Ok(listening) = self.cm.listen(address, shared.config.backlog, options) else {
+            let Ok(listening) = self
+                .cm
+                .listen(address, shared.config.backlog.into(), options)
+            else {
                 continue;
             };
             if let Some(device) = listening.device

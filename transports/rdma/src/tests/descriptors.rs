@@ -428,7 +428,7 @@ fn scattered_too_widely() {
     let mut world = World::with(
         Options::with(|options| {
             options.device.max_qp_wr = 32;
-            options.config.max_sgl_descriptors = 32;
+            options.config.max_sge = 32;
         }),
         1,
     );

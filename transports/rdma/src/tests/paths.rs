@@ -278,10 +278,10 @@ fn faults_while_connecting() {
 fn refused_queue_pairs() {
     for (connections, cause) in [(0, "no resources"), (1, "no I/O queue comes up")] {
         let mut setup = setup(Some(TCP));
-        setup.config.max_connections = connections;
+        setup.config.max_qpairs = connections;
         if connections == 0 {
             setup.device.max_cqe = 16;
-            setup.config.max_connections = 8;
+            setup.config.max_qpairs = 8;
         }
         let mut load = Load::new(setup);
         load.on(TCP, 60);

@@ -51,7 +51,7 @@ impl SeveralDevices {
 #[test]
 fn receives_per_connection() {
     let mut many = config(0);
-    many.max_connections = 40;
+    many.max_qpairs = 40;
     let mut all = SeveralDevices::new(many.clone(), &devices(1));
     let (clients, refused) = all.fill(0, 40);
     assert_eq!((clients.len(), refused), (40, None));

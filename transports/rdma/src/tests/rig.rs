@@ -31,7 +31,7 @@ pub(super) struct Options {
 impl Default for Options {
     fn default() -> Self {
         let config = RdmaConfig {
-            max_connections: 16,
+            max_qpairs: 16,
             max_queue_depth: ENTRIES,
             srq_size: 256,
             cq_size: 512,

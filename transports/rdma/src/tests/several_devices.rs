@@ -270,7 +270,7 @@ fn address(at: usize) -> SocketAddr {
 
 pub(super) fn config(srq_size: u32) -> RdmaConfig {
     RdmaConfig {
-        max_connections: 32,
+        max_qpairs: 32,
         max_queue_depth: ENTRIES,
         srq_size,
         cq_size: 512,

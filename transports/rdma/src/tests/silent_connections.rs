@@ -71,7 +71,7 @@ impl World {
 
 #[test]
 fn idle_connections_make_room() {
-    let options = Options::with(|options| options.config.max_connections = 2);
+    let options = Options::with(|options| options.config.max_qpairs = 2);
     let mut rig = TestRig::new(options);
     let pools = Pools {
         io: rig.pool(&CLASSES),

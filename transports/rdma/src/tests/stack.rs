@@ -58,7 +58,7 @@ impl Default for Setup {
         Self {
             device: attributes("sim_target"),
             config: RdmaConfig {
-                max_connections: 8,
+                max_qpairs: 8,
                 srq_size: 256,
                 ..RdmaConfig::default()
             },

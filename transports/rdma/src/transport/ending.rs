@@ -166,7 +166,7 @@ impl RdmaTransport {
 
     /// Time limit for a host to connect its queue.
     pub(super) fn connect_patience(&self) -> Duration {
-        let usual = self.shared.config.connect_timeout;
+        let usual = Duration::from_millis(self.shared.config.connect_timeout_ms);
         if self.now < self.crowded_until {
             usual.min(CROWDED_PATIENCE)
         } else {

@@ -127,7 +127,7 @@ impl RdmaTransport {
             by_id: HashMap::new(),
             devices: Vec::new(),
             stats: Vec::new(),
-            batch: Batch::new(config.poll_batch),
+            batch: Batch::new(config.poll_batch as usize),
             dirty: Vec::new(),
             attention: Vec::new(),
             looked_at: Vec::new(),

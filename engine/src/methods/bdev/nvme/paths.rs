@@ -368,7 +368,7 @@ impl Method<Engine> for GetPaths {
 impl PathReply {
     /// A path of a device. The caller fills in the names.
     fn of(path: &PathInfo) -> Self {
-        let trouble = path.status.state.error().map(ToString::to_string);
+        let problem = path.status.state.error().map(ToString::to_string);
         Self {
             bdev: String::new(),
             controller: String::new(),
@@ -379,7 +379,7 @@ impl PathReply {
             ana_state: path.access_word(),
             current: path.io.current > 0,
             preferred: path.is_preferred,
-            why: path.refusal.clone().or(trouble),
+            why: path.refusal.clone().or(problem),
             reads: path.io.reads,
             read_bytes: path.io.read_bytes,
             writes: path.io.writes,

@@ -9,7 +9,7 @@ use super::super::super::testing::{TestDaemon, test_daemon};
 use super::super::key;
 use super::{NQN, UUID, malloc, namespace, subsystem};
 use crate::config::{Settings, load_text};
-use crate::services::reservations::RESTORE;
+use crate::services::stored_reservation::RESTORE;
 use crate::store::{Change, Store};
 
 const HOLDER: &str = "0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a";

@@ -123,7 +123,7 @@ impl Method<Engine> for Create {
                 return Err(RpcError::errno(Errno::EINVAL, cause).field("devices"));
             }
         }
-        if engine.volumes.cluster.node().is_some() {
+        if engine.cluster.node().is_some() {
             return in_cluster::create(&engine, params).await;
         }
         if params.replica_count.is_some() {
@@ -185,14 +185,14 @@ async fn make(
         volumes::create(engine, new).await
     };
     let made = made.await;
-    lvols::settle(engine, id).await;
+    lvols::delete_unused(engine, id).await;
     made?;
     describe(engine, &engine.volumes.find(&id.to_string())?)
 }
 
 pub(super) fn config(engine: &Engine) -> Vec<Value> {
     // The volumes of a cluster are in etcd.
-    if engine.volumes.cluster.node().is_some() {
+    if engine.cluster.node().is_some() {
         return Vec::new();
     }
     let call = |listed: volumes::Listed| {
@@ -247,7 +247,7 @@ impl Method<Engine> for Delete {
 
     async fn apply(params: DeleteParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         engine.settled().await;
-        if engine.volumes.cluster.node().is_some() {
+        if engine.cluster.node().is_some() {
             let id = engine.volumes.find(&params.name)?.id();
             cluster::delete(&engine, id, params.force).await?;
         } else {

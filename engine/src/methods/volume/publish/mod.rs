@@ -127,7 +127,7 @@ impl Method<Engine> for Publish {
     async fn apply(params: PublishParams, engine: Rc<Engine>) -> Result<PublishReply, RpcError> {
         engine.settled().await;
         let id = engine.volumes.find(&params.name)?.id();
-        if engine.volumes.cluster.node().is_some() {
+        if engine.cluster.node().is_some() {
             return in_cluster::publish(&engine, id, &params).await;
         }
         if !params.nodes.is_empty() {
@@ -325,7 +325,7 @@ impl Method<Engine> for Unpublish {
     async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         engine.settled().await;
         let id = engine.volumes.find(&params.name)?.id();
-        if engine.volumes.cluster.node().is_some() {
+        if engine.cluster.node().is_some() {
             crate::services::cluster::unpublish(&engine, id).await?;
             return Ok(true);
         }

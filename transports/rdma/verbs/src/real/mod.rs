@@ -3,10 +3,10 @@
 //!
 //! ```text
 //!   VerbsProvider   opens each device once                             mod.rs, absence.rs
-//!     ├ VerbsDevice     attributes, asynchronous events                device.rs
-//!     │   └ Domain          protection domain and memory regions       domain.rs
-//!     │       └ Cq, Srq, Qp     post work requests, poll completions   queue.rs, work.rs
-//!     └ Cm              connections, listeners and their events        cm, address.rs
+//!     ├ VerbsDevice     attributes, asynchronous events                device.rs, context.rs
+//!     │   └ Domain          protection domain and memory regions       domain.rs, pd.rs
+//!     │       └ IbvCq, IbvSrq, IbvQp     post work requests, poll completions   queue.rs, work.rs
+//!     └ Cm              connections, listeners and their events        cm, cm_id.rs, address.rs
 //! ```
 //!
 //! According to `ibv_*(3)` several threads may use verbs objects at once. The `Send` and `Sync`
@@ -16,8 +16,11 @@
 mod absence;
 mod address;
 mod cm;
+mod cm_id;
+mod context;
 mod device;
 mod domain;
+mod pd;
 mod queue;
 mod work;
 
@@ -29,6 +32,7 @@ use std::sync::Arc;
 use nacre_transport_rdma_link::Roots;
 use parking_lot::Mutex;
 
+use self::context::OpenDevice;
 use crate::provider::{ConnectionManager, Device, Provider};
 use crate::sys::Api;
 use crate::sys::verbs::ibv_context;
@@ -36,7 +40,7 @@ use crate::types::{DeviceId, VerbsError};
 
 pub use absence::Absence;
 pub use device::{Gid, GidType, VerbsDevice};
-pub use domain::RegisterMemoryError;
+pub use pd::RegisterMemoryError;
 
 /// The RDMA devices of this machine, through libibverbs and librdmacm.
 pub struct VerbsProvider {
@@ -114,7 +118,7 @@ impl Inner {
     /// Opens new devices, releases removed ones, and returns the present ones in the order of their
     /// ids.
     fn scan(&self) -> Result<Vec<Arc<VerbsDevice>>, VerbsError> {
-        let contexts = device::Contexts::list(self.api)?;
+        let contexts = context::Contexts::list(self.api)?;
         let mut gone = Vec::new();
         let mut open = self.open.lock();
         open.devices.retain(|at, device| {
@@ -132,7 +136,8 @@ impl Inner {
             }
             let id = DeviceId(open.opened);
             // Skip a device that cannot be opened: it may be under removal.
-            if let Ok(device) = VerbsDevice::open(self.api, &contexts, context, id) {
+            if let Ok(device) = OpenDevice::open(self.api, &contexts, context, id) {
+                let device = Arc::new(VerbsDevice::new(device));
                 open.opened += 1;
                 open.devices.insert(context.addr(), Arc::clone(&device));
                 found.push(device);
@@ -170,6 +175,15 @@ fn failed(call: &'static str) -> VerbsError {
     VerbsError::Call {
         call,
         source: io::Error::last_os_error(),
+    }
+}
+
+/// Checks the pointer that a library call returned: null is the error in `errno`.
+fn non_null<T>(call: &'static str, raw: *mut T) -> Result<*mut T, VerbsError> {
+    if raw.is_null() {
+        Err(failed(call))
+    } else {
+        Ok(raw)
     }
 }
 

@@ -11,17 +11,17 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::cm::Id;
-use super::device::{VerbsDevice, non_null};
-use super::domain::Pd;
-use super::{check, set_nonblocking, work};
-use crate::provider::{CompletionQueue, Device, QueuePair, SharedReceiveQueue};
+use super::cm_id::RdmaCmId;
+use super::context::OpenDevice;
+use super::pd::Pd;
+use super::{check, non_null, set_nonblocking, work};
+use crate::provider::{CompletionQueue, QueuePair, SharedReceiveQueue};
 use crate::sys::verbs::*;
 use crate::types::{PostError, QpCaps, RecvWr, SendWr, Sge, VerbsError, WorkCompletion};
 
 /// A completion queue (`ibv_cq`) with its own completion channel.
-pub(super) struct Cq {
-    device: Arc<VerbsDevice>,
+pub(super) struct IbvCq {
+    device: Arc<OpenDevice>,
     pub(super) raw: *mut ibv_cq,
     channel: *mut ibv_comp_channel,
     poll: PollCq,
@@ -30,13 +30,13 @@ pub(super) struct Cq {
 }
 
 // SAFETY: completion queues and channels may be used by any thread: verbs are thread-safe.
-unsafe impl Send for Cq {}
+unsafe impl Send for IbvCq {}
 // SAFETY: as above.
-unsafe impl Sync for Cq {}
+unsafe impl Sync for IbvCq {}
 
-impl Cq {
-    pub(super) fn new(device: Arc<VerbsDevice>, entries: u32) -> Result<Self, VerbsError> {
-        let attributes = device.attributes();
+impl IbvCq {
+    pub(super) fn new(device: Arc<OpenDevice>, entries: u32) -> Result<Self, VerbsError> {
+        let attributes = &device.attributes;
         within(
             "completion queue entries",
             entries,
@@ -80,7 +80,7 @@ impl Cq {
     }
 }
 
-impl CompletionQueue for Cq {
+impl CompletionQueue for IbvCq {
     #[inline]
     fn poll(&self, into: &mut [WorkCompletion]) -> Result<usize, VerbsError> {
         let mut raw = [const { MaybeUninit::<ibv_wc>::uninit() }; work::POLL];
@@ -142,7 +142,7 @@ impl CompletionQueue for Cq {
     }
 
     fn resize(&self, entries: u32) -> Result<(), VerbsError> {
-        let limit = self.device.attributes().max_cqe;
+        let limit = self.device.attributes.max_cqe;
         within("completion queue entries", entries, limit, &self.device)?;
         // SAFETY: the queue is alive.
         check("ibv_resize_cq", unsafe {
@@ -159,7 +159,7 @@ impl CompletionQueue for Cq {
     }
 }
 
-impl Drop for Cq {
+impl Drop for IbvCq {
     fn drop(&mut self) {
         // Destroying waits for unacknowledged events; `disarm` leaves none.
         // SAFETY: every queue pair has a reference to its queue, so none exists any more. The
@@ -172,7 +172,7 @@ impl Drop for Cq {
 }
 
 /// A shared receive queue (`ibv_srq`).
-pub(super) struct Srq {
+pub(super) struct IbvSrq {
     pd: Arc<Pd>,
     pub(super) raw: *mut ibv_srq,
     post: PostSrqRecv,
@@ -180,11 +180,11 @@ pub(super) struct Srq {
 }
 
 // SAFETY: shared receive queues may be used by any thread: verbs are thread-safe.
-unsafe impl Send for Srq {}
+unsafe impl Send for IbvSrq {}
 // SAFETY: as above.
-unsafe impl Sync for Srq {}
+unsafe impl Sync for IbvSrq {}
 
-impl Srq {
+impl IbvSrq {
     pub(super) fn new(
         pd: Arc<Pd>,
         entries: u32,
@@ -192,7 +192,7 @@ impl Srq {
         limit: u32,
     ) -> Result<Self, VerbsError> {
         let device = &pd.device;
-        let attributes = device.attributes();
+        let attributes = &device.attributes;
         within("shared receive queues", 1, attributes.max_srq, device)?;
         within(
             "shared receive queue entries",
@@ -234,7 +234,7 @@ impl Srq {
     }
 }
 
-impl SharedReceiveQueue for Srq {
+impl SharedReceiveQueue for IbvSrq {
     #[inline]
     unsafe fn post_recv(&self, requests: &[RecvWr], sges: &[Sge]) -> Result<(), PostError> {
         // SAFETY: the verb copies chain and entries and sets `bad` as documented; the queue is
@@ -271,7 +271,7 @@ impl SharedReceiveQueue for Srq {
     }
 }
 
-impl Drop for Srq {
+impl Drop for IbvSrq {
     fn drop(&mut self) {
         // SAFETY: every queue pair has a reference to its queue, so none exists any more.
         unsafe { (self.pd.device.api.ibv_destroy_srq)(self.raw) };
@@ -280,13 +280,13 @@ impl Drop for Srq {
 
 /// A reliable-connected queue pair (`ibv_qp`), with references to its id and to the objects it was
 /// created from. They are dropped in the order of the fields.
-pub(super) struct Qp {
+pub(super) struct IbvQp {
     pub(super) raw: *mut ibv_qp,
     number: u32,
     caps: QpCaps,
     post_send: PostSend,
     post_recv: PostRecv,
-    id: Arc<Id>,
+    id: Arc<RdmaCmId>,
     parts: Parts,
 }
 
@@ -298,13 +298,13 @@ pub(super) struct Parts {
 }
 
 // SAFETY: queue pairs may be used by any thread: verbs are thread-safe.
-unsafe impl Send for Qp {}
+unsafe impl Send for IbvQp {}
 // SAFETY: as above.
-unsafe impl Sync for Qp {}
+unsafe impl Sync for IbvQp {}
 
-impl Qp {
+impl IbvQp {
     /// Takes ownership of the queue pair that `rdma_create_qp` created on `id`.
-    pub(super) fn new(id: Arc<Id>, caps: QpCaps, parts: Parts) -> Result<Self, VerbsError> {
+    pub(super) fn new(id: Arc<RdmaCmId>, caps: QpCaps, parts: Parts) -> Result<Self, VerbsError> {
         // SAFETY: the id and its queue pair are alive; number and context never change.
         let (raw, number, ops) = unsafe {
             let raw = (*id.raw).qp;
@@ -322,7 +322,7 @@ impl Qp {
     }
 }
 
-impl QueuePair for Qp {
+impl QueuePair for IbvQp {
     fn number(&self) -> u32 {
         self.number
     }
@@ -368,7 +368,7 @@ impl QueuePair for Qp {
     }
 }
 
-impl Drop for Qp {
+impl Drop for IbvQp {
     fn drop(&mut self) {
         self.id.destroy_qp();
     }
@@ -380,7 +380,7 @@ pub(super) fn within(
     what: &'static str,
     asked: u32,
     limit: u32,
-    device: &VerbsDevice,
+    device: &OpenDevice,
 ) -> Result<(), VerbsError> {
     if asked <= limit {
         return Ok(());
@@ -389,7 +389,7 @@ pub(super) fn within(
         what,
         asked: u64::from(asked),
         limit: u64::from(limit),
-        device: device.attributes().name.clone(),
+        device: device.attributes.name.clone(),
     })
 }
 

@@ -10,8 +10,8 @@ use rustix::io::Errno;
 
 use super::device::{Parents, SimCq, SimDomain, SimQp, SimSrq};
 use super::{
-    Channel, ConnectFault, Fabric, Id, IdState, MAX_INLINE, PostedSend, Qp, QpState, Signal, State,
-    call,
+    Channel, ConnectFault, Fabric, FabricId, FabricQp, IdState, MAX_INLINE, PostedSend, QpState,
+    Signal, State, call,
 };
 use crate::provider::{ConnectionManager, QpInit, QueuePair};
 use crate::types::*;
@@ -65,11 +65,11 @@ fn turned(params: &ConnParams, len: usize) -> ConnParams {
 }
 
 impl State {
-    fn id(&mut self, id: CmId) -> Result<&mut Id, VerbsError> {
+    fn id(&mut self, id: CmId) -> Result<&mut FabricId, VerbsError> {
         self.ids.get_mut(&id).ok_or(VerbsError::NoSuchId(id))
     }
 
-    fn new_id(&mut self, id: Id) -> CmId {
+    fn new_id(&mut self, id: FabricId) -> CmId {
         let number = CmId(self.number().into());
         self.ids.insert(number, id);
         number
@@ -149,7 +149,7 @@ impl ConnectionManager for SimCm {
             return Err(call("rdma_bind_addr", Errno::NODEV));
         }
         let taken = |state: &State, wanted: SocketAddr| {
-            let listens = |id: &Id| id.state == IdState::Listening && id.local == wanted;
+            let listens = |id: &FabricId| id.state == IdState::Listening && id.local == wanted;
             state.ids.values().any(listens)
         };
         if address.port() == 0 {
@@ -161,7 +161,7 @@ impl ConnectionManager for SimCm {
         } else if taken(&state, address) {
             return Err(call("rdma_bind_addr", Errno::ADDRINUSE));
         }
-        let id = state.new_id(Id {
+        let id = state.new_id(FabricId {
             channel: self.number,
             state: IdState::Listening,
             device,
@@ -197,7 +197,7 @@ impl ConnectionManager for SimCm {
             device.and_then(|device| device.addresses.first().copied())
         });
         let local = SocketAddr::new(local.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), 50_000);
-        let id = state.new_id(Id {
+        let id = state.new_id(FabricId {
             channel: self.number,
             state: IdState::Idle,
             device: None,
@@ -317,7 +317,7 @@ impl ConnectionManager for SimCm {
         known.next_qp += 1;
         state.qps.insert(
             own,
-            Qp {
+            FabricQp {
                 device: on,
                 number,
                 domain: domain.inner.number,
@@ -363,7 +363,7 @@ impl ConnectionManager for SimCm {
         found.state = IdState::Connecting;
         found.params = params.clone();
         let from = found.local;
-        let listens = |listening: &Id| {
+        let listens = |listening: &FabricId| {
             listening.state == IdState::Listening
                 && listening.local.port() == to.port()
                 && (listening.local.ip() == to.ip() || listening.local.ip().is_unspecified())
@@ -393,7 +393,7 @@ impl ConnectionManager for SimCm {
             },
             (_, Some(device), Some((listener, channel))) => {
                 let theirs = turned(params, REQUEST_DATA);
-                let new = state.new_id(Id {
+                let new = state.new_id(FabricId {
                     channel,
                     state: IdState::Connecting,
                     device: Some(device),

@@ -12,7 +12,8 @@ use arrayvec::ArrayVec;
 use rustix::io::Errno;
 
 use super::{
-    Channel, Cq, Fabric, PostedRecv, PostedSend, QpState, Region, Sges, Signal, Srq, call,
+    Channel, Fabric, FabricCq, FabricSrq, PostedRecv, PostedSend, QpState, Region, Sges, Signal,
+    call,
 };
 use crate::provider::{CompletionQueue, Device, ProtectionDomain, QueuePair, SharedReceiveQueue};
 use crate::types::*;
@@ -170,7 +171,7 @@ impl ProtectionDomain for SimDomain {
         let mut state = self.inner.fabric.state.lock();
         state.device(self.inner.device)?;
         let number = state.number();
-        let cq = Cq {
+        let cq = FabricCq {
             device: self.inner.device,
             capacity: entries,
             entries: Default::default(),
@@ -207,7 +208,7 @@ impl ProtectionDomain for SimDomain {
         let number = state.number();
         state.srqs.insert(
             number,
-            Srq {
+            FabricSrq {
                 device: self.inner.device,
                 posted: Default::default(),
                 capacity: entries,

@@ -65,12 +65,12 @@ struct State {
     silently_removed: Vec<DeviceState>,
     regions: HashMap<u32, Region>,
     domains: HashMap<u32, DomainState>,
-    cqs: HashMap<u32, Cq>,
-    srqs: HashMap<u32, Srq>,
+    cqs: HashMap<u32, FabricCq>,
+    srqs: HashMap<u32, FabricSrq>,
     /// Queue pairs by fabric-wide numbers: devices assign their numbers independently, so two queue
     /// pairs may have the same device number.
-    qps: HashMap<u32, Qp>,
-    ids: HashMap<CmId, Id>,
+    qps: HashMap<u32, FabricQp>,
+    ids: HashMap<CmId, FabricId>,
     channels: HashMap<u32, Channel<CmEvent>>,
     connect_faults: HashMap<IpAddr, ConnectFault>,
     /// Requests that were posted inline.
@@ -103,7 +103,7 @@ struct Region {
     remote: bool,
 }
 
-struct Cq {
+struct FabricCq {
     device: DeviceId,
     capacity: u32,
     entries: VecDeque<WorkCompletion>,
@@ -122,7 +122,7 @@ struct PostedRecv {
     sges: Sges,
 }
 
-struct Srq {
+struct FabricSrq {
     device: DeviceId,
     posted: VecDeque<PostedRecv>,
     capacity: u32,
@@ -151,7 +151,7 @@ struct Injected {
     status: WcStatus,
 }
 
-struct Qp {
+struct FabricQp {
     device: DeviceId,
     /// Queue pair number assigned by its device.
     number: u32,
@@ -187,7 +187,7 @@ enum IdState {
     Ended,
 }
 
-struct Id {
+struct FabricId {
     channel: u32,
     state: IdState,
     device: Option<DeviceId>,
@@ -533,7 +533,7 @@ impl Fabric {
     /// Numbers of the existing queue pairs, oldest first.
     pub fn queue_pairs(&self) -> Vec<u32> {
         let state = self.state.lock();
-        let mut all: Vec<(&u32, &Qp)> = state.qps.iter().collect();
+        let mut all: Vec<(&u32, &FabricQp)> = state.qps.iter().collect();
         all.sort_unstable_by_key(|(own, _)| **own);
         all.into_iter().map(|(_, qp)| qp.number).collect()
     }

@@ -91,7 +91,7 @@ impl Method<Engine> for GetDiscoveryInfo {
                 referrals.iter().map(referral).collect()
             },
             state: one.state_word(),
-            error: one.trouble(),
+            error: one.problem(),
             paths: {
                 let mut listed = one.listed.borrow().clone();
                 listed.retain(|listed| find(&engine, listed).is_some());

@@ -250,9 +250,9 @@ async fn all_attached(
         return Err(RpcError::errno(Errno::ENODEV, cause).field("name"));
     }
     if !discovery.is_complete.get() {
-        let trouble = discovery.trouble();
-        let trouble = trouble.map_or(String::new(), |why| format!(": {why}"));
-        let cause = format!("no list of subsystems within {patience:?}{trouble}");
+        let problem = discovery.problem();
+        let problem = problem.map_or(String::new(), |why| format!(": {why}"));
+        let cause = format!("no list of subsystems within {patience:?}{problem}");
         return Err(RpcError::errno(Errno::ETIMEDOUT, cause).field("traddr"));
     }
     let listed = discovery.listed.borrow().clone();

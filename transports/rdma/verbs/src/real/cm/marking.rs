@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
 use super::super::{check, check_errno};
-use super::{Cm, Id};
+use super::{Cm, RdmaCmId};
 use crate::sys::cm::rdma_conn_param;
 use crate::sys::verbs::*;
 use crate::types::VerbsError;
@@ -18,7 +18,7 @@ impl Cm {
     /// pair, which the caller keeps alive.
     pub(super) fn accept_marked(
         &self,
-        id: &Id,
+        id: &RdmaCmId,
         qp: *mut ibv_qp,
         tos: u8,
         params: &mut rdma_conn_param,
@@ -54,7 +54,7 @@ impl Cm {
     /// iWARP, where the address vector of a queue pair does not set it.
     fn connect_marked(
         &self,
-        id: &Id,
+        id: &RdmaCmId,
         qp: *mut ibv_qp,
         tos: u8,
         params: &rdma_conn_param,
@@ -92,7 +92,7 @@ impl Cm {
         Ok(true)
     }
 
-    fn is_ethernet(&self, id: &Id) -> bool {
+    fn is_ethernet(&self, id: &RdmaCmId) -> bool {
         let mut port = MaybeUninit::<ibv_port_attr>::zeroed();
         // SAFETY: the id is alive and bound to a device; the call writes to a local struct.
         let result =

@@ -8,7 +8,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::io;
-use std::mem::{MaybeUninit, size_of};
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::ptr::{null_mut, without_provenance_mut};
@@ -16,13 +16,13 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use nacre_transport_rdma_link::Roots;
-use parking_lot::{Mutex, MutexGuard};
 
 use super::absence::Absence;
+use super::cm_id::{Channel, RdmaCmId};
 use super::domain::Domain;
-use super::queue::{Cq, Parts, Qp, Srq, within};
+use super::queue::{IbvCq, IbvQp, IbvSrq, Parts, within};
 use super::{Inner, address, check_errno, set_nonblocking, would_block};
-use crate::provider::{ConnectionManager, Device, QpInit, QueuePair};
+use crate::provider::{ConnectionManager, QpInit, QueuePair};
 use crate::sys::Api;
 use crate::sys::cm::*;
 use crate::sys::verbs::*;
@@ -46,101 +46,10 @@ pub(super) struct Cm {
 }
 
 struct Connection {
-    id: Arc<Id>,
-    qp: Weak<Qp>,
+    id: Arc<RdmaCmId>,
+    qp: Weak<IbvQp>,
     /// Type of Service byte of a listener and of the connections that it accepts; 0: the default.
     tos: u8,
-}
-
-/// The event channel. Every id has a reference to it, so it is destroyed last.
-struct Channel {
-    api: &'static Api,
-    raw: *mut rdma_event_channel,
-    /// Locked while an event is received, because the library then modifies the id's queue pair.
-    /// Locked also while an id or its queue pair is destroyed, which may happen on other threads.
-    turn: Mutex<()>,
-}
-
-// SAFETY: any thread may use a channel; `turn` serialises taking events and destroying ids.
-unsafe impl Send for Channel {}
-// SAFETY: as above.
-unsafe impl Sync for Channel {}
-
-impl Channel {
-    fn take_turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock()
-    }
-}
-
-impl Drop for Channel {
-    fn drop(&mut self) {
-        // SAFETY: every id has a reference to this channel, so no id exists any more.
-        unsafe { (self.api.rdma_destroy_event_channel)(self.raw) }
-    }
-}
-
-/// An `rdma_cm_id`: a connection or a listener. Destroyed when the manager has forgotten it and its
-/// queue pair is gone.
-pub(super) struct Id {
-    channel: Arc<Channel>,
-    pub(super) raw: *mut rdma_cm_id,
-}
-
-// SAFETY: only the manager's thread calls functions on an id. Other threads only destroy it, with
-// `Channel::turn` locked.
-unsafe impl Send for Id {}
-// SAFETY: as above.
-unsafe impl Sync for Id {}
-
-impl Id {
-    /// Destroys the queue pair. Must be called once.
-    pub(super) fn destroy_qp(&self) {
-        let _turn = self.channel.take_turn();
-        // SAFETY: the id is alive, and its queue pair is destroyed once, by the caller's promise.
-        unsafe { (self.channel.api.rdma_destroy_qp)(self.raw) }
-    }
-
-    fn verbs(&self) -> *mut ibv_context {
-        // SAFETY: the id is alive.
-        unsafe { (*self.raw).verbs }
-    }
-
-    fn port(&self) -> u8 {
-        // SAFETY: as above.
-        unsafe { (*self.raw).port_num }
-    }
-
-    fn local(&self) -> Option<SocketAddr> {
-        // SAFETY: as above.
-        address::from_storage(unsafe { &(*self.raw).route.addr.src_storage })
-    }
-
-    fn peer(&self) -> Option<SocketAddr> {
-        // SAFETY: as above.
-        address::from_storage(unsafe { &(*self.raw).route.addr.dst_storage })
-    }
-
-    fn set<T>(&self, option: i32, mut value: T) -> Result<(), VerbsError> {
-        // SAFETY: the id is alive; the value is read during the call, with its size.
-        check_errno("rdma_set_option", unsafe {
-            (self.channel.api.rdma_set_option)(
-                self.raw,
-                RDMA_OPTION_ID,
-                option,
-                (&raw mut value).cast(),
-                size_of::<T>(),
-            )
-        })
-    }
-}
-
-impl Drop for Id {
-    fn drop(&mut self) {
-        let _turn = self.channel.take_turn();
-        // SAFETY: this is its last owner. The call waits until events of the id are acknowledged,
-        // which happens in the turn that takes them.
-        unsafe { (self.channel.api.rdma_destroy_id)(self.raw) };
-    }
 }
 
 impl Cm {
@@ -165,11 +74,7 @@ impl Cm {
                 },
             });
         }
-        let channel = Channel {
-            api,
-            raw,
-            turn: Mutex::new(()),
-        };
+        let channel = Channel::new(api, raw);
         // SAFETY: the channel was created above.
         set_nonblocking(unsafe { (*raw).fd })?;
         Ok(Self {
@@ -190,17 +95,14 @@ impl Cm {
     }
 
     /// Creates an id with these options. The caller adds it to the table with [`Cm::insert`].
-    fn create(&mut self, options: CmOptions) -> Result<(CmId, Arc<Id>), VerbsError> {
+    fn create(&mut self, options: CmOptions) -> Result<(CmId, Arc<RdmaCmId>), VerbsError> {
         let token = self.next_token();
         let mut raw = null_mut();
         // SAFETY: the channel is alive. The context is a number to the library.
         check_errno("rdma_create_id", unsafe {
             (self.api().rdma_create_id)(self.channel.raw, &mut raw, context_of(token), RDMA_PS_TCP)
         })?;
-        let id = Arc::new(Id {
-            channel: Arc::clone(&self.channel),
-            raw,
-        });
+        let id = Arc::new(RdmaCmId::new(Arc::clone(&self.channel), raw));
         if options.tos != 0 {
             id.set(RDMA_OPTION_ID_TOS, options.tos)?;
         }
@@ -210,7 +112,7 @@ impl Cm {
         Ok((CmId(token), id))
     }
 
-    fn insert(&mut self, token: CmId, id: Arc<Id>, tos: u8) {
+    fn insert(&mut self, token: CmId, id: Arc<RdmaCmId>, tos: u8) {
         let qp = Weak::new();
         self.ids.insert(token.0, Connection { id, qp, tos });
     }
@@ -221,7 +123,7 @@ impl Cm {
 
     /// Receives and acknowledges one event. The caller drops `drop_after` afterwards: its
     /// destructor locks the channel, as this function does.
-    fn receive(&mut self, drop_after: &mut Option<Arc<Id>>) -> Result<Received, VerbsError> {
+    fn receive(&mut self, drop_after: &mut Option<Arc<RdmaCmId>>) -> Result<Received, VerbsError> {
         let channel = Arc::clone(&self.channel);
         let _turn = channel.take_turn();
         let mut event = null_mut();
@@ -247,7 +149,11 @@ impl Cm {
 
     /// Copies an event. Returns `None` for a destroyed id, and for a connect request whose listener
     /// was destroyed.
-    fn copy(&mut self, event: &rdma_cm_event, drop_after: &mut Option<Arc<Id>>) -> Option<CmEvent> {
+    fn copy(
+        &mut self,
+        event: &rdma_cm_event,
+        drop_after: &mut Option<Arc<RdmaCmId>>,
+    ) -> Option<CmEvent> {
         if event.event == RDMA_CM_EVENT_CONNECT_REQUEST {
             return self.request(event, drop_after);
         }
@@ -308,7 +214,7 @@ impl Cm {
     fn request(
         &mut self,
         event: &rdma_cm_event,
-        drop_after: &mut Option<Arc<Id>>,
+        drop_after: &mut Option<Arc<RdmaCmId>>,
     ) -> Option<CmEvent> {
         let token = self.next_token();
         // SAFETY: both ids are alive until the event is acknowledged. The new one has the context
@@ -317,10 +223,7 @@ impl Cm {
             (*event.id).context = context_of(token);
             (*event.listen_id).context.addr() as u64
         };
-        let id = Arc::new(Id {
-            channel: Arc::clone(&self.channel),
-            raw: event.id,
-        });
+        let id = Arc::new(RdmaCmId::new(Arc::clone(&self.channel), event.id));
         let device = self.provider.device_of(id.verbs());
         let tos = self.ids.get(&listener).map(|listener| listener.tos);
         let (Some(device), Some(local), Some(peer), Some(tos)) =
@@ -460,9 +363,9 @@ impl ConnectionManager for Cm {
             source: io::Error::from_raw_os_error(libc::EINVAL),
         };
         let domain = init.domain.as_any().downcast_ref::<Domain>();
-        let send_cq = init.send_cq.as_any().downcast_ref::<Cq>();
-        let recv_cq = init.recv_cq.as_any().downcast_ref::<Cq>();
-        let srq = init.srq.map(|srq| srq.as_any().downcast_ref::<Srq>());
+        let send_cq = init.send_cq.as_any().downcast_ref::<IbvCq>();
+        let recv_cq = init.recv_cq.as_any().downcast_ref::<IbvCq>();
+        let srq = init.srq.map(|srq| srq.as_any().downcast_ref::<IbvSrq>());
         let (Some(domain), Some(send_cq), Some(recv_cq)) = (domain, send_cq, recv_cq) else {
             return Err(foreign());
         };
@@ -477,7 +380,7 @@ impl ConnectionManager for Cm {
         if has_qp || pd.device.context.raw != cm_id.verbs() {
             return Err(foreign());
         }
-        let attributes = pd.device.attributes();
+        let attributes = &pd.device.attributes;
         let caps = init.caps;
         for (what, asked, limit) in [
             (
@@ -551,7 +454,7 @@ impl ConnectionManager for Cm {
             pd,
             _others: others,
         };
-        let qp = match Qp::new(Arc::clone(&cm_id), caps, parts) {
+        let qp = match IbvQp::new(Arc::clone(&cm_id), caps, parts) {
             Ok(qp) => Arc::new(qp),
             Err(error) => {
                 cm_id.destroy_qp();

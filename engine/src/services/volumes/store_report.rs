@@ -9,23 +9,21 @@ use super::etcd::{endpoints, prefix, this_node};
 use super::holder;
 use crate::config::Settings;
 use crate::doctor::volume_store as doctor;
-use crate::services::cluster;
 
-/// Asks every member, with a connection of its own. Blocks. `None`: the store is not in etcd.
+/// Asks every member, with a connection of its own. Blocks. `None`: the store is not in etcd. The
+/// caller adds the cluster.
 pub fn store_for_doctor(settings: &Settings, dir: Option<&Path>) -> Option<doctor::VolumeStore> {
     if !settings.store.is_etcd() {
         return None;
     }
     let found = examine(settings, dir);
-    let mut found = found.unwrap_or_else(|error| doctor::VolumeStore {
+    Some(found.unwrap_or_else(|error| doctor::VolumeStore {
         prefix: settings.store.prefix.clone().unwrap_or_default(),
         problem: Some(format!("{error:#}")),
         members: Vec::new(),
         owner: doctor::Owner::Unknown("not asked".to_owned()),
         cluster: None,
-    });
-    found.cluster = cluster::for_doctor(settings, dir);
-    Some(found)
+    }))
 }
 
 fn examine(settings: &Settings, dir: Option<&Path>) -> anyhow::Result<doctor::VolumeStore> {

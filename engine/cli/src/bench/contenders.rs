@@ -1,4 +1,4 @@
-//! The sides of a comparison: targets and devices that the user names, or those of a private
+//! The targets and devices of a comparison: those that the user names, or those of a private
 //! daemon.
 
 use std::path::{Path, PathBuf};
@@ -25,8 +25,8 @@ use nacre_engine_values::address::socket_of;
 const FILL_BYTES: u32 = 128 << 10;
 const FILL_DEPTH: u16 = 16;
 
-pub(super) struct Sides {
-    pub contenders: Vec<MeasuredSide>,
+pub(super) struct Contenders {
+    pub measured: Vec<MeasuredSide>,
     pub queues: u16,
     pub cores: Vec<usize>,
     pub target_cores: Option<Vec<usize>>,
@@ -37,10 +37,10 @@ pub(super) struct Sides {
     private: Option<PrivateTarget>,
 }
 
-impl Sides {
+impl Contenders {
     pub(super) fn new(args: &BenchArgs) -> Result<Self, Failure> {
-        let mut sides = Self {
-            contenders: Vec::new(),
+        let mut contenders = Self {
+            measured: Vec::new(),
             queues: 1,
             cores: args.cores.iter().flat_map(CoreSet::iter).collect(),
             target_cores: None,
@@ -50,23 +50,23 @@ impl Sides {
             private: None,
         };
         if args.uris.is_empty() {
-            sides.start_private(args)?;
+            contenders.start_private(args)?;
         } else {
-            sides.add_named(args)?;
+            contenders.add_named(args)?;
         }
-        let threads = sides.cores.len().max(1);
-        sides.queues = args
+        let threads = contenders.cores.len().max(1);
+        contenders.queues = args
             .queues
             .unwrap_or_else(|| u16::try_from(threads).unwrap_or(u16::MAX));
-        Ok(sides)
+        Ok(contenders)
     }
 
     pub(super) fn descriptions(&self) -> Vec<Side> {
-        self.contenders.iter().map(|c| c.side.clone()).collect()
+        self.measured.iter().map(|c| c.side.clone()).collect()
     }
 
     pub(super) fn name(&self, at: usize) -> &str {
-        &self.contenders[at].side.name
+        &self.measured[at].side.name
     }
 
     pub(super) fn measure(
@@ -75,7 +75,7 @@ impl Sides {
         job: &Job,
         stop: &AtomicBool,
     ) -> Result<Measurement, RunError> {
-        self.contenders[at].measure(job, self.private.as_mut(), stop)
+        self.measured[at].measure(job, self.private.as_mut(), stop)
     }
 
     /// Writes each device that this command made once: blocks that were never written are read
@@ -97,8 +97,8 @@ impl Sides {
             ..like.clone()
         };
         // The device in memory, and the daemon's over TCP.
-        for at in 0..self.contenders.len() {
-            let contender = &self.contenders[at];
+        for at in 0..self.measured.len() {
+            let contender = &self.measured[at];
             if !matches!(contender.way, BlockSource::Memory(_)) && !contender.side.is_tcp() {
                 continue;
             }
@@ -155,7 +155,7 @@ impl Sides {
             Ok(uri) => self.add_private(&uri, &target, args, &system)?,
             Err(why) => self.notes.push(format!("no RDMA on this machine: {why}")),
         }
-        if self.contenders.iter().all(|c| !c.side.is_rdma()) {
+        if self.measured.iter().all(|c| !c.side.is_rdma()) {
             let note = "this run compares no transports; on two machines, name a tcp:// and an \
                 rdma:// target";
             self.notes.push(note.into());
@@ -221,7 +221,7 @@ impl Sides {
                 self.add_remote(uri, more, args, (&system, args.target_pid))?;
             }
         }
-        if args.target_pid.is_none() && self.contenders.iter().any(|c| is_remote(&c.way)) {
+        if args.target_pid.is_none() && self.measured.iter().any(|c| is_remote(&c.way)) {
             let note = "processor time of the target is not known; for a process of this machine, \
                 --target-pid";
             self.notes.push(note.into());
@@ -238,7 +238,7 @@ impl Sides {
             link_bits_per_second: None,
         };
         let pid = None;
-        self.contenders.push(MeasuredSide { side, way, pid });
+        self.measured.push(MeasuredSide { side, way, pid });
     }
 
     fn add_remote(
@@ -283,13 +283,13 @@ impl Sides {
             link_bits_per_second: route.link_bits_per_second,
         };
         let way = BlockSource::Remote(Box::new(remote));
-        self.contenders.push(MeasuredSide { side, way, pid });
+        self.measured.push(MeasuredSide { side, way, pid });
         Ok(())
     }
 
     /// The name, with a number if an earlier side has it.
     fn unique(&self, name: &str) -> String {
-        let is_free = |name: &String| self.contenders.iter().all(|c| c.side.name != *name);
+        let is_free = |name: &String| self.measured.iter().all(|c| c.side.name != *name);
         let numbered = (2..).map(|number| format!("{name}-{number}"));
         let mut names = std::iter::once(name.to_owned()).chain(numbered);
         names.find(is_free).expect("numbers do not end")
