@@ -25,7 +25,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
 
-pub mod assent;
+pub mod confirmation;
 pub mod gate;
 pub mod ids;
 pub mod intent;
@@ -46,7 +46,7 @@ pub mod volume;
 #[cfg(test)]
 mod tests;
 
-pub use assent::Assent;
+pub use confirmation::Assent;
 pub use gate::Gate;
 pub use ids::{Incarnation, MemberId, NodeId, PoolId, Revision, VolumeId};
 pub use join::Join;

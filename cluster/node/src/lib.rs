@@ -15,6 +15,7 @@
 
 pub mod backup;
 mod brake;
+mod braking;
 pub mod clock;
 mod connection;
 mod driver;
@@ -36,10 +37,10 @@ mod publishing;
 pub mod rebuild;
 mod record;
 mod refused;
+
 mod reservation;
 mod seen_keys;
 pub mod serving;
-mod stewarding;
 #[cfg(test)]
 mod testing;
 mod upkeep;
@@ -50,6 +51,7 @@ mod tests;
 
 pub use backup::{Backup, BackupError};
 pub use brake::{Brake, Steward};
+pub use braking::{Looked, ZONE};
 pub use driver::{Me, NodeState};
 pub use error::{Error, Unmet};
 pub use evicting::{Eviction, Stuck, StuckReplica};
@@ -66,4 +68,3 @@ pub use publication::{Publication, volume_nqn};
 pub use publishing::PublishRequest;
 pub use seen_keys::StoreView;
 pub use serving::{Answer, Link, Role, Serving};
-pub use stewarding::{Looked, ZONE};

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use nacre_cluster_core::assent::Members;
+use nacre_cluster_core::confirmation::Members;
 use nacre_cluster_core::gate::Key;
 use nacre_cluster_core::ids::MAX_MEMBERS;
 use nacre_cluster_core::mutation::Mutation;

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use nacre_cluster_core::mutation::Mutation;
 
 use crate::events::Core;
-use crate::member::{Io, IoResult};
 use crate::names::{BLOCKS, member_id, member_index};
 use crate::node::{Copying, Target};
+use crate::replica::{Io, IoResult};
 use crate::world::World;
 
 pub(crate) fn start_copy(world: &mut World, node: usize, target: Target) {

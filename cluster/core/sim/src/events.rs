@@ -4,8 +4,8 @@ use nacre_cluster_core::Holder;
 use nacre_cluster_core::gate::Key;
 
 use crate::client::Command;
-use crate::member::{Io, IoResult};
 use crate::node::{Answer, Request};
+use crate::replica::{Io, IoResult};
 
 /// A trouble that ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

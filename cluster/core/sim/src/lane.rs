@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use nacre_cluster_core::Assent;
-use nacre_cluster_core::assent::Members;
+use nacre_cluster_core::confirmation::Members;
 
 use crate::client::Command;
 

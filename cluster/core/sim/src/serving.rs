@@ -4,15 +4,15 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use nacre_cluster_core::BootTime;
-use nacre_cluster_core::assent::Members;
+use nacre_cluster_core::confirmation::Members;
 use nacre_cluster_core::gate::Key;
 use nacre_cluster_core::mutation::Mutation;
 
 use crate::client::Command;
 use crate::events::{Core, Event, Message};
 use crate::lane::{Outstanding, Running};
-use crate::member::{Io, IoResult};
 use crate::names::{ALL_CORES, MICRO, MILLI, SECOND, TURN, member_id, member_index};
+use crate::replica::{Io, IoResult};
 use crate::world::World;
 
 /// Time after which a round of assent is given up.

@@ -11,9 +11,9 @@ use nacre_random::Random;
 use crate::checker::Checker;
 use crate::client::Client;
 use crate::events::{Core, Event, Message, Scheduled};
-use crate::member::SimMember;
 use crate::names::{ALL_CORES, MICRO, MILLI, member_id, node_id};
 use crate::node::SimNode;
+use crate::replica::SimMember;
 use crate::report::{Options, Report};
 use crate::store::Store;
 

@@ -14,9 +14,9 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::*;
+use crate::braking::Looked;
 use crate::export::{ExportState, Is};
 use crate::pools::{PoolReport, PoolState};
-use crate::stewarding::Looked;
 
 const GIB: u64 = 1 << 30;
 

@@ -26,10 +26,10 @@ mod peers;
 mod placed;
 mod pools;
 mod rebuild;
+mod replacement;
 mod replicas;
 mod report;
 pub(super) mod reservation;
-mod steward;
 mod store;
 mod volumes;
 
@@ -74,9 +74,9 @@ use crate::values::host_identity;
 pub(crate) use self::backups::{must_be_replaceable, read_backup, seconds, write_backup};
 pub use self::create::{addresses, create, delete, publish, unpublish};
 pub use self::placed::{PlacedReplicas, create_placed, grow_lvols};
+pub(crate) use self::replacement::report_release;
 pub use self::replicas::{NewReplica, change_replicas};
 pub(super) use self::report::for_doctor;
-pub(crate) use self::steward::report_release;
 pub(super) use self::volumes::Shown;
 
 /// Time for the hand-over of all volumes when the daemon ends; the node itself takes 6 s.
@@ -333,8 +333,8 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     let expected = expect_subsystems(engine);
     info!(cluster = name, node = %me.0, "a node of a cluster");
     tokio::task::spawn_local(pools::report(Rc::clone(engine), Rc::clone(&running)));
-    tokio::task::spawn_local(steward::repair(Rc::clone(engine), Rc::clone(&running)));
-    tokio::task::spawn_local(steward::watch(Rc::clone(engine), Rc::clone(&running)));
+    tokio::task::spawn_local(replacement::repair(Rc::clone(engine), Rc::clone(&running)));
+    tokio::task::spawn_local(replacement::watch(Rc::clone(engine), Rc::clone(&running)));
     tokio::task::spawn_local(admit_hosts(
         Rc::clone(engine),
         Rc::clone(&running),
