@@ -1,21 +1,21 @@
-//! Answers of a holder without a lease: they may leave when the gate of every member that may be in
-//! sync has confirmed, after the data was collected, that this node is still the holder.
+//! Answers of a holder without a lease. They may leave when the gate of every replica that may be
+//! in sync has confirmed, after the data was collected, that this node is still the holder.
 //!
-//! A taker gates an in-sync member before its first answer. So a confirmation of every such member
-//! after the data was read proves that no taker had answered when the data was read.
+//! The next holder gates an in-sync replica before its first answer. So a confirmation of every
+//! such replica after the data was read proves that no other holder had answered by then.
 
 use arrayvec::ArrayVec;
 
-use crate::ids::{MAX_MEMBERS, MemberId};
+use crate::ids::{MAX_REPLICAS, ReplicaId};
 use crate::mutation::Mutation;
 
-/// The members of a record, and of a pending change.
-pub type Members = ArrayVec<MemberId, { 2 * MAX_MEMBERS }>;
+/// The replicas of a record, and of a pending change.
+pub type ReplicaIds = ArrayVec<ReplicaId, { 2 * MAX_REPLICAS }>;
 
 /// Rounds of questions to the gates, one at a time. Answers that are collected during a round wait
 /// for the next one.
 #[derive(Debug, Default)]
-pub struct Assent {
+pub struct Confirmations {
     last_round: u64,
     open: Option<Round>,
 }
@@ -25,14 +25,14 @@ struct Round {
     number: u64,
     /// The last answer that the round covers.
     covers: u64,
-    missing: Members,
+    missing: ReplicaIds,
     asked: usize,
 }
 
-impl Assent {
-    /// Starts a round for all answers up to `covers`: ask each of `members`, and return its
+impl Confirmations {
+    /// Starts a round for all answers up to `covers`: ask each of `replicas`, and return its
     /// confirmation with the number. `None` while a round is open.
-    pub fn start(&mut self, covers: u64, members: Members) -> Option<u64> {
+    pub fn start(&mut self, covers: u64, replicas: ReplicaIds) -> Option<u64> {
         if self.open.is_some() {
             return None;
         }
@@ -40,18 +40,18 @@ impl Assent {
         self.open = Some(Round {
             number: self.last_round,
             covers,
-            asked: members.len(),
-            missing: members,
+            asked: replicas.len(),
+            missing: replicas,
         });
         Some(self.last_round)
     }
 
-    /// The member's gate has this node's key. Returns the last answer that may leave, when all
-    /// members have confirmed.
-    pub fn confirmed(&mut self, number: u64, member: MemberId) -> Option<u64> {
+    /// The replica's gate has this node's key. Returns the last answer that may leave, when all
+    /// replicas have confirmed.
+    pub fn confirmed(&mut self, number: u64, replica: ReplicaId) -> Option<u64> {
         let round = self.open.as_mut().filter(|round| round.number == number)?;
-        round.missing.retain(|other| *other != member);
-        let is_complete = if Mutation::AssentOfOne.is_active() {
+        round.missing.retain(|other| *other != replica);
+        let is_complete = if Mutation::ConfirmedByOne.is_active() {
             round.missing.len() < round.asked
         } else {
             round.missing.is_empty()
@@ -62,7 +62,7 @@ impl Assent {
         self.open.take().map(|round| round.covers)
     }
 
-    /// Ends the round without a result: a member does not answer, or the members have changed.
+    /// Ends the round without a result: a replica does not answer, or the replicas have changed.
     pub fn abandon(&mut self) {
         self.open = None;
     }

@@ -1,4 +1,4 @@
-//! The gate of one member: the one place through which its node lets a holder write it, locally or
+//! The gate of one replica: the one place through which its node lets a holder write it, locally or
 //! remotely.
 //!
 //! ```text
@@ -133,7 +133,7 @@ impl Gate {
         Some(GateStep::Grant { key, session })
     }
 
-    /// The key that passes: the answer to a holder that asks for assent.
+    /// The key that passes: the answer to a holder that asks for confirmation.
     pub fn key(&self) -> Option<Key> {
         self.key
     }

@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 use uuid::Uuid;
 
 use crate::gate::{GateStep, Key};
-use crate::ids::{Incarnation, MemberId, NodeId, Revision, VolumeId};
+use crate::ids::{Incarnation, NodeId, ReplicaId, Revision, VolumeId};
 use crate::observer::Role;
 use crate::slots::{MAX_SLOTS, Slots, controller_ids};
 use crate::transaction::{Condition, Effect};
@@ -19,8 +19,8 @@ fn node(number: u128) -> NodeId {
     NodeId(Uuid::from_u128(10 + number))
 }
 
-fn member(number: u128) -> MemberId {
-    MemberId(Uuid::from_u128(20 + number))
+fn replica(number: u128) -> ReplicaId {
+    ReplicaId(Uuid::from_u128(20 + number))
 }
 
 fn holder(number: u128) -> Holder {
@@ -272,25 +272,33 @@ fn a_slot_rests_until_all_others_were_assigned() {
 }
 
 #[test]
-fn assent_needs_every_member_after_the_question() {
-    let mut assent = Assent::default();
-    let members = ArrayVec::from_iter([member(0), member(1)]);
-    let first = assent.start(5, members.clone()).unwrap();
-    assert_eq!(assent.start(6, members.clone()), None, "one at a time");
-    assert_eq!(assent.confirmed(first, member(0)), None);
-    assert_eq!(assent.confirmed(first, member(0)), None);
-    assent.abandon();
-    let second = assent.start(6, members).unwrap();
-    assert_eq!(assent.confirmed(first, member(1)), None, "of an old round");
-    assert_eq!(assent.confirmed(second, member(1)), None);
-    assert_eq!(assent.confirmed(second, member(0)), Some(6));
+fn confirmation_needs_every_replica_after_the_question() {
+    let mut confirmations = Confirmations::default();
+    let replicas = ArrayVec::from_iter([replica(0), replica(1)]);
+    let first = confirmations.start(5, replicas.clone()).unwrap();
+    assert_eq!(
+        confirmations.start(6, replicas.clone()),
+        None,
+        "one at a time"
+    );
+    assert_eq!(confirmations.confirmed(first, replica(0)), None);
+    assert_eq!(confirmations.confirmed(first, replica(0)), None);
+    confirmations.abandon();
+    let second = confirmations.start(6, replicas).unwrap();
+    assert_eq!(
+        confirmations.confirmed(first, replica(1)),
+        None,
+        "of an old round"
+    );
+    assert_eq!(confirmations.confirmed(second, replica(1)), None);
+    assert_eq!(confirmations.confirmed(second, replica(0)), Some(6));
 }
 
 /// A node with its view of the cluster.
 struct Rig {
     lease: Lease,
     standing: BTreeMap<NodeId, Incarnation>,
-    reached: Vec<MemberId>,
+    reached: Vec<ReplicaId>,
     volume: Volume,
 }
 
@@ -300,7 +308,7 @@ impl Rig {
         Self {
             lease: Lease::new(holder(number), Timing::default(), ms(60_000), ms(0)),
             standing: BTreeMap::from([of(0), of(1)]),
-            reached: vec![member(0), member(1)],
+            reached: vec![replica(0), replica(1)],
             volume: Volume::new(VOLUME, node(number)),
         }
     }
@@ -342,9 +350,9 @@ impl Rig {
         number
     }
 
-    /// Starts a hand-over to node 0; returns the number of the close.
+    /// Starts a handover to node 0; returns the number of the close.
     fn leave(&mut self, now: BootTime) -> u64 {
-        assert!(self.volume.hand_over(node(0), now));
+        assert!(self.volume.handover(node(0), now));
         assert_eq!(self.volume.state(), State::Leaving);
         match self.poll(now) {
             Some(Intent::Close { number }) => number,
@@ -373,28 +381,28 @@ impl Rig {
         record
     }
 
-    /// The record after a change by this node's control: a later epoch, and a member is out.
+    /// The record after a change by this node's control: a later epoch, and a replica is out.
     fn controlled(&self) -> Record {
         let mut record = self.volume.record().expect("seen").clone();
         record.epoch += 1;
         record.serving = record.epoch;
-        record.set(member(0), MemberState::Out);
+        record.set(replica(0), ReplicaState::Out);
         record
     }
 }
 
 fn record(of: Option<Holder>) -> Record {
-    let member = |number| Member {
-        id: member(number),
+    let in_sync = |number| Replica {
+        id: replica(number),
         node: node(number),
-        state: MemberState::InSync,
+        state: ReplicaState::InSync,
     };
     Record {
         epoch: 4,
         serving: 4,
         holder: of,
         next: None,
-        members: ArrayVec::from_iter([member(0), member(1)]),
+        replicas: ArrayVec::from_iter([in_sync(0), in_sync(1)]),
     }
 }
 
@@ -428,20 +436,20 @@ fn a_standby_takes_after_the_fence_and_holds_when_the_control_has_opened() {
     assert_eq!(rig.poll(ms(9140)), None);
 }
 
-/// The pause after an attempt without a member ends with the holder that it concerned.
+/// The pause after an attempt without a replica ends with the holder that it concerned.
 #[test]
 fn a_pause_ends_with_the_next_holder() {
     let mut rig = Rig::alone();
     rig.reached.clear();
-    assert_eq!(rig.poll(ms(9000)), None, "no member is reached");
+    assert_eq!(rig.poll(ms(9000)), None, "no replica is reached");
     rig.volume.update(Revision(2), record(Some(holder(0))));
     assert_eq!(rig.poll(ms(9100)), None, "the holder stands");
     rig.standing.remove(&node(0));
-    rig.reached = vec![member(1)];
+    rig.reached = vec![replica(1)];
     rig.commit(ms(9200), 3);
 }
 
-/// The control swaps epochs and members while it opens, serves and closes.
+/// The control swaps epochs and replicas while it opens, serves and closes.
 #[test]
 fn changes_of_the_own_control_are_news() {
     let mut rig = Rig::alone();
@@ -458,7 +466,7 @@ fn changes_of_the_own_control_are_news() {
         }
     }
     let known = rig.volume.record().expect("seen");
-    assert_eq!((known.epoch, known.is_in_sync(member(0))), (8, false));
+    assert_eq!((known.epoch, known.is_in_sync(replica(0))), (8, false));
 }
 
 /// In each step, another holder or another incarnation in the record ends the service.
@@ -585,12 +593,12 @@ fn a_volume_that_does_not_open_is_left_to_others() {
 }
 
 #[test]
-fn a_hand_over_names_the_next_holder() {
+fn a_handover_names_the_next_holder() {
     let mut rig = Rig::alone();
     rig.hold(ms(1000));
-    assert!(!rig.volume.hand_over(node(1), ms(2000)), "to itself");
+    assert!(!rig.volume.handover(node(1), ms(2000)), "to itself");
     let close = rig.leave(ms(2000));
-    assert!(!rig.volume.hand_over(node(0), ms(2000)), "twice");
+    assert!(!rig.volume.handover(node(0), ms(2000)), "twice");
     rig.volume.drained(close);
     let released = rig.commit(ms(2010), 3);
     assert_eq!((released.holder, released.next), (None, Some(node(0))));
@@ -615,7 +623,7 @@ fn a_release_is_made_from_the_last_change_of_the_control() {
         (released.epoch, released.next),
         (changed.epoch, Some(node(0)))
     );
-    assert!(!released.is_in_sync(member(0)));
+    assert!(!released.is_in_sync(replica(0)));
     // An answer to the first one is not that of the second one.
     rig.volume.refused(number, Revision(3), changed);
     rig.volume.committed(number, Revision(3));

@@ -1,8 +1,8 @@
-//! `member/N/R`: a block device of node N that is member R of a volume. An operator wants it, and
+//! `member/N/R`: a block device of node N for a replica of a volume. An operator wants it, and
 //! node N reports its state. Unknown fields stay through a change.
 
 use nacre_cluster_core::placement::lvol_of;
-use nacre_cluster_core::{Holder, Incarnation, MemberId, NodeId, VolumeId};
+use nacre_cluster_core::{ExportId, Holder, Incarnation, NodeId, VolumeId};
 use nacre_cluster_etcd::KeyValue;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -135,12 +135,12 @@ impl Export {
     /// An export whose device its node makes.
     pub(crate) fn placed(
         volume: VolumeId,
-        member: MemberId,
+        export_id: ExportId,
         place: Place,
         resync: Option<Resync>,
         by: Holder,
     ) -> Self {
-        let device = lvol_of(member.0).to_string();
+        let device = lvol_of(export_id.0).to_string();
         Self {
             place: Some(place),
             resync,

@@ -50,7 +50,7 @@ mod volumes;
 mod tests;
 
 pub use backup::{Backup, BackupError};
-pub use brake::{Brake, Steward};
+pub use brake::{Brake, BrakeKey};
 pub use braking::{Looked, ZONE};
 pub use driver::{Me, NodeState};
 pub use error::{Error, Unmet};

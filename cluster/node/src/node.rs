@@ -141,7 +141,7 @@ impl Node {
     }
 }
 
-/// After a panic, nothing renews the lease: from then on, answers leave by assent only.
+/// After a panic, nothing renews the lease: from then on, answers leave by confirmation only.
 struct OnPanic(Arc<Shared>);
 
 impl Drop for OnPanic {

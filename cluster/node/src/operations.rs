@@ -36,7 +36,7 @@ enum OperationKind {
 }
 
 impl Operation {
-    pub(crate) fn hand_over(to: NodeId) -> Self {
+    pub(crate) fn handover(to: NodeId) -> Self {
         Self {
             v: FORMAT,
             kind: OperationKind::Move,
@@ -124,7 +124,7 @@ pub(crate) fn step(
             if !volumes.is_shown_by(id, to) {
                 return progress.failed("the node does not show the volume");
             }
-            if volumes.hand_over(id, to, now) {
+            if volumes.handover(id, to, now) {
                 progress.step = OperationStep::Leaving;
             }
             None

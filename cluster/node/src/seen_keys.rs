@@ -23,7 +23,7 @@ const COPIED: [Kind; 4] = [
     Kind::Publications,
     Kind::Exports,
 ];
-/// Fields of a record, and of its members, whose change makes no new copy.
+/// Fields of a record, and of its replicas, whose change makes no new copy.
 const OF_RECORD: [&str; 8] = [
     "epoch",
     "serving",
@@ -34,7 +34,7 @@ const OF_RECORD: [&str; 8] = [
     "closed",
     "op",
 ];
-const OF_MEMBER: [&str; 2] = ["state", "why"];
+const OF_REPLICA: [&str; 2] = ["state", "why"];
 
 /// A value, and the revision at which its key was created.
 #[derive(Debug, Clone, PartialEq)]
@@ -166,9 +166,9 @@ fn hash(kind: Kind, value: &Value) -> u64 {
     let mut value = value.clone();
     if kind == Kind::Volumes {
         remove(&mut value, &OF_RECORD);
-        let members = value["members"].as_array_mut();
-        for member in members.into_iter().flatten() {
-            remove(member, &OF_MEMBER);
+        let replicas = value["members"].as_array_mut();
+        for replica in replicas.into_iter().flatten() {
+            remove(replica, &OF_REPLICA);
         }
     }
     value.to_string().hash(&mut hasher);

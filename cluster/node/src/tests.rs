@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use nacre_cluster_core::ids::MAX_MEMBERS;
+use nacre_cluster_core::ids::MAX_REPLICAS;
 use nacre_cluster_core::volume::State;
 use nacre_cluster_core::{
-    BootTime, Holder, Incarnation, Lease, MemberId, NodeId, Revision, Timing, VolumeId,
+    BootTime, ExportId, Holder, Incarnation, Lease, NodeId, ReplicaId, Revision, Timing, VolumeId,
 };
 use nacre_cluster_etcd::LeaseKey;
 use parking_lot::Mutex;
@@ -24,7 +24,7 @@ use crate::serving::{Answer, Report, Role, Serving};
 use crate::volumes::{Commit, Volumes};
 
 const VOLUME: VolumeId = VolumeId(Uuid::from_u128(100));
-const MEMBER: MemberId = MemberId(Uuid::from_u128(200));
+const REPLICA: ReplicaId = ReplicaId(Uuid::from_u128(200));
 const MS: Duration = Duration::from_millis(1);
 
 fn node(number: u128) -> NodeId {
@@ -76,8 +76,8 @@ impl Engine {
 }
 
 impl Serving for Engine {
-    fn reached(&mut self, _: VolumeId) -> ArrayVec<MemberId, MAX_MEMBERS> {
-        ArrayVec::from_iter([MEMBER])
+    fn reached(&mut self, _: VolumeId) -> ArrayVec<ReplicaId, MAX_REPLICAS> {
+        ArrayVec::from_iter([REPLICA])
     }
 
     fn take(&mut self, _: VolumeId, number: u64) {
@@ -116,7 +116,7 @@ impl Serving for Engine {
         self.note(&format!("nodes {} {}", nodes.len(), standing.len()));
     }
 
-    fn exports(&mut self, exports: &BTreeMap<MemberId, Export>) {
+    fn exports(&mut self, exports: &BTreeMap<ExportId, Export>) {
         self.note(&format!("exports {}", exports.len()));
     }
 
@@ -145,7 +145,7 @@ impl Rig {
         let mut volumes = Volumes::new(node(1), Box::new(engine.clone()));
         let record = json!({
             "epoch": 4, "serving": 4, "revision": 7, "holder": node(1).0, "incarnation": 3,
-            "members": [{ "id": MEMBER.0, "node": node(1).0, "state": { "state": "in_sync" } }],
+            "members": [{ "id": REPLICA.0, "node": node(1).0, "state": { "state": "in_sync" } }],
         });
         let saw = volumes.update(VOLUME, Revision(20), record.to_string().as_bytes());
         assert_eq!(saw, Ok(()));
@@ -214,11 +214,11 @@ impl Rig {
     }
 }
 
-/// The end of a first hand-over, reported late, does not end a second one.
+/// The end of a first handover, reported late, does not end a second one.
 #[test]
 fn a_late_report_of_an_earlier_close() {
     let mut bench = Rig::holding();
-    assert!(bench.volumes.hand_over(VOLUME, node(2), at(300)));
+    assert!(bench.volumes.handover(VOLUME, node(2), at(300)));
     bench.run(300);
     let first = bench.asked("close");
     // Commands hang: aborted after 2 s, opened again after 5 s.
@@ -231,10 +231,10 @@ fn a_late_report_of_an_earlier_close() {
     bench.run(5410);
     assert_eq!(bench.volumes.state(VOLUME), Some(State::Holding));
     assert!(
-        !bench.volumes.hand_over(VOLUME, node(2), at(5500)),
+        !bench.volumes.handover(VOLUME, node(2), at(5500)),
         "not at once again"
     );
-    assert!(bench.volumes.hand_over(VOLUME, node(2), at(16_000)));
+    assert!(bench.volumes.handover(VOLUME, node(2), at(16_000)));
     bench.run(16_000);
     let number = bench.asked("close");
     bench.report(Answer::Drained { number: first });

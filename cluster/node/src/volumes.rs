@@ -16,9 +16,9 @@ use crate::publication::Publication;
 use crate::record::{decode, encode, read_at_opening};
 use crate::serving::{Answer, Report, Role, Serving};
 
-/// Hand-overs at one time, when a node is drained or ends.
+/// Handovers at one time, when a node is drained or ends.
 const LEAVING: usize = 8;
-/// Time from a hand-over without effect to the next one.
+/// Time from a handover without effect to the next one.
 const BACKOFF: Duration = Duration::from_secs(10);
 /// Intents of one call; a bound against a machine that never rests.
 const INTENTS: usize = 64;
@@ -41,7 +41,7 @@ struct Place {
     /// The start of the take, and the former holder.
     taking: Option<(BootTime, Option<NodeId>)>,
     leaving_to: Option<NodeId>,
-    no_hand_over_before: BootTime,
+    no_handover_before: BootTime,
     is_without_holder: bool,
     /// The last attempt to open it failed.
     does_not_open: bool,
@@ -102,7 +102,7 @@ impl Volumes {
             noted: State::Standby,
             taking: None,
             leaving_to: None,
-            no_hand_over_before: BootTime::default(),
+            no_handover_before: BootTime::default(),
             is_without_holder: false,
             does_not_open: false,
             missing: Vec::new(),
@@ -269,7 +269,7 @@ impl Volumes {
                 continue;
             }
             if place.role.is_none() {
-                // The engine learns the members here. Before, it cannot say which it reaches.
+                // The engine learns the replicas here. Before, it cannot say which it reaches.
                 show(id, place, now, self.serving.as_mut());
             }
             // The rank of a node without a lease would only delay the others.
@@ -281,7 +281,7 @@ impl Volumes {
                 .collect();
             let mut reached = self.serving.reached(id);
             let awaited = read_at_opening(&place.stored.1).into_iter();
-            let missing = awaited.filter(|(member, _)| !reached.contains(member));
+            let missing = awaited.filter(|(replica, _)| !reached.contains(replica));
             place.missing = missing.map(|(_, node)| node).collect();
             if !place.missing.is_empty() {
                 // Its opening would be refused, and each attempt takes an epoch.
@@ -321,11 +321,11 @@ impl Volumes {
     }
 
     /// Hands the volume over. False: this node cannot leave it now.
-    pub(crate) fn hand_over(&mut self, id: VolumeId, to: NodeId, now: BootTime) -> bool {
+    pub(crate) fn handover(&mut self, id: VolumeId, to: NodeId, now: BootTime) -> bool {
         let Some(place) = self.places.get_mut(&id) else {
             return false;
         };
-        if now < place.no_hand_over_before || !place.machine.hand_over(to, now) {
+        if now < place.no_handover_before || !place.machine.handover(to, now) {
             return false;
         }
         place.leaving_to = Some(to);
@@ -344,7 +344,7 @@ impl Volumes {
                 return;
             }
             if let Some(to) = self.successor(id, nodes)
-                && self.hand_over(id, to, now)
+                && self.handover(id, to, now)
             {
                 free -= 1;
             }
@@ -491,11 +491,11 @@ fn note(id: VolumeId, place: &mut Place, now: BootTime, events: &Events) {
             }),
             None => {
                 place.leaving_to = None;
-                place.no_hand_over_before = now + BACKOFF;
+                place.no_handover_before = now + BACKOFF;
                 events.note(Decision::VolumeKept { volume: id });
             }
         },
-        // A failed opening, or a volume that closed by itself, is no hand-over.
+        // A failed opening, or a volume that closed by itself, is no handover.
         (_, State::Leaving) if place.leaving_to.is_none() => {
             if !place.does_not_open {
                 events.note(Decision::VolumeNotOpened { volume: id, epoch });

@@ -38,19 +38,19 @@ pub(crate) enum Answer {
     Read(Option<LeaseKey>),
 }
 
-/// A merge of the in-sync members, or a copy to a member that returns.
+/// A merge of the in-sync replicas, or a copy to a replica that returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Target {
     /// With its number.
     Merge(u64),
-    Member(usize),
+    Replica(usize),
 }
 
 #[derive(Debug)]
 pub(crate) struct Copying {
     pub target: Target,
     pub began: u64,
-    /// I/O under way: id and member.
+    /// I/O under way: id and replica.
     pub missing: BTreeMap<u64, usize>,
     pub source: Option<[u64; BLOCKS]>,
     pub dirty: [bool; BLOCKS],
@@ -87,9 +87,9 @@ pub(crate) struct SimNode {
     pub volume: Volume,
     pub control: Control,
     pub lane: Lane,
-    /// The connection to each member.
+    /// The connection to each replica.
     pub sessions: [u64; 8],
-    /// Members that get every write before they are in sync.
+    /// Replicas that get every write before they are in sync.
     pub filled: BTreeSet<usize>,
     pub copy: Option<Copying>,
     pub asked_gates: BTreeMap<usize, u64>,

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use nacre_cluster_core::Member;
+use nacre_cluster_core::Replica;
 use nacre_cluster_core::volume::State;
 
 use crate::events::{Core, Event, Scheduled};
@@ -44,7 +44,7 @@ impl Run {
             self.until(end + RECOVERY)?;
             self.check_leases()?;
             let (_, record) = self.0.store.record();
-            let lost = |member: &Member| self.0.lost.contains(&index_of(member.node));
+            let lost = |replica: &Replica| self.0.lost.contains(&index_of(replica.node));
             if record.in_sync().all(lost) {
                 // The data is on the nodes that are down.
                 return self.0.checker.check(BLOCKS);

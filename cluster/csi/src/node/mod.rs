@@ -12,7 +12,7 @@
 //!   records   staged volumes, kept over a restart                perform
 //!   stage     NodeStageVolume, NodeUnstageVolume
 //!   publish   NodePublishVolume, NodeUnpublishVolume
-//!   guardian  connects missing paths again
+//!   reconnect connects missing paths again
 //! ```
 
 mod bounded;
@@ -42,7 +42,7 @@ use self::fabrics::{Device, HostPath};
 pub use self::host::{Host, Machine, Ran};
 pub use self::identity::{HostId, HostIdError};
 use self::paths::Paths;
-pub use self::reconnect::Guardian;
+pub use self::reconnect::Reconnector;
 use self::records::{Records, Staged};
 use crate::messages::node::{
     NodeCall, NodeGetCapabilitiesResponse, NodeGetInfoResponse, NodeRpc, NodeServiceCapability,

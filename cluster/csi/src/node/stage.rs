@@ -89,7 +89,7 @@ impl Node {
         Ok(mounts::at(host, &before.staging)?.is_some())
     }
 
-    /// Connects all addresses. One is enough to go on; the guardian tries the others again.
+    /// Connects all addresses. One is enough to go on; the reconnector tries the others again.
     fn attach(&self, change: Change<'_>, context: &Context) -> Result<Device, Status> {
         let (host, nqn) = (&*self.host, context.nqn.as_str());
         let (mut failures, mut is_late) = (Vec::new(), false);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use nacre_cluster_core::{BootTime, MemberId, NodeId, Revision, VolumeId};
+use nacre_cluster_core::{BootTime, ExportId, NodeId, Revision, VolumeId};
 use nacre_cluster_etcd::{KeyValue, Prefix};
 use uuid::Uuid;
 
@@ -92,7 +92,7 @@ impl Driver {
             Kind::Volumes => self.prefix.volumes(),
             Kind::Publications => self.prefix.publications(),
             Kind::Operations => self.prefix.operations(),
-            Kind::Exports => self.prefix.members(self.me.id),
+            Kind::Exports => self.prefix.exports(self.me.id),
         }
     }
 
@@ -106,7 +106,7 @@ impl Driver {
             Kind::Volumes => volumes(self.volumes.ids()),
             Kind::Publications => volumes(self.volumes.published()),
             Kind::Operations => volumes(self.operations.keys().copied().collect()),
-            Kind::Exports => self.exports.keys().map(|member| member.0).collect(),
+            Kind::Exports => self.exports.keys().map(|export| export.0).collect(),
         }
     }
 
@@ -137,7 +137,7 @@ impl Driver {
             },
             Kind::Exports => match Export::decode(kv) {
                 Ok(export) => {
-                    self.exports.insert(MemberId(id), export);
+                    self.exports.insert(ExportId(id), export);
                     self.has_new_exports = true;
                     None
                 }
@@ -185,7 +185,7 @@ impl Driver {
             Kind::Publications => self.volumes.publish(VolumeId(id), None),
             Kind::Operations => drop(self.operations.remove(&VolumeId(id))),
             Kind::Exports => {
-                self.exports.remove(&MemberId(id));
+                self.exports.remove(&ExportId(id));
                 self.has_new_exports = true;
             }
         }

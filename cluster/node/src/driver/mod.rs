@@ -18,7 +18,7 @@ use std::time::Duration;
 use nacre_cluster_core::lease::Word;
 use nacre_cluster_core::volume::State;
 use nacre_cluster_core::{
-    BootTime, Effect, Incarnation, Join, Lease, MemberId, NodeId, Record, Revision, Timing,
+    BootTime, Effect, ExportId, Incarnation, Join, Lease, NodeId, Record, Revision, Timing,
     Transaction, VolumeId,
 };
 use nacre_cluster_etcd::{Client, Error as Said, LeaseKey, NodeLeases, Outcome, Prefix};
@@ -49,7 +49,7 @@ const TURN: Duration = Duration::from_millis(50);
 const NEWS: usize = 1024;
 /// Events and reports of one round.
 const ROUND: usize = 256;
-/// Time for the hand-over of all volumes, when the node ends.
+/// Time for the handover of all volumes, when the node ends.
 const LEAVE: Duration = Duration::from_secs(6);
 /// Time until a failed request of the start is made again.
 const AGAIN: Duration = Duration::from_millis(400);
@@ -76,7 +76,7 @@ pub enum NodeState {
         /// The last error, if there is one.
         obstacle: Option<Error>,
     },
-    /// The node has a lease. Without a good one it serves by assent, and takes nothing.
+    /// The node has a lease. Without a good one it serves by confirmation, and takes nothing.
     In {
         cluster: Uuid,
         incarnation: Incarnation,
@@ -171,7 +171,7 @@ pub(crate) struct Driver {
     volumes: Volumes,
     operations: BTreeMap<VolumeId, Progress>,
     /// The exports of this node.
-    exports: BTreeMap<MemberId, Export>,
+    exports: BTreeMap<ExportId, Export>,
     /// The engine does not know the present exports yet.
     has_new_exports: bool,
     jobs: Jobs,
@@ -180,7 +180,7 @@ pub(crate) struct Driver {
     away: Option<BootTime>,
     /// The error of the last renewal that failed.
     last_failure: Option<Said>,
-    /// Deadline of the last hand-overs, once the node ends.
+    /// Deadline of the last handovers, once the node ends.
     leave_by: Option<BootTime>,
 }
 
@@ -294,7 +294,7 @@ impl Driver {
             (Kind::Volumes, self.prefix.volumes()),
             (Kind::Publications, self.prefix.publications()),
             (Kind::Operations, self.prefix.operations()),
-            (Kind::Exports, self.prefix.members(self.me.id)),
+            (Kind::Exports, self.prefix.exports(self.me.id)),
         ];
         for (kind, prefix) in followed {
             let follower = self.follow(kind, prefix, &sender);
@@ -434,7 +434,7 @@ impl Driver {
         }
     }
 
-    /// The work that needs the list of leases: fences, hand-overs and takes.
+    /// The work that needs the list of leases: fences, handovers and takes.
     fn turn_listed(&mut self, now: BootTime, is_turn: bool) {
         let Phase::In(lease) = &self.phase else {
             return;
@@ -472,7 +472,7 @@ impl Driver {
             }
         }
         if is_turn {
-            self.hand_over(now);
+            self.handover(now);
         }
         let Phase::In(lease) = &self.phase else {
             return;
@@ -501,8 +501,8 @@ impl Driver {
         });
     }
 
-    /// Hand-overs that operators ask for, of a drain, and of the node's end.
-    fn hand_over(&mut self, now: BootTime) {
+    /// Handovers that operators ask for, of a drain, and of the node's end.
+    fn handover(&mut self, now: BootTime) {
         let is_drained = self
             .nodes
             .described

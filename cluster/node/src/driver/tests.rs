@@ -113,8 +113,8 @@ fn list_at(driver: &Driver, kind: Kind, revision: i64, epoch: u64) -> Change {
             json!({ "v": 1, "nqn": "nqn.a", "slots": {} }),
         )],
         Kind::Exports => {
-            let member = MemberId(Uuid::from_u128(200));
-            vec![(prefix.member(driver.me.id, member), export)]
+            let export_id = ExportId(Uuid::from_u128(200));
+            vec![(prefix.export(driver.me.id, export_id), export)]
         }
         Kind::Operations | Kind::Renewals => Vec::new(),
     };

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use nacre_cluster_core::PoolId;
 use nacre_cluster_node::{PoolKey, PoolState};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::read as read_etcd;
@@ -41,7 +41,7 @@ pub struct ClusterPool {
     thin_room_bytes: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ClusterPoolState {
     Online,

@@ -115,7 +115,7 @@ fn examine(settings: &Settings, name: &str, dir: Option<&Path>) -> anyhow::Resul
             name: key.description.name.clone(),
             has_lease,
             needs_tls: needs_tls(&key.description),
-            portals: join_all(key.description.member_portals.iter().map(tried)).await,
+            portals: join_all(key.description.replica_portals.iter().map(tried)).await,
         });
         Ok(doctor::Cluster {
             name: name.to_owned(),
