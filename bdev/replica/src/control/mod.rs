@@ -27,11 +27,11 @@
 //! [`Membership::turn`]. The log's pages are written under [`LogWriter::turn`], one writer at a
 //! time, so that an older page never overwrites a newer one.
 
-mod assent;
 mod attach;
 mod chunk;
 mod clean;
 mod commands;
+mod confirmation;
 mod context;
 mod create;
 mod departure;
@@ -70,9 +70,9 @@ use uuid::Uuid;
 pub use self::create::{create, delete, force_in_sync};
 pub use self::open::{open, open_prepared};
 
-use self::assent::AssentKeeper;
 use self::attach::Attacher;
 use self::chunk::Copier;
+use self::confirmation::AssentKeeper;
 use self::context::Context;
 use self::failures::FailureHandler;
 use self::label_poll::LabelPoll;
