@@ -242,7 +242,9 @@ impl Shown {
         Reply::Result(match method {
             "cluster_get_status" => cluster(),
             "volume_get" => volume(VOLUME),
-            "cluster_get_nodes" => json!([{ "id": CLUSTER, "lease": *self.lease.lock() }]),
+            "cluster_get_nodes" => {
+                json!([{ "id": CLUSTER, "this_node": true, "lease": *self.lease.lock() }])
+            }
             "cluster_get_volumes" => json!([{
                 "id": VOLUME,
                 "nodes": [node, { "id": OTHER_NODE, "name": null }],
@@ -406,9 +408,10 @@ fn the_cluster_decides_whether_a_volume_exists() {
     let scripted = start(move |method, _| match method {
         "cluster_get_status" => Reply::Result(cluster()),
         "volume_get" | "volume_get_connections" => Reply::Refuse(-19),
-        "cluster_get_volumes" if there.load(Ordering::Relaxed) => {
-            Reply::Result(json!([{ "id": VOLUME, "nodes": [], "publication": null }]))
-        }
+        "cluster_get_volumes" if there.load(Ordering::Relaxed) => Reply::Result(json!([{
+            "id": VOLUME, "holder": null, "lease_stands": false, "nodes": [],
+            "publication": null,
+        }])),
         "cluster_get_volumes" => Reply::Result(json!([])),
         other => panic!("{other}"),
     });
