@@ -67,3 +67,39 @@ impl Confirmations {
         self.open = None;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn replica(number: u128) -> ReplicaId {
+        ReplicaId(Uuid::from_u128(number))
+    }
+
+    /// Goal: an answer leaves only when every replica has confirmed in a round that began after it
+    /// was collected. Method: two rounds, of which the first is abandoned.
+    #[test]
+    fn confirmation_needs_every_replica_after_the_question() {
+        let mut confirmations = Confirmations::default();
+        let replicas = ArrayVec::from_iter([0, 1].map(replica));
+        let first = confirmations.start(5, replicas.clone()).unwrap();
+        assert_eq!(
+            confirmations.start(6, replicas.clone()),
+            None,
+            "one at a time"
+        );
+        assert_eq!(confirmations.confirmed(first, replica(0)), None);
+        assert_eq!(confirmations.confirmed(first, replica(0)), None);
+        confirmations.abandon();
+        let second = confirmations.start(6, replicas).unwrap();
+        assert_eq!(
+            confirmations.confirmed(first, replica(1)),
+            None,
+            "of an old round"
+        );
+        assert_eq!(confirmations.confirmed(second, replica(1)), None);
+        assert_eq!(confirmations.confirmed(second, replica(0)), Some(6));
+    }
+}

@@ -32,7 +32,7 @@ pub struct ServedReplica {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Act {
+pub enum RepairAct {
     /// Put a replica on another pool in its place.
     Replace { replica: ReplicaId, cause: Cause },
     /// Remove a successor that is not in sync.
@@ -68,7 +68,7 @@ impl Absences {
         now: BootTime,
         after: Option<Duration>,
         replicas: &[ServedReplica],
-    ) -> Option<Act> {
+    ) -> Option<RepairAct> {
         let is_out = |one: &ServedReplica| !one.is_in_sync && !one.is_attached;
         self.since
             .retain(|id, _| replicas.iter().any(|one| one.id == *id && is_out(one)));
@@ -89,17 +89,17 @@ impl Absences {
             let is_back = old.is_some_and(|old| old.is_in_sync && !old.is_evicted);
             if new.is_repair && is_back {
                 let why = Why::Returned;
-                return Some(Act::Drop { replica, why });
+                return Some(RepairAct::Drop { replica, why });
             }
             let why = Why::Lost;
-            return is_lost(new).then_some(Act::Drop { replica, why });
+            return is_lost(new).then_some(RepairAct::Drop { replica, why });
         }
         if replicas.len() >= MAX_REPLICAS || !replicas.iter().any(|one| one.is_in_sync) {
             return None;
         }
         let mut placed = replicas.iter().filter(|one| one.is_placed);
         let lost = placed.clone().find(|one| is_lost(one));
-        let act = |one: &ServedReplica, cause| Act::Replace {
+        let act = |one: &ServedReplica, cause| RepairAct::Replace {
             replica: one.id,
             cause,
         };
@@ -185,8 +185,8 @@ mod tests {
         one.is_attached = false;
     }
 
-    fn lost(number: u128) -> Option<Act> {
-        Some(Act::Replace {
+    fn lost(number: u128) -> Option<RepairAct> {
+        Some(RepairAct::Replace {
             replica: id(number),
             cause: Cause::Lost,
         })
@@ -239,7 +239,7 @@ mod tests {
     fn an_evicted_node_is_left_one_replica_at_a_time() {
         let (mut absences, mut all) = (Absences::default(), three());
         all[2].is_evicted = true;
-        let evicted = Some(Act::Replace {
+        let evicted = Some(RepairAct::Replace {
             replica: id(3),
             cause: Cause::Evicted,
         });
@@ -274,7 +274,7 @@ mod tests {
         let back = three()[1];
         let dropped = |why| {
             let replica = id(4);
-            Some(Act::Drop { replica, why })
+            Some(RepairAct::Drop { replica, why })
         };
         let returned = dropped(Why::Returned);
         assert_eq!(absences.decide(at(1), AFTER, &with(back, new)), returned);

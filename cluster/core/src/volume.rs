@@ -27,7 +27,7 @@ use crate::record::{Holder, Record};
 use crate::time::BootTime;
 use crate::transaction::Transaction;
 
-pub use crate::intent::{Ana, Intent, State};
+pub use crate::intent::{Ana, HoldingState, Intent};
 
 /// Time between two attempts of a node that cannot take.
 pub const RETRY: Duration = Duration::from_secs(1);
@@ -150,13 +150,13 @@ impl Volume {
         }
     }
 
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> HoldingState {
         match self.step {
-            Step::Standby { .. } => State::Standby,
-            Step::Claim { .. } | Step::Opening { .. } => State::Taking,
-            Step::Holding { .. } => State::Holding,
-            Step::Leaving { .. } | Step::Release { .. } => State::Leaving,
-            Step::Fenced { .. } => State::Fenced,
+            Step::Standby { .. } => HoldingState::Standby,
+            Step::Claim { .. } | Step::Opening { .. } => HoldingState::Taking,
+            Step::Holding { .. } => HoldingState::Holding,
+            Step::Leaving { .. } | Step::Release { .. } => HoldingState::Leaving,
+            Step::Fenced { .. } => HoldingState::Fenced,
         }
     }
 

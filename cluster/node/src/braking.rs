@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use nacre_cluster_core::storm::{Loss, Seen, Storm};
+use nacre_cluster_core::storm::{Loss, SeenNode, Storm};
 use nacre_cluster_core::{BootTime, Incarnation, NodeId};
 use nacre_cluster_etcd::Txn;
 use uuid::Uuid;
@@ -63,7 +63,7 @@ impl BrakeKey {
         } else {
             (Self::default(), 0)
         };
-        let seen = nodes.iter().map(|(node, key)| Seen {
+        let seen = nodes.iter().map(|(node, key)| SeenNode {
             node: *node,
             zone: key.description.labels.get(ZONE).map(String::as_str),
             is_live: standing.contains_key(node),

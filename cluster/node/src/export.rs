@@ -23,7 +23,7 @@ pub struct Export {
     pub device: String,
     /// Node N makes the device, an lvol in one of its pools. `None`: an operator made it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub place: Option<Place>,
+    pub place: Option<PoolChoice>,
     /// The replica is being filled, in the place of another one.
     #[serde(default, alias = "rebuild", skip_serializing_if = "Option::is_none")]
     pub resync: Option<Resync>,
@@ -57,7 +57,7 @@ struct Maker {
 
 /// The pool of a replica, and the wishes by which the cluster chose it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct PoolChoice {
     pub pool: Uuid,
     /// Size of the lvol.
     pub bytes: u64,
@@ -136,7 +136,7 @@ impl Export {
     pub(crate) fn placed(
         volume: VolumeId,
         export_id: ExportId,
-        place: Place,
+        place: PoolChoice,
         resync: Option<Resync>,
         by: Holder,
     ) -> Self {

@@ -55,7 +55,7 @@ pub use braking::{Looked, ZONE};
 pub use driver::{Me, NodeState};
 pub use error::{Error, Unmet};
 pub use evicting::{Eviction, Stuck, StuckReplica};
-pub use export::{Export, ExportState, Place, Resync};
+pub use export::{Export, ExportState, PoolChoice, Resync};
 pub use keys::{Cluster, Description, NodeKey, Portal, is_node_nqn, node_nqn};
 pub use node::Node;
 pub use operator::{
@@ -67,4 +67,4 @@ pub use pools::{MAX_POOLS, PoolKey, PoolReport, PoolState};
 pub use publication::{Publication, volume_nqn};
 pub use publishing::PublishRequest;
 pub use seen_keys::StoreView;
-pub use serving::{Answer, Link, Role, Serving};
+pub use serving::{Answer, Link, Serving, VolumeRole};

@@ -17,7 +17,7 @@ use crate::driver::Shared;
 use crate::error::Error;
 use crate::events::Event;
 use crate::keys::{self, Cluster, NodeKey, bytes};
-use crate::operations::Operation;
+use crate::operations::OperationKey;
 use crate::publication::Publication;
 use crate::record;
 use crate::seen_keys::SeenKeys;
@@ -420,7 +420,7 @@ impl Operator {
     ) -> Result<(), Error> {
         let key = self.prefix.operation(volume);
         let record_key = self.prefix.core_volume(volume);
-        let operation = Operation::handover(to);
+        let operation = OperationKey::handover(to);
         let txn = Txn::default()
             .if_not_created(&record_key, 0)
             .put(&key, bytes(&operation));
@@ -433,7 +433,7 @@ impl Operator {
         while Instant::now() < end {
             let found = self.client.get(&key).await.map_err(Error::at(&key))?;
             if let Some(kv) = &found {
-                let why = Operation::decode(kv)?.why;
+                let why = OperationKey::decode(kv)?.why;
                 if let Some(why) = why {
                     let txn = Txn::default().if_modified(&key, kv.mod_revision);
                     let txn = txn.delete(&key);

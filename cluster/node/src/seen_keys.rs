@@ -38,7 +38,7 @@ const OF_REPLICA: [&str; 2] = ["state", "why"];
 
 /// A value, and the revision at which its key was created.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Seen {
+pub(crate) struct SeenKey {
     pub(crate) value: Arc<Value>,
     pub(crate) created: i64,
     /// Of the part whose change makes a new copy.
@@ -48,7 +48,7 @@ pub(crate) struct Seen {
 /// The keys of each kind by the id at the end of their names.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Keys {
-    pub(crate) of_kind: BTreeMap<Kind, BTreeMap<Uuid, Seen>>,
+    pub(crate) of_kind: BTreeMap<Kind, BTreeMap<Uuid, SeenKey>>,
     /// The last revision of a change.
     pub(crate) revision: i64,
     /// The etcd that the keys are of: [`crate::keys::Cluster::store`].
@@ -83,7 +83,7 @@ impl SeenKeys {
         let Ok(value) = serde_json::from_slice::<Value>(&kv.value) else {
             return;
         };
-        let seen = Seen {
+        let seen = SeenKey {
             hash: hash(kind, &value),
             value: Arc::new(value),
             created: kv.create_revision,

@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicI64;
 use arrayvec::ArrayVec;
 use nacre_cluster_core::ids::MAX_REPLICAS;
 use nacre_cluster_core::lease::Word;
-use nacre_cluster_core::volume::{Ana, State};
+use nacre_cluster_core::volume::{Ana, HoldingState};
 use nacre_cluster_core::{ExportId, Holder, Incarnation, NodeId, Record, ReplicaId, VolumeId};
 use serde_json::Value;
 use tokio::sync::mpsc;
@@ -47,7 +47,7 @@ pub trait Serving: Send {
     fn drop_all(&mut self, volume: VolumeId);
 
     /// The volume's role on this node has changed.
-    fn show(&mut self, volume: VolumeId, role: &Role);
+    fn show(&mut self, volume: VolumeId, role: &VolumeRole);
 
     /// The volume was deleted.
     fn forget(&mut self, volume: VolumeId);
@@ -75,8 +75,8 @@ pub trait Serving: Send {
 
 /// A volume on this node, as hosts see it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Role {
-    pub state: State,
+pub struct VolumeRole {
+    pub state: HoldingState,
     pub ana: Ana,
     /// The holder in the record. Its lease may be over.
     pub holder: Option<Holder>,

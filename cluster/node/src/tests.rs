@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use nacre_cluster_core::ids::MAX_REPLICAS;
-use nacre_cluster_core::volume::State;
+use nacre_cluster_core::volume::HoldingState;
 use nacre_cluster_core::{
     BootTime, ExportId, Holder, Incarnation, Lease, NodeId, ReplicaId, Revision, Timing, VolumeId,
 };
@@ -18,9 +18,9 @@ use uuid::Uuid;
 use crate::events::{Decision, Event, Events};
 use crate::export::Export;
 use crate::keys::NodeKey;
-use crate::nodes::{Leases, Nodes, Step};
+use crate::nodes::{Leases, Nodes, ObservationStep};
 use crate::publication::Publication;
-use crate::serving::{Answer, Report, Role, Serving};
+use crate::serving::{Answer, Report, Serving, VolumeRole};
 use crate::volumes::{Commit, Volumes};
 
 const VOLUME: VolumeId = VolumeId(Uuid::from_u128(100));
@@ -96,7 +96,7 @@ impl Serving for Engine {
         self.note("drop");
     }
 
-    fn show(&mut self, _: VolumeId, _: &Role) {
+    fn show(&mut self, _: VolumeId, _: &VolumeRole) {
         self.note("show");
     }
 
@@ -209,7 +209,7 @@ impl Rig {
         let number = bench.asked("take");
         bench.report(Answer::Opened { number });
         bench.run(220);
-        assert_eq!(bench.volumes.state(VOLUME), Some(State::Holding));
+        assert_eq!(bench.volumes.state(VOLUME), Some(HoldingState::Holding));
         bench
     }
 }
@@ -229,7 +229,7 @@ fn a_late_report_of_an_earlier_close() {
     bench.report(Answer::Drained { number: first });
     bench.report(Answer::Opened { number });
     bench.run(5410);
-    assert_eq!(bench.volumes.state(VOLUME), Some(State::Holding));
+    assert_eq!(bench.volumes.state(VOLUME), Some(HoldingState::Holding));
     assert!(
         !bench.volumes.handover(VOLUME, node(2), at(5500)),
         "not at once again"
@@ -239,10 +239,10 @@ fn a_late_report_of_an_earlier_close() {
     let number = bench.asked("close");
     bench.report(Answer::Drained { number: first });
     bench.run(16_010);
-    assert_eq!(bench.volumes.state(VOLUME), Some(State::Leaving));
+    assert_eq!(bench.volumes.state(VOLUME), Some(HoldingState::Leaving));
     bench.report(Answer::Drained { number });
     bench.run(16_020);
-    assert_eq!(bench.volumes.state(VOLUME), Some(State::Standby));
+    assert_eq!(bench.volumes.state(VOLUME), Some(HoldingState::Standby));
     assert_eq!(bench.volumes.holder(VOLUME), None);
 }
 
@@ -256,7 +256,7 @@ fn a_volume_that_does_not_open() {
         let number = bench.asked("take");
         bench.report(Answer::NotOpened { number });
         bench.run(ms + 10);
-        assert_eq!(bench.volumes.state(VOLUME), Some(State::Standby));
+        assert_eq!(bench.volumes.state(VOLUME), Some(HoldingState::Standby));
         assert_eq!(bench.volumes.holder(VOLUME), None);
         bench.run(ms + 400);
         assert!(bench.engine.calls().is_empty(), "a pause");
@@ -290,7 +290,7 @@ fn a_node_that_leaves_takes_nothing() {
     bench.volumes.is_leaving = true;
     bench.run(0);
     bench.run(2000);
-    assert_eq!(bench.volumes.state(VOLUME), Some(State::Standby));
+    assert_eq!(bench.volumes.state(VOLUME), Some(HoldingState::Standby));
 }
 
 /// A silent node is fenced after a lease. A late deletion does not end a later incarnation.
@@ -309,7 +309,7 @@ fn fences_and_old_news() {
             own.renewed(Incarnation(10), number, at(ms));
         }
         let steps = nodes.poll(at(ms), own).into_iter();
-        let fences = steps.filter(|step| matches!(step, Step::Fence(..)));
+        let fences = steps.filter(|step| matches!(step, ObservationStep::Fence(..)));
         fences.count()
     };
     for ms in (0..2400).step_by(100) {

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use nacre_cluster_core::ids::MAX_REPLICAS;
-use nacre_cluster_core::volume::State;
+use nacre_cluster_core::volume::HoldingState;
 use nacre_cluster_core::{ExportId, Incarnation, NodeId, ReplicaId, VolumeId};
 use nacre_cluster_etcd::{Client, Copies, Prefix, Txn};
 use nacre_cluster_etcd_members::{Members, program};
-use nacre_cluster_node::serving::{Answer, Role};
+use nacre_cluster_node::serving::{Answer, VolumeRole};
 use nacre_cluster_node::{
     Cluster, Description, Export, Link, Me, Node, NodeKey, NodeState, Operator, Publication,
     Serving,
@@ -54,7 +54,7 @@ impl Serving for AtOnce {
 
     fn drop_all(&mut self, _: VolumeId) {}
 
-    fn show(&mut self, volume: VolumeId, role: &Role) {
+    fn show(&mut self, volume: VolumeId, role: &VolumeRole) {
         let replicas = role.record.replicas.iter().map(|replica| replica.id);
         self.replicas.insert(volume, replicas.collect());
     }
@@ -138,7 +138,7 @@ fn start(etcd: &Members, prefix: &Prefix, number: u64) -> Node {
 fn held(node: &Node) -> usize {
     let volumes = node.volumes().into_iter();
     volumes
-        .filter(|(_, state)| *state == State::Holding)
+        .filter(|(_, state)| *state == HoldingState::Holding)
         .count()
 }
 

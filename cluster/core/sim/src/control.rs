@@ -30,7 +30,7 @@ const GATE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The node's view of the cluster, at the time of a call.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct View<'a> {
+pub(crate) struct ControlView<'a> {
     pub now: BootTime,
     pub standing: &'a BTreeMap<NodeId, Incarnation>,
     pub reached: &'a [ReplicaId],
@@ -38,7 +38,7 @@ pub(crate) struct View<'a> {
 
 /// What the node does next.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Act {
+pub(crate) enum ControlAct {
     Commit {
         number: u64,
         transaction: Transaction,
@@ -62,7 +62,7 @@ pub(crate) enum Act {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum ControlStep {
     Closed,
     /// The record gets the next epoch.
     Swap,
@@ -82,7 +82,7 @@ enum Step {
 }
 
 #[derive(Debug)]
-struct Pending {
+struct PendingChange {
     number: u64,
     transaction: Transaction,
     record: Record,
@@ -98,13 +98,13 @@ struct Close {
 
 #[derive(Debug)]
 pub(crate) struct Control {
-    step: Step,
+    step: ControlStep,
     /// The number of the opening.
     opening: u64,
     /// This node in its incarnation.
     own: Option<Holder>,
     record: Option<(Revision, Record)>,
-    pending: Option<Pending>,
+    pending: Option<PendingChange>,
     last_number: u64,
     /// Replicas whose gates have this holder's key.
     granted: ArrayVec<ReplicaId, MAX_REPLICAS>,
@@ -121,7 +121,7 @@ impl Control {
     /// `last_number`: changes are numbered from there, over the whole life of the node.
     pub(crate) fn new(last_number: u64) -> Self {
         Self {
-            step: Step::Closed,
+            step: ControlStep::Closed,
             opening: 0,
             own: None,
             record: None,
@@ -151,7 +151,7 @@ impl Control {
         self.opening = number;
         self.own = Some(own);
         self.record = Some(seen);
-        self.step = Step::Swap;
+        self.step = ControlStep::Swap;
     }
 
     pub(crate) fn close(&mut self, number: u64) {
@@ -175,7 +175,7 @@ impl Control {
     }
 
     pub(crate) fn is_open(&self) -> bool {
-        self.step == Step::Open
+        self.step == ControlStep::Open
     }
 
     pub(crate) fn record(&self) -> Option<&Record> {
@@ -186,7 +186,7 @@ impl Control {
     pub(crate) fn key(&self) -> Option<Key> {
         let record = self.record()?;
         let holder = record.holder.filter(|holder| Some(*holder) == self.own)?;
-        if matches!(self.step, Step::Closed | Step::Swap) {
+        if matches!(self.step, ControlStep::Closed | ControlStep::Swap) {
             return None;
         }
         let epoch = record.epoch;
@@ -202,7 +202,7 @@ impl Control {
     /// all of them must confirm the holder. `None` once the control has failed: no answer may
     /// leave, although its lanes may go on until they are dropped.
     pub(crate) fn may_be_in_sync(&self) -> Option<ReplicaIds> {
-        let is_over = matches!(self.step, Step::Closed | Step::Failed);
+        let is_over = matches!(self.step, ControlStep::Closed | ControlStep::Failed);
         if is_over && !Mutation::FencedForgets.is_active() {
             return None;
         }
@@ -234,8 +234,8 @@ impl Control {
         };
         self.record = Some((revision, pending.record));
         match self.step {
-            Step::Swap => self.step = Step::Gates { from: now },
-            Step::Serve => self.step = Step::Merge { number: None },
+            ControlStep::Swap => self.step = ControlStep::Gates { from: now },
+            ControlStep::Serve => self.step = ControlStep::Merge { number: None },
             _ => {}
         }
     }
@@ -256,7 +256,7 @@ impl Control {
         }
         self.pending = None;
         // Before the epoch is this control's own, the node may have seen an old record.
-        if self.step == Step::Swap && record.holder == self.own {
+        if self.step == ControlStep::Swap && record.holder == self.own {
             self.record = Some((revision, record));
         } else {
             self.failed();
@@ -292,25 +292,25 @@ impl Control {
         self.asked.retain(|other| *other != replica);
         let promotion = (replica, ReplicaState::InSync);
         self.wanted.retain(|wanted| *wanted != promotion);
-        if let Step::Merge { .. } = self.step {
-            self.step = Step::Serve;
+        if let ControlStep::Merge { .. } = self.step {
+            self.step = ControlStep::Serve;
         }
     }
 
     fn failed(&mut self) {
         self.pending = None;
-        self.step = Step::Failed;
+        self.step = ControlStep::Failed;
     }
 
     /// The merge with this number made the replicas equal.
     pub(crate) fn merged(&mut self, number: u64) -> bool {
         let is_due = self.step
-            == Step::Merge {
+            == ControlStep::Merge {
                 number: Some(number),
             }
             && self.has_all_gates();
         if is_due {
-            self.step = Step::Open;
+            self.step = ControlStep::Open;
         }
         is_due
     }
@@ -330,14 +330,14 @@ impl Control {
     /// acknowledged without it only when [`Control::may_be_in_sync`] no longer has it.
     pub(crate) fn put_out(&mut self, replica: ReplicaId) {
         self.lost_gate(replica);
-        if self.step == Step::Open {
+        if self.step == ControlStep::Open {
             self.want(replica, ReplicaState::Out);
         }
     }
 
     /// The replica has everything, and gets every write: it becomes in sync.
     pub(crate) fn promote(&mut self, replica: ReplicaId) {
-        if self.step == Step::Open && self.close.is_none() && self.has_gate(replica) {
+        if self.step == ControlStep::Open && self.close.is_none() && self.has_gate(replica) {
             self.want(replica, ReplicaState::InSync);
         }
     }
@@ -355,42 +355,42 @@ impl Control {
     }
 
     /// The next act; call it until it returns `None`.
-    pub(crate) fn poll(&mut self, view: &View) -> Option<Act> {
+    pub(crate) fn poll(&mut self, view: &ControlView) -> Option<ControlAct> {
         if let Some(pending) = &mut self.pending {
             let (number, transaction) = (pending.number, pending.transaction.clone());
-            let act = Act::Commit {
+            let act = ControlAct::Commit {
                 number,
                 transaction,
             };
             return std::mem::take(&mut pending.send).then_some(act);
         }
         match self.step {
-            Step::Closed => None,
-            Step::Swap => self.swap(),
-            Step::Gates { from } => self.poll_gates(view, from),
-            Step::Serve => self.serve(view),
-            Step::Merge { .. } if !self.has_all_gates() => self.serve(view),
-            Step::Merge { number: Some(_) } => None,
-            Step::Merge { number: None } => {
+            ControlStep::Closed => None,
+            ControlStep::Swap => self.swap(),
+            ControlStep::Gates { from } => self.poll_gates(view, from),
+            ControlStep::Serve => self.serve(view),
+            ControlStep::Merge { .. } if !self.has_all_gates() => self.serve(view),
+            ControlStep::Merge { number: Some(_) } => None,
+            ControlStep::Merge { number: None } => {
                 self.last_number += 1;
                 let number = self.last_number;
-                self.step = Step::Merge {
+                self.step = ControlStep::Merge {
                     number: Some(number),
                 };
-                Some(Act::Merge { number })
+                Some(ControlAct::Merge { number })
             }
-            Step::Open => self.poll_open(view),
-            Step::Failed => {
+            ControlStep::Open => self.poll_open(view),
+            ControlStep::Failed => {
                 let opening = self.next.unwrap_or(self.opening);
                 let close = self.closing();
                 self.drop_all();
-                Some(Act::Ended { opening, close })
+                Some(ControlAct::Ended { opening, close })
             }
         }
     }
 
     /// The first change: from then on, the store refuses the changes of earlier controls.
-    fn swap(&mut self) -> Option<Act> {
+    fn swap(&mut self) -> Option<ControlAct> {
         let mut record = self.record()?.clone();
         if record.holder != self.own {
             self.failed();
@@ -400,24 +400,24 @@ impl Control {
         self.submit(record)
     }
 
-    fn submit(&mut self, record: Record) -> Option<Act> {
+    fn submit(&mut self, record: Record) -> Option<ControlAct> {
         let (me, revision) = (self.own?, self.record.as_ref()?.0);
         let transaction = Transaction::commit(me, VOLUME, revision, record.clone());
         self.last_number += 1;
         let number = self.last_number;
-        self.pending = Some(Pending {
+        self.pending = Some(PendingChange {
             number,
             transaction: transaction.clone(),
             record,
             send: false,
         });
-        Some(Act::Commit {
+        Some(ControlAct::Commit {
             number,
             transaction,
         })
     }
 
-    fn poll_gates(&mut self, view: &View, from: BootTime) -> Option<Act> {
+    fn poll_gates(&mut self, view: &ControlView, from: BootTime) -> Option<ControlAct> {
         let record = self.record()?;
         let missing: ArrayVec<_, MAX_REPLICAS> = record
             .in_sync()
@@ -439,28 +439,28 @@ impl Control {
             }
             return None;
         }
-        self.step = Step::Serve;
+        self.step = ControlStep::Serve;
         self.serve(view)
     }
 
     /// Asks for the first gate that was not asked for yet.
     fn acquire(
         &mut self,
-        view: &View,
+        view: &ControlView,
         mut replicas: impl Iterator<Item = ReplicaId>,
-    ) -> Option<Act> {
+    ) -> Option<ControlAct> {
         let key = self.key()?;
         let replica = replicas.find(|id| view.reached.contains(id) && !self.asked.contains(id))?;
         self.asked.try_push(replica).ok()?;
-        Some(Act::Acquire { replica, key })
+        Some(ControlAct::Acquire { replica, key })
     }
 
-    fn serve(&mut self, view: &View) -> Option<Act> {
-        self.step = Step::Serve;
+    fn serve(&mut self, view: &ControlView) -> Option<ControlAct> {
+        self.step = ControlStep::Serve;
         let mut record = self.record()?.clone();
         let has_source = record.in_sync().any(|m| self.granted.contains(&m.id));
         if !has_source {
-            self.step = Step::Gates { from: view.now };
+            self.step = ControlStep::Gates { from: view.now };
             return None;
         }
         for replica in &mut record.replicas {
@@ -470,13 +470,13 @@ impl Control {
         }
         record.serving = record.epoch;
         if Some(&record) == self.record() {
-            self.step = Step::Merge { number: None };
+            self.step = ControlStep::Merge { number: None };
             return None;
         }
         self.submit(record)
     }
 
-    fn poll_open(&mut self, view: &View) -> Option<Act> {
+    fn poll_open(&mut self, view: &ControlView) -> Option<ControlAct> {
         let mut record = self.record()?.clone();
         let late = self
             .ungated
@@ -501,7 +501,7 @@ impl Control {
                 self.open(next, own, known);
             }
             let number = close.number;
-            return Some(Act::Drained { number });
+            return Some(ControlAct::Drained { number });
         }
         let all: ArrayVec<_, MAX_REPLICAS> = record.replicas.iter().map(|m| m.id).collect();
         let missing = all.into_iter().filter(|id| !self.granted.contains(id));

@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use nacre_cluster_core::gate::Key;
 use nacre_cluster_core::join::JoinStep;
 use nacre_cluster_core::lease::Word;
-use nacre_cluster_core::observer::{Observer, Role};
-use nacre_cluster_core::volume::{Intent, State, View};
+use nacre_cluster_core::observer::{Observer, ObserverRole};
+use nacre_cluster_core::volume::{HoldingState, Intent, View};
 use nacre_cluster_core::{
     BootTime, Effect, Incarnation, Join, Lease, NodeId, ReplicaId, Volume, ranks,
 };
 
-use crate::control::{self, Act, Control};
+use crate::control::{self, Control, ControlAct};
 use crate::copying;
 use crate::events::{Core, Event, Message};
 use crate::lane::Lane;
@@ -172,7 +172,9 @@ impl World {
         let Some(lease) = &place.lease else { return };
         for of in live.iter().filter(|of| **of != me) {
             let rank = ranks::observers(*of, &live).iter().position(|n| *n == me);
-            let role = rank.map_or(Role::Other, |rank| Role::Observer(rank as u8));
+            let role = rank.map_or(ObserverRole::Other, |rank| {
+                ObserverRole::Observer(rank as u8)
+            });
             let observer = place
                 .observers
                 .entry(*of)
@@ -219,13 +221,13 @@ impl World {
         }
     }
 
-    fn perform(&mut self, node: usize, before: State, intent: Intent) {
+    fn perform(&mut self, node: usize, before: HoldingState, intent: Intent) {
         match intent {
             Intent::Commit {
                 number,
                 transaction,
             } => {
-                if before == State::Standby {
+                if before == HoldingState::Standby {
                     self.note(|| format!("node {node} takes"));
                 }
                 let holder = self.nodes[node].holder();
@@ -262,7 +264,7 @@ impl World {
         let reached = self.reached(node);
         for _ in 0..64 {
             let place = &mut self.nodes[node];
-            let view = control::View {
+            let view = control::ControlView {
                 now,
                 standing: &place.standing,
                 reached: &reached,
@@ -274,9 +276,9 @@ impl World {
         }
     }
 
-    fn act(&mut self, node: usize, act: Act) {
+    fn act(&mut self, node: usize, act: ControlAct) {
         match act {
-            Act::Commit {
+            ControlAct::Commit {
                 number,
                 transaction,
             } => {
@@ -285,7 +287,7 @@ impl World {
                 let purpose = Purpose::Change(of, number);
                 self.ask(node, purpose, Ask::Transaction(transaction));
             }
-            Act::Acquire { replica, key } => {
+            ControlAct::Acquire { replica, key } => {
                 let replica = replica_index(replica);
                 let (life, to) = (self.nodes[node].life, self.replicas[replica].node);
                 let session = self.nodes[node].sessions[replica];
@@ -299,9 +301,9 @@ impl World {
                 };
                 self.transmit(node, to, self.nodes[to].life, Core::Gates, message);
             }
-            Act::Merge { number } => copying::start_copy(self, node, Target::Merge(number)),
-            Act::Drained { number } => self.nodes[node].volume.drained(number),
-            Act::Ended { opening, close } => {
+            ControlAct::Merge { number } => copying::start_copy(self, node, Target::Merge(number)),
+            ControlAct::Drained { number } => self.nodes[node].volume.drained(number),
+            ControlAct::Ended { opening, close } => {
                 self.drop_volume(node);
                 let volume = &mut self.nodes[node].volume;
                 volume.not_opened(opening);

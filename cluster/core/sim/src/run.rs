@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use nacre_cluster_core::Replica;
-use nacre_cluster_core::volume::State;
+use nacre_cluster_core::volume::HoldingState;
 
 use crate::events::{Core, Event, Scheduled};
 use crate::gates::Gates;
@@ -101,7 +101,7 @@ impl Run {
     /// Nodes that hold the volume, with a lease that is good by their own clock.
     fn holders(&self) -> usize {
         let holds = |node: &&SimNode| {
-            node.volume.state() == State::Holding && node.has_good_lease(self.0.now)
+            node.volume.state() == HoldingState::Holding && node.has_good_lease(self.0.now)
         };
         self.0.nodes.iter().filter(holds).count()
     }

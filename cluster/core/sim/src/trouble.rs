@@ -1,7 +1,7 @@
 //! The troubles of a run.
 
 use nacre_cluster_core::slots::controller_ids;
-use nacre_cluster_core::volume::State;
+use nacre_cluster_core::volume::HoldingState;
 
 use crate::events::{Event, Trouble};
 use crate::names::{ALL_CORES, MILLI, SECOND, node_id};
@@ -20,7 +20,7 @@ impl Troubles<'_> {
             return;
         }
         let count = self.0.nodes.len();
-        let holder = (0..count).find(|n| self.0.nodes[*n].volume.state() == State::Holding);
+        let holder = (0..count).find(|n| self.0.nodes[*n].volume.state() == HoldingState::Holding);
         // Most troubles meet the holder.
         let node = match holder {
             Some(holder) if self.0.random.percent(60) => holder,
@@ -150,7 +150,7 @@ impl Troubles<'_> {
     /// been an observer of the other.
     pub(crate) fn lose_two(&mut self) {
         let count = self.0.nodes.len();
-        let holder = (0..count).find(|n| self.0.nodes[*n].volume.state() == State::Holding);
+        let holder = (0..count).find(|n| self.0.nodes[*n].volume.state() == HoldingState::Holding);
         let first = holder.unwrap_or(0);
         let second = (first + 1 + self.0.random.index(count - 1)) % count;
         for node in [first, second] {

@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nacre_cluster_core::lease::Word;
-use nacre_cluster_core::volume::State;
+use nacre_cluster_core::volume::HoldingState;
 use nacre_cluster_core::{
     BootTime, Effect, ExportId, Incarnation, Join, Lease, NodeId, Record, Revision, Timing,
     Transaction, VolumeId,
@@ -32,9 +32,9 @@ use crate::clock;
 use crate::error::Error;
 use crate::events::{Decision, Events};
 use crate::export::Export;
-use crate::follow::{Change, Kind, follow};
+use crate::follow::{KeyChange, Kind, follow};
 use crate::keys::{self, Description, NodeKey};
-use crate::nodes::{Leases, Nodes, Step};
+use crate::nodes::{Leases, Nodes, ObservationStep};
 use crate::operations::{self, Progress};
 use crate::seen_keys::SeenKeys;
 use crate::serving::{Report, Serving};
@@ -101,7 +101,7 @@ pub(crate) struct Shared {
     pub(crate) state: watch::Sender<NodeState>,
     /// The last renewal of each node that this one saw.
     pub(crate) seen: Mutex<BTreeMap<NodeId, BootTime>>,
-    pub(crate) volumes: Mutex<Vec<(VolumeId, State)>>,
+    pub(crate) volumes: Mutex<Vec<(VolumeId, HoldingState)>>,
     /// The keys that this node sees, for its copy.
     pub(crate) seen_keys: SeenKeys,
     /// The cluster that this node has joined, in this run or before. Empty: it has joined none.
@@ -117,7 +117,7 @@ const AWAITED: [Kind; 5] = [
     Kind::Exports,
 ];
 
-type Sender = mpsc::Sender<(Kind, Change)>;
+type Sender = mpsc::Sender<(Kind, KeyChange)>;
 
 /// The result of a request to etcd.
 enum Done {
@@ -283,7 +283,7 @@ impl Driver {
     }
 
     /// Lists and watches all keys, and nothing else any more.
-    fn follow_all(&mut self) -> (Sender, mpsc::Receiver<(Kind, Change)>) {
+    fn follow_all(&mut self) -> (Sender, mpsc::Receiver<(Kind, KeyChange)>) {
         for former in self.followers.drain(..) {
             former.abort();
         }
@@ -441,7 +441,7 @@ impl Driver {
         };
         for step in self.nodes.poll(now, lease) {
             match step {
-                Step::Look => {
+                ObservationStep::Look => {
                     let (client, leases) = (Arc::clone(&self.client), Arc::clone(&self.leases));
                     let prefix = self.prefix.clone();
                     self.jobs.spawn(async move {
@@ -463,7 +463,7 @@ impl Driver {
                         Done::Looked(leases)
                     });
                 }
-                Step::Fence(node, fence, silent) => {
+                ObservationStep::Fence(node, fence, silent) => {
                     let leases = Arc::clone(&self.leases);
                     self.jobs.spawn(async move {
                         Done::Fenced(node, silent, leases.execute(&fence, no_record).await)
@@ -533,10 +533,10 @@ impl Driver {
     /// The end of the node: volumes first, then the lease.
     fn end(&mut self, now: BootTime) {
         self.volumes.is_leaving = true;
-        let held = self.volumes.in_state(State::Holding);
+        let held = self.volumes.in_state(HoldingState::Holding);
         let mut held = held.into_iter();
         let can_leave = held.any(|id| self.volumes.successor(id, &self.nodes).is_some());
-        let is_leaving = !self.volumes.in_state(State::Leaving).is_empty();
+        let is_leaving = !self.volumes.in_state(HoldingState::Leaving).is_empty();
         let is_late = self.leave_by.is_some_and(|by| now >= by);
         if (can_leave || is_leaving) && !is_late {
             return;

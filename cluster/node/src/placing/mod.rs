@@ -9,7 +9,7 @@ use nacre_cluster_etcd::{Prefix, Txn};
 
 use crate::brake::BrakeKey;
 use crate::error::{Error, Unmet};
-use crate::export::{Export, Place, Resync, Want};
+use crate::export::{Export, PoolChoice, Resync, Want};
 use crate::keys::{NodeKey, bytes};
 use crate::operator::{ATTEMPTS, Operator};
 use crate::pools::PoolKey;
@@ -174,7 +174,7 @@ impl Operator {
         let mut txn = Txn::default().if_created(&lease, by.incarnation.0 as i64);
         let mut placed = Vec::new();
         for (choice, export_id) in chosen.iter().zip(placing.export_ids.iter().copied()) {
-            let place = Place {
+            let place = PoolChoice {
                 pool: choice.pool.0,
                 bytes: wish.bytes,
                 thin: wish.thin,

@@ -17,7 +17,7 @@ use nacre_bdev_replica::store::{StoreError, VolumeStore};
 use nacre_cluster_core::gate::Key;
 use nacre_cluster_core::{BootTime, ExportId, Holder, Incarnation, NodeId, ReplicaId, VolumeId};
 use nacre_cluster_etcd::{Endpoints, EtcdStore};
-use nacre_cluster_node::serving::{Answer, Role};
+use nacre_cluster_node::serving::{Answer, VolumeRole};
 use nacre_cluster_node::{Export, Link, NodeKey, Publication, Serving, clock};
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
@@ -43,7 +43,7 @@ struct Shared {
 
 #[derive(Default)]
 struct Lane {
-    role: Option<Role>,
+    role: Option<VolumeRole>,
     /// Incremented by each drop: what began before is over.
     generation: u64,
     open: Option<Open>,
@@ -353,7 +353,7 @@ impl Serving for Fake {
         });
     }
 
-    fn show(&mut self, volume: VolumeId, role: &Role) {
+    fn show(&mut self, volume: VolumeId, role: &VolumeRole) {
         assert_eq!(role.value["later"], "kept");
         self.lane(volume, |lane| lane.role = Some(role.clone()));
     }

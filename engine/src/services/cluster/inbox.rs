@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use nacre_cluster_core::ids::MAX_REPLICAS;
 use nacre_cluster_core::{ExportId, Holder, Incarnation, NodeId, ReplicaId, VolumeId};
-use nacre_cluster_node::serving::{Role, Serving};
+use nacre_cluster_node::serving::{Serving, VolumeRole};
 use nacre_cluster_node::{Export, NodeKey, Publication};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Wanted {
     /// `None`: the record has not arrived, or was deleted.
-    pub role: Option<Role>,
+    pub role: Option<VolumeRole>,
     pub publication: Option<Publication>,
     pub action: Action,
     /// Number of drops so far.
@@ -267,7 +267,7 @@ impl Serving for Sender {
         });
     }
 
-    fn show(&mut self, volume: VolumeId, role: &Role) {
+    fn show(&mut self, volume: VolumeId, role: &VolumeRole) {
         self.0
             .change(volume, |wanted| wanted.role = Some(role.clone()));
     }

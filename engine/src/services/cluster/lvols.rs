@@ -18,7 +18,7 @@ use nacre_bdev::Bdev;
 use nacre_bdev_pool::{Command, PoolError};
 use nacre_cluster_core::ExportId;
 use nacre_cluster_core::placement::lvol_of;
-use nacre_cluster_node::{Export, Place};
+use nacre_cluster_node::{Export, PoolChoice};
 use tokio::time::Instant;
 use tracing::{info, warn};
 use uuid::Uuid;
@@ -64,7 +64,7 @@ impl Lvols {
         running: &Rc<Running>,
         id: ExportId,
         export: &Export,
-        place: &Place,
+        place: &PoolChoice,
     ) -> Progress {
         let plane = engine.plane().ok();
         let device = plane.and_then(|plane| plane.bdevs.lookup(&export.device));
@@ -101,7 +101,7 @@ impl Lvols {
         engine: &Rc<Engine>,
         running: &Rc<Running>,
         id: ExportId,
-        place: &Place,
+        place: &PoolChoice,
     ) -> Progress {
         let (engine, pool) = (Rc::clone(engine), place.pool);
         self.run(running, id, Task::Delete, async move {
@@ -164,7 +164,7 @@ impl Lvols {
 async fn make_one(
     engine: &Rc<Engine>,
     id: ExportId,
-    place: &Place,
+    place: &PoolChoice,
     was_there: bool,
 ) -> Result<(), RpcError> {
     let lvol = lvol_of(id.0);

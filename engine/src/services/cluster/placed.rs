@@ -16,7 +16,7 @@ use nacre_bdev_replica::model::{RESERVED, ReplicaRecord, Settings};
 use nacre_cluster_core::placement::Wish;
 use nacre_cluster_core::{ExportId, NodeId, PoolId, VolumeId};
 use nacre_cluster_node::export::Want;
-use nacre_cluster_node::{Error, Export, Place, Placed, Placing, Resync};
+use nacre_cluster_node::{Error, Export, Placed, Placing, PoolChoice, Resync};
 use tracing::warn;
 use uuid::Uuid;
 
@@ -53,7 +53,7 @@ pub struct PlacedReplicas {
 pub(super) struct Successor<'a> {
     pub volume: Uuid,
     /// The place of the former replica.
-    pub place: &'a Place,
+    pub place: &'a PoolChoice,
     /// The nodes of the replicas that stay.
     pub other_nodes: Vec<NodeId>,
     pub resync: Resync,

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use nacre_bdev_replica::handle::{Command, ReplicaStatus};
 use nacre_bdev_replica::model::{ReplicaRecord, ReplicaState};
-use nacre_cluster_core::repair::{Absences, Act, Cause, FailedPools, ServedReplica, Why};
+use nacre_cluster_core::repair::{Absences, Cause, FailedPools, RepairAct, ServedReplica, Why};
 use nacre_cluster_core::storm::Storm;
 use nacre_cluster_core::{ExportId, NodeId, PoolId, ReplicaId};
 use nacre_cluster_node::{
@@ -233,10 +233,10 @@ impl Repairs {
         });
         let done = match act {
             None => return,
-            Some(Act::Replace { replica, cause }) => {
+            Some(RepairAct::Replace { replica, cause }) => {
                 replace(engine, running, &served, &self.failed_pools, replica, cause).await
             }
-            Some(Act::Drop { replica, why }) => {
+            Some(RepairAct::Drop { replica, why }) => {
                 give_up(engine, &served, &self.failed_pools, replica, why).await
             }
         };

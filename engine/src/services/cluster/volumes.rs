@@ -20,7 +20,7 @@ use nacre_cluster_core::slots::controller_ids;
 use nacre_cluster_core::volume::Ana;
 use nacre_cluster_core::{NodeId, ReplicaId, VolumeId};
 use nacre_cluster_node::serving::Full;
-use nacre_cluster_node::{Answer, Publication, Role};
+use nacre_cluster_node::{Answer, Publication, VolumeRole};
 use nacre_nvmf::subsystems::ExpectedSubsystems;
 use nacre_nvmf::subsystems::reservation::Reservation;
 use nacre_nvmf_wire::Nqn;
@@ -272,7 +272,7 @@ async fn set_record(
     engine: &Rc<Engine>,
     running: &Running,
     id: VolumeId,
-    role: &Role,
+    role: &VolumeRole,
     done: &mut Done,
 ) {
     let is_known = |known: &Arc<Value>| Arc::ptr_eq(known, &role.value);
@@ -297,7 +297,7 @@ async fn set_record(
 }
 
 /// Notes the replicas that this node reaches: their devices exist, and their nodes are connected.
-fn note_reached(engine: &Engine, running: &Running, id: VolumeId, role: &Role) {
+fn note_reached(engine: &Engine, running: &Running, id: VolumeId, role: &VolumeRole) {
     let Ok(plane) = engine.plane() else { return };
     let mut reached = ArrayVec::new();
     let Ok(listed) = engine.volumes.find(&id.0.to_string()) else {

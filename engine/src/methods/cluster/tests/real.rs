@@ -9,7 +9,7 @@ use nacre_cluster_core::{ExportId, Incarnation, NodeId, ReplicaId, VolumeId};
 use nacre_cluster_etcd::{Client, Copies, Prefix, Txn};
 use nacre_cluster_etcd_members::{Members, program};
 use nacre_cluster_node::{
-    Description, Export, Me, Node, NodeKey, NodeState, Publication, Role, Serving,
+    Description, Export, Me, Node, NodeKey, NodeState, Publication, Serving, VolumeRole,
 };
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -35,7 +35,7 @@ impl Serving for Nothing {
     fn close(&mut self, _: VolumeId, _: u64) {}
     fn abort(&mut self, _: VolumeId) {}
     fn drop_all(&mut self, _: VolumeId) {}
-    fn show(&mut self, _: VolumeId, _: &Role) {}
+    fn show(&mut self, _: VolumeId, _: &VolumeRole) {}
     fn forget(&mut self, _: VolumeId) {}
     fn publish(&mut self, _: VolumeId, _: Option<&Publication>) {}
     fn nodes(&mut self, _: &BTreeMap<NodeId, NodeKey>, _: &BTreeMap<NodeId, Incarnation>) {}
