@@ -1,5 +1,5 @@
-//! When the answers of a holder may leave: while the lease of its node is good, or by the assent of
-//! the replicas.
+//! When the answers of a holder may leave: while the lease of its node is good, or by the
+//! confirmation of the replicas.
 //!
 //! A holder that was stopped, or cut off, may have data that a later holder has overwritten. Such a
 //! later holder acts only after the lease of the former one is over. So an answer is right if the
@@ -42,11 +42,11 @@ impl From<Uuid> for Holder {
     }
 }
 
-/// The rounds of assent: the control asks all replicas that may be in sync whether this holder
-/// still holds them. A later holder takes one of them before its first answer. So an answer that
-/// was collected before a round began is right once the round is confirmed.
+/// The rounds of confirmation: the control asks all replicas that may be in sync whether this
+/// holder still holds them. A later holder takes one of them before its first answer. So an answer
+/// that was collected before a round began is right once the round is confirmed.
 #[derive(Default)]
-pub struct Assent {
+pub struct Confirmations {
     /// The last round that began, and the last that was confirmed.
     begun: AtomicU64,
     confirmed: AtomicU64,
@@ -54,7 +54,7 @@ pub struct Assent {
     holding: AtomicUsize,
 }
 
-impl Assent {
+impl Confirmations {
     /// The last round that began. The round may not cover answers collected before this call:
     /// these answers need a later round.
     pub fn begun(&self) -> u64 {
@@ -74,10 +74,10 @@ impl Assent {
         self.confirmed.fetch_max(round, Ordering::SeqCst);
     }
 
-    /// True when a round that began after `begun` is confirmed: see [`Assent::begun`].
+    /// True when a round that began after `begun` is confirmed: see [`Confirmations::begun`].
     pub fn covers(&self, begun: u64) -> bool {
         let confirmed = self.confirmed.load(Ordering::SeqCst);
-        confirmed > begun || (Mutation::AssentLate.is_active() && confirmed == begun)
+        confirmed > begun || (Mutation::ConfirmedLate.is_active() && confirmed == begun)
     }
 
     /// A lane begins, or ends, to hold answers.

@@ -26,10 +26,10 @@ pub enum Mutation {
     AnswerUnchecked,
     /// The lease is checked before the answers are collected.
     CheckEarly,
-    /// Assent without one of the replicas that may be in sync.
-    AssentOfFewer,
-    /// Assent covers answers that were collected after its round began.
-    AssentLate,
+    /// Confirmation without one of the replicas that may be in sync.
+    ConfirmedByFewer,
+    /// A confirmation covers answers that were collected after its round began.
+    ConfirmedLate,
     /// A holder with a lease releases the reservations when it closes the volume.
     ReleaseAtClose,
     /// A failed replica that is not awaited stays in sync in the store.
@@ -56,8 +56,8 @@ mod switch {
             Self::IgnoreSize,
             Self::AnswerUnchecked,
             Self::CheckEarly,
-            Self::AssentOfFewer,
-            Self::AssentLate,
+            Self::ConfirmedByFewer,
+            Self::ConfirmedLate,
             Self::ReleaseAtClose,
             Self::UnawaitedInSync,
         ];

@@ -10,7 +10,7 @@
 //! | copying | control | lanes, per write |
 //! | outstanding (one line per lane) | the lane | control, before a replica returns |
 //! | reported | lanes | control |
-//! | assent | control; lanes, when they hold answers | lanes with held answers, control |
+//! | confirmations | control; lanes, when they hold answers | lanes with held answers, control |
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use nacre_bdev::{Io, Op, Status};
 use parking_lot::Mutex;
 
-use crate::answers::Assent;
+use crate::answers::Confirmations;
 use crate::format::layout::MAX_REGIONS;
 use crate::missing_regions::MissingRegions;
 use crate::model::{MAX_REPLICAS, VolumeRecord};
@@ -69,7 +69,7 @@ pub struct Shared {
     lanes: Mutex<Vec<Arc<LaneState>>>,
     control: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
     /// For answers without a good lease.
-    pub assent: Assent,
+    pub confirmations: Confirmations,
     pub totals: Totals,
 }
 
@@ -270,7 +270,7 @@ impl Shared {
             news: Mutex::default(),
             lanes: Mutex::default(),
             control: Mutex::default(),
-            assent: Assent::default(),
+            confirmations: Confirmations::default(),
             totals: Totals::default(),
         })
     }

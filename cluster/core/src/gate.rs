@@ -1,4 +1,4 @@
-//! The gate of one member: the one place through which its node lets a holder write it, locally or
+//! The gate of one replica: the one place through which its node lets a holder write it, locally or
 //! remotely.
 //!
 //! ```text
@@ -20,7 +20,7 @@ pub struct Key {
 /// The key that a gate has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the gate has the key of epoch {:?}", current.map(|key| key.epoch))]
-pub struct Refused {
+pub struct GateRefusal {
     pub current: Option<Key>,
 }
 
@@ -68,13 +68,13 @@ impl Gate {
     }
 
     /// A holder registers its key, and excludes every lower one. [`GateStep::Grant`] answers.
-    pub fn acquire(&mut self, key: Key, session: u64) -> Result<(), Refused> {
+    pub fn acquire(&mut self, key: Key, session: u64) -> Result<(), GateRefusal> {
         if let Some(current) = self.key {
             let is_older = key.epoch < current.epoch;
             let is_other = key.epoch == current.epoch && key.holder != current.holder;
             let is_late = key == current && self.session.is_some_and(|last| session < last);
             if is_older || is_other || is_late {
-                return Err(Refused {
+                return Err(GateRefusal {
                     current: Some(current),
                 });
             }
@@ -91,13 +91,13 @@ impl Gate {
     }
 
     /// Lets an I/O pass. The caller performs it, and reports its end.
-    pub fn admit(&mut self, key: Key, session: u64) -> Result<Admission, Refused> {
+    pub fn admit(&mut self, key: Key, session: u64) -> Result<Admission, GateRefusal> {
         if self.key == Some(key) && self.session == Some(session) && self.granted {
             self.in_flight += 1;
             let generation = self.generation;
             Ok(Admission { generation })
         } else {
-            Err(Refused { current: self.key })
+            Err(GateRefusal { current: self.key })
         }
     }
 
@@ -133,7 +133,7 @@ impl Gate {
         Some(GateStep::Grant { key, session })
     }
 
-    /// The key that passes: the answer to a holder that asks for assent.
+    /// The key that passes: the answer to a holder that asks for confirmation.
     pub fn key(&self) -> Option<Key> {
         self.key
     }

@@ -1,11 +1,11 @@
-//! Identities: nodes, volumes, members, and the store's numbers for incarnations and changes.
+//! Identities: nodes, volumes, replicas, and the store's numbers for incarnations and changes.
 
 use uuid::Uuid;
 
 /// Most nodes of a cluster.
 pub const MAX_NODES: usize = 128;
-/// Most members of a volume.
-pub const MAX_MEMBERS: usize = 5;
+/// Most replicas of a volume.
+pub const MAX_REPLICAS: usize = 5;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub Uuid);
@@ -15,7 +15,12 @@ pub struct VolumeId(pub Uuid);
 
 /// One replica of a volume, on one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct MemberId(pub Uuid);
+pub struct ReplicaId(pub Uuid);
+
+/// An exported device of a node, by the name that it has on all nodes. A record names the device of
+/// a replica by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ExportId(pub Uuid);
 
 /// A storage pool of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

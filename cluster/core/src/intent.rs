@@ -36,7 +36,7 @@ pub enum Ana {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum HoldingState {
     Standby,
     Taking,
     Holding,

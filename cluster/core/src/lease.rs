@@ -16,7 +16,7 @@ const MAX_ATTEMPTS: usize = 8;
 
 /// The time until which the lease is good. One writer, many readers.
 ///
-/// A lane reads the clock after it has collected data from the members, and hands the data to hosts
+/// A lane reads the clock after it has collected data from the replicas. It hands the data to hosts
 /// only if the lease is good at that time. A pause after the check is harmless: the data was
 /// current at a time between command and answer.
 #[derive(Debug, Default)]

@@ -8,7 +8,7 @@
 //!   and watch    │        │ leases that stand
 //!              Volume ◀───┘ ──▶ take, open, close, hand over
 //!                │
-//!   members    Gate (one per member, on its node)     Assent (answers without a lease)
+//!   replicas    Gate (one per replica, on its node)     Confirmations (answers without a lease)
 //! ```
 //!
 //! Changes of the store are [`Transaction`]s: conditions and one effect. The store executes one
@@ -25,7 +25,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
 
-pub mod assent;
+pub mod confirmation;
 pub mod gate;
 pub mod ids;
 pub mod intent;
@@ -46,13 +46,13 @@ pub mod volume;
 #[cfg(test)]
 mod tests;
 
-pub use assent::Assent;
+pub use confirmation::Confirmations;
 pub use gate::Gate;
-pub use ids::{Incarnation, MemberId, NodeId, PoolId, Revision, VolumeId};
+pub use ids::{ExportId, Incarnation, NodeId, PoolId, ReplicaId, Revision, VolumeId};
 pub use join::Join;
 pub use lease::Lease;
 pub use observer::Observer;
-pub use record::{Holder, Member, MemberState, Record};
+pub use record::{Holder, Record, Replica, ReplicaState};
 pub use time::{BootTime, Timing};
 pub use transaction::{Condition, Effect, End, Transaction};
 pub use volume::Volume;

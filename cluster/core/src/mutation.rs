@@ -24,13 +24,13 @@ pub enum Mutation {
     NoIncarnation,
     /// An observer counts the time in which it had no lease itself.
     ObserverWithoutLease,
-    /// One member's assent suffices.
-    AssentOfOne,
-    /// Only the recorded members are asked for assent while a promotion is unanswered.
-    AssentByRecord,
+    /// The confirmation of one replica suffices.
+    ConfirmedByOne,
+    /// Only the recorded replicas are asked for confirmation while a promotion is unanswered.
+    ConfirmedByRecord,
     /// A fenced holder forgets a promotion whose answer is missing, before its lanes are dropped.
     FencedForgets,
-    /// The holder's own member takes its I/O without its gate.
+    /// The holder's own replica takes its I/O without its gate.
     LocalPastGate,
     /// A gate answers a new holder before the I/O of the former one has ended.
     GateBeforeEnd,
@@ -40,7 +40,7 @@ pub enum Mutation {
     LeaveWithoutDrain,
     /// The lowest free slot is assigned, even if it was free only a moment ago.
     SlotAtOnce,
-    /// A take does not make the members equal where their logs are dirty.
+    /// A take does not make the replicas equal where their logs are dirty.
     SkipMerge,
 }
 
@@ -75,8 +75,8 @@ mod switch {
             Self::TakeWithoutFence,
             Self::NoIncarnation,
             Self::ObserverWithoutLease,
-            Self::AssentOfOne,
-            Self::AssentByRecord,
+            Self::ConfirmedByOne,
+            Self::ConfirmedByRecord,
             Self::FencedForgets,
             Self::LocalPastGate,
             Self::GateBeforeEnd,

@@ -15,7 +15,7 @@ const RETRY: Duration = Duration::from_millis(500);
 
 /// How this node observes the other one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub enum ObserverRole {
     /// One of the node's observers, by rank from 0. It sees every renewal in a watch.
     Observer(u8),
     /// Any other node. It reads the key from time to time, and fences only when all observers are
@@ -28,7 +28,7 @@ pub enum Role {
 pub struct Observer {
     node: NodeId,
     timing: Timing,
-    role: Role,
+    role: ObserverRole,
     /// The last renewal, and the time from which its lease is counted.
     last: Option<(Revision, Option<BootTime>)>,
     /// A later renewal may have been missed.
@@ -37,7 +37,7 @@ pub struct Observer {
 }
 
 impl Observer {
-    pub fn new(node: NodeId, role: Role, timing: Timing) -> Self {
+    pub fn new(node: NodeId, role: ObserverRole, timing: Timing) -> Self {
         Self {
             node,
             timing,
@@ -50,10 +50,10 @@ impl Observer {
 
     /// A change of role keeps the last renewal. Its node may be dead, so no other renewal may come.
     /// An observer counts a renewal that it has only read from now on: it was made before.
-    pub fn set_role(&mut self, role: Role, now: BootTime) {
-        self.is_unsure |= self.role == Role::Other;
+    pub fn set_role(&mut self, role: ObserverRole, now: BootTime) {
+        self.is_unsure |= self.role == ObserverRole::Other;
         self.role = role;
-        if let (Role::Observer(_), Some((_, at))) = (role, &mut self.last) {
+        if let (ObserverRole::Observer(_), Some((_, at))) = (role, &mut self.last) {
             at.get_or_insert(now);
         }
     }
@@ -62,7 +62,7 @@ impl Observer {
     /// only from the time at which they became observers. A fence without effect shows that a
     /// renewal was missed.
     pub fn must_read(&self) -> bool {
-        self.role == Role::Other || self.last.is_none() || self.is_unsure
+        self.role == ObserverRole::Other || self.last.is_none() || self.is_unsure
     }
 
     /// The key was last written at `revision`, by a watch event or a read. Old news is ignored.
@@ -72,7 +72,7 @@ impl Observer {
             Some((known, None)) if known == revision => self.last = Some((known, Some(now))),
             Some((known, Some(_))) if known == revision => {}
             _ => {
-                let at = (self.role != Role::Other).then_some(now);
+                let at = (self.role != ObserverRole::Other).then_some(now);
                 self.last = Some((revision, at));
                 self.is_unsure = false;
             }
@@ -108,8 +108,8 @@ impl Observer {
             return None;
         }
         let wait = match self.role {
-            Role::Observer(rank) => self.timing.lease() + STAGGER * u32::from(rank),
-            Role::Other => self.timing.silence_of_observers(),
+            ObserverRole::Observer(rank) => self.timing.lease() + STAGGER * u32::from(rank),
+            ObserverRole::Other => self.timing.silence_of_observers(),
         };
         Some((from + wait).max(self.not_before))
     }

@@ -33,14 +33,14 @@ pub fn observers(of: NodeId, live: &[NodeId]) -> ArrayVec<NodeId, OBSERVERS> {
 }
 
 /// The order in which the candidates take the volume: `next` first, then nodes with an in-sync
-/// member, then the others, each group by hash; cordoned nodes last. The hash spreads the volumes
+/// replica, then the others, each group by hash; cordoned nodes last. The hash spreads the volumes
 /// of one dead node.
 pub fn order(volume: VolumeId, record: &Record, candidates: &mut [NodeId], cordoned: &[NodeId]) {
     candidates.sort_by_key(|node| {
         (
             record.next != Some(*node),
             cordoned.contains(node),
-            !record.in_sync().any(|member| member.node == *node),
+            !record.in_sync().any(|replica| replica.node == *node),
             Reverse(weight(volume.0, node.0)),
             *node,
         )

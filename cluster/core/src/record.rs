@@ -2,7 +2,7 @@
 
 use arrayvec::ArrayVec;
 
-use crate::ids::{Incarnation, MAX_MEMBERS, MemberId, NodeId};
+use crate::ids::{Incarnation, MAX_REPLICAS, NodeId, ReplicaId};
 
 /// A node in one incarnation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -12,7 +12,7 @@ pub struct Holder {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MemberState {
+pub enum ReplicaState {
     /// It has every acknowledged write.
     InSync,
     /// It lacks writes, or may lack them.
@@ -20,10 +20,10 @@ pub enum MemberState {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Member {
-    pub id: MemberId,
+pub struct Replica {
+    pub id: ReplicaId,
     pub node: NodeId,
-    pub state: MemberState,
+    pub state: ReplicaState,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,27 +32,27 @@ pub struct Record {
     pub epoch: u64,
     /// The last epoch that was served.
     pub serving: u64,
-    /// The current holder; `None` after an orderly hand-over.
+    /// The current holder; `None` after an orderly handover.
     pub holder: Option<Holder>,
     /// The node that may take first.
     pub next: Option<NodeId>,
-    pub members: ArrayVec<Member, MAX_MEMBERS>,
+    pub replicas: ArrayVec<Replica, MAX_REPLICAS>,
 }
 
 impl Record {
-    pub fn in_sync(&self) -> impl Iterator<Item = &Member> {
-        self.members
+    pub fn in_sync(&self) -> impl Iterator<Item = &Replica> {
+        self.replicas
             .iter()
-            .filter(|member| member.state == MemberState::InSync)
+            .filter(|replica| replica.state == ReplicaState::InSync)
     }
 
-    pub fn is_in_sync(&self, id: MemberId) -> bool {
-        self.in_sync().any(|member| member.id == id)
+    pub fn is_in_sync(&self, id: ReplicaId) -> bool {
+        self.in_sync().any(|replica| replica.id == id)
     }
 
-    pub fn set(&mut self, id: MemberId, state: MemberState) {
-        if let Some(member) = self.members.iter_mut().find(|member| member.id == id) {
-            member.state = state;
+    pub fn set(&mut self, id: ReplicaId, state: ReplicaState) {
+        if let Some(replica) = self.replicas.iter_mut().find(|replica| replica.id == id) {
+            replica.state = state;
         }
     }
 }

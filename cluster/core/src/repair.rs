@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::ids::{MAX_MEMBERS, MemberId, NodeId, PoolId};
+use crate::ids::{MAX_REPLICAS, NodeId, PoolId, ReplicaId};
 use crate::time::BootTime;
 
 /// The first wait after a failure on a pool, and the longest one.
@@ -13,8 +13,8 @@ const LONGEST: Duration = Duration::from_secs(3600);
 
 /// A replica of a volume that this node serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Replica {
-    pub id: MemberId,
+pub struct ServedReplica {
+    pub id: ReplicaId,
     pub node: NodeId,
     /// The cluster chose its pool. A device that an operator named is not replaced.
     pub is_placed: bool,
@@ -26,17 +26,17 @@ pub struct Replica {
     pub is_evicted: bool,
     /// Maintenance: its node returns.
     pub is_drained: bool,
-    pub replaces: Option<MemberId>,
+    pub replaces: Option<ReplicaId>,
     /// This module made it, for a replica that was lost.
     pub is_repair: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Act {
+pub enum RepairAct {
     /// Put a replica on another pool in its place.
-    Replace { replica: MemberId, cause: Cause },
+    Replace { replica: ReplicaId, cause: Cause },
     /// Remove a successor that is not in sync.
-    Drop { replica: MemberId, why: Why },
+    Drop { replica: ReplicaId, why: Why },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub enum Why {
 /// The times since when replicas of one volume are out.
 #[derive(Debug, Default)]
 pub struct Absences {
-    since: BTreeMap<MemberId, BootTime>,
+    since: BTreeMap<ReplicaId, BootTime>,
 }
 
 impl Absences {
@@ -67,15 +67,15 @@ impl Absences {
         &mut self,
         now: BootTime,
         after: Option<Duration>,
-        replicas: &[Replica],
-    ) -> Option<Act> {
-        let is_out = |one: &Replica| !one.is_in_sync && !one.is_attached;
+        replicas: &[ServedReplica],
+    ) -> Option<RepairAct> {
+        let is_out = |one: &ServedReplica| !one.is_in_sync && !one.is_attached;
         self.since
             .retain(|id, _| replicas.iter().any(|one| one.id == *id && is_out(one)));
         for one in replicas.iter().filter(|one| is_out(one)) {
             self.since.entry(one.id).or_insert(now);
         }
-        let is_lost = |one: &Replica| {
+        let is_lost = |one: &ServedReplica| {
             let waited = self.since.get(&one.id).map(|at| now.since(*at));
             let is_over = waited.is_some_and(|waited| after.is_some_and(|after| waited >= after));
             is_over && !one.is_offline && !one.is_drained
@@ -89,17 +89,17 @@ impl Absences {
             let is_back = old.is_some_and(|old| old.is_in_sync && !old.is_evicted);
             if new.is_repair && is_back {
                 let why = Why::Returned;
-                return Some(Act::Drop { replica, why });
+                return Some(RepairAct::Drop { replica, why });
             }
             let why = Why::Lost;
-            return is_lost(new).then_some(Act::Drop { replica, why });
+            return is_lost(new).then_some(RepairAct::Drop { replica, why });
         }
-        if replicas.len() >= MAX_MEMBERS || !replicas.iter().any(|one| one.is_in_sync) {
+        if replicas.len() >= MAX_REPLICAS || !replicas.iter().any(|one| one.is_in_sync) {
             return None;
         }
         let mut placed = replicas.iter().filter(|one| one.is_placed);
         let lost = placed.clone().find(|one| is_lost(one));
-        let act = |one: &Replica, cause| Act::Replace {
+        let act = |one: &ServedReplica, cause| RepairAct::Replace {
             replica: one.id,
             cause,
         };
@@ -161,12 +161,12 @@ mod tests {
         BootTime(seconds * 1_000_000_000)
     }
 
-    fn id(id: u128) -> MemberId {
-        MemberId(Uuid::from_u128(id))
+    fn id(id: u128) -> ReplicaId {
+        ReplicaId(Uuid::from_u128(id))
     }
 
-    fn three() -> [Replica; 3] {
-        [1, 2, 3].map(|number| Replica {
+    fn three() -> [ServedReplica; 3] {
+        [1, 2, 3].map(|number| ServedReplica {
             id: id(number),
             node: NodeId(Uuid::from_u128(number)),
             is_placed: true,
@@ -180,13 +180,13 @@ mod tests {
         })
     }
 
-    fn lose(one: &mut Replica) {
+    fn lose(one: &mut ServedReplica) {
         one.is_in_sync = false;
         one.is_attached = false;
     }
 
-    fn lost(number: u128) -> Option<Act> {
-        Some(Act::Replace {
+    fn lost(number: u128) -> Option<RepairAct> {
+        Some(RepairAct::Replace {
             replica: id(number),
             cause: Cause::Lost,
         })
@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(absences.decide(at(600), AFTER, &all), None);
         assert_eq!(absences.decide(at(601), AFTER, &all), lost(2));
         // Each of these keeps it.
-        type Change = fn(&mut Replica);
+        type Change = fn(&mut ServedReplica);
         let exceptions: [(&str, Change); 4] = [
             ("offline", |one| one.is_offline = true),
             ("drained", |one| one.is_drained = true),
@@ -239,7 +239,7 @@ mod tests {
     fn an_evicted_node_is_left_one_replica_at_a_time() {
         let (mut absences, mut all) = (Absences::default(), three());
         all[2].is_evicted = true;
-        let evicted = Some(Act::Replace {
+        let evicted = Some(RepairAct::Replace {
             replica: id(3),
             cause: Cause::Evicted,
         });
@@ -269,33 +269,33 @@ mod tests {
         new.is_in_sync = false;
         new.replaces = Some(id(2));
         new.is_repair = true;
-        let with = |old: Replica, new: Replica| [all[0], old, all[2], new];
+        let with = |old: ServedReplica, new: ServedReplica| [all[0], old, all[2], new];
         assert_eq!(absences.decide(at(0), AFTER, &with(all[1], new)), None);
         let back = three()[1];
         let dropped = |why| {
             let replica = id(4);
-            Some(Act::Drop { replica, why })
+            Some(RepairAct::Drop { replica, why })
         };
         let returned = dropped(Why::Returned);
         assert_eq!(absences.decide(at(1), AFTER, &with(back, new)), returned);
         // An operator's move, and an eviction, go on.
-        let moved = Replica {
+        let moved = ServedReplica {
             is_repair: false,
             ..new
         };
         assert_eq!(absences.decide(at(1), AFTER, &with(back, moved)), None);
-        let evicted = Replica {
+        let evicted = ServedReplica {
             is_evicted: true,
             ..back
         };
         assert_eq!(absences.decide(at(1), AFTER, &with(evicted, new)), None);
-        let done = Replica {
+        let done = ServedReplica {
             is_in_sync: true,
             ..new
         };
         assert_eq!(absences.decide(at(1), AFTER, &with(back, done)), None);
         // A successor that is lost itself.
-        let gone = Replica {
+        let gone = ServedReplica {
             is_attached: false,
             ..new
         };

@@ -18,7 +18,7 @@ const ZONE: usize = 2;
 
 /// A node of the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen<'a> {
+pub struct SeenNode<'a> {
     pub node: NodeId,
     pub zone: Option<&'a str>,
     pub is_live: bool,
@@ -43,7 +43,7 @@ pub struct Storm {
 
 impl Storm {
     /// Notes the nodes that are live, and returns the reason for a brake.
-    pub fn update(&mut self, now: BootTime, nodes: &[Seen<'_>]) -> Option<Loss> {
+    pub fn update(&mut self, now: BootTime, nodes: &[SeenNode<'_>]) -> Option<Loss> {
         self.missed
             .retain(|node, _| nodes.iter().any(|one| one.node == *node && !one.is_live));
         for one in nodes.iter().filter(|one| !one.is_live) {
@@ -57,7 +57,7 @@ impl Storm {
             let of = nodes
                 .iter()
                 .filter(|one| zone.is_none() || one.zone == zone);
-            let of: Vec<&Seen<'_>> = of.collect();
+            let of: Vec<&SeenNode<'_>> = of.collect();
             let gone = of
                 .iter()
                 .filter(|one| !one.is_expected && is_recent(&one.node));
@@ -94,9 +94,9 @@ mod tests {
     }
 
     /// Nodes 0.., of which `live` has the live ones; two per zone if there are zones.
-    fn nodes(count: u128, live: &[u128], has_zones: bool) -> Vec<Seen<'static>> {
+    fn nodes(count: u128, live: &[u128], has_zones: bool) -> Vec<SeenNode<'static>> {
         const ZONES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
-        let one = |id: u128| Seen {
+        let one = |id: u128| SeenNode {
             node: node(id),
             zone: has_zones.then(|| ZONES[(id / 2) as usize % ZONES.len()]),
             is_live: live.contains(&id),

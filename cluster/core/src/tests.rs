@@ -6,11 +6,11 @@ use arrayvec::ArrayVec;
 use uuid::Uuid;
 
 use crate::gate::{GateStep, Key};
-use crate::ids::{Incarnation, MemberId, NodeId, Revision, VolumeId};
-use crate::observer::Role;
+use crate::ids::{Incarnation, NodeId, ReplicaId, Revision, VolumeId};
+use crate::observer::ObserverRole;
 use crate::slots::{MAX_SLOTS, Slots, controller_ids};
 use crate::transaction::{Condition, Effect};
-use crate::volume::{Ana, Intent, State, View};
+use crate::volume::{Ana, HoldingState, Intent, View};
 use crate::*;
 
 const VOLUME: VolumeId = VolumeId(Uuid::from_u128(1));
@@ -19,8 +19,8 @@ fn node(number: u128) -> NodeId {
     NodeId(Uuid::from_u128(10 + number))
 }
 
-fn member(number: u128) -> MemberId {
-    MemberId(Uuid::from_u128(20 + number))
+fn replica(number: u128) -> ReplicaId {
+    ReplicaId(Uuid::from_u128(20 + number))
 }
 
 fn holder(number: u128) -> Holder {
@@ -85,7 +85,7 @@ fn a_late_answer_does_not_renew_a_later_incarnation() {
 #[test]
 fn an_observer_waits_for_a_lease_of_the_node_and_of_its_own() {
     let mut own = lease_of(1);
-    let mut observer = Observer::new(node(0), Role::Observer(1), Timing::default());
+    let mut observer = Observer::new(node(0), ObserverRole::Observer(1), Timing::default());
     observer.observe(Revision(7), ms(100));
     observer.observe(Revision(6), ms(900));
     assert_eq!(
@@ -126,7 +126,7 @@ fn a_store_that_was_away_ends_no_lease() {
 
 fn away(phase: u64, from: u64, to: u64, are_kept: bool) {
     let mut own = lease_of(0);
-    let mut observer = Observer::new(node(1), Role::Observer(0), Timing::default());
+    let mut observer = Observer::new(node(1), ObserverRole::Observer(0), Timing::default());
     let mut revision = 1;
     let mut waiting = Vec::new();
     observer.observe(Revision(revision), ms(phase));
@@ -171,7 +171,7 @@ fn renewed_until(to: u64) -> Lease {
 #[test]
 fn other_nodes_wait_for_two_leases_from_a_second_reading() {
     let own = renewed_until(9000);
-    let mut observer = Observer::new(node(0), Role::Other, Timing::default());
+    let mut observer = Observer::new(node(0), ObserverRole::Other, Timing::default());
     observer.observe(Revision(7), ms(1000));
     assert_eq!(observer.due(ms(9000), &own), None);
     observer.observe(Revision(7), ms(2000));
@@ -184,19 +184,19 @@ fn other_nodes_wait_for_two_leases_from_a_second_reading() {
 #[test]
 fn a_change_of_role_keeps_the_last_renewal() {
     let own = renewed_until(4000);
-    let mut observer = Observer::new(node(0), Role::Observer(1), Timing::default());
+    let mut observer = Observer::new(node(0), ObserverRole::Observer(1), Timing::default());
     assert!(observer.must_read(), "it has seen nothing yet");
     observer.observe(Revision(7), ms(1000));
     assert!(!observer.must_read());
-    observer.set_role(Role::Observer(0), ms(2000));
+    observer.set_role(ObserverRole::Observer(0), ms(2000));
     assert_eq!(observer.due(ms(2000), &own), Some(ms(3000)));
-    observer.set_role(Role::Other, ms(2100));
+    observer.set_role(ObserverRole::Other, ms(2100));
     assert!(observer.must_read());
     assert_eq!(observer.due(ms(2100), &own), Some(ms(5000)));
     // One that has read the renewal once counts from the change.
-    let mut observer = Observer::new(node(0), Role::Other, Timing::default());
+    let mut observer = Observer::new(node(0), ObserverRole::Other, Timing::default());
     observer.observe(Revision(7), ms(1000));
-    observer.set_role(Role::Observer(0), ms(2000));
+    observer.set_role(ObserverRole::Observer(0), ms(2000));
     assert_eq!(observer.due(ms(2000), &own), Some(ms(4000)));
     assert!(observer.must_read(), "it may have missed a later one");
     observer.observe(Revision(8), ms(2100));
@@ -271,26 +271,11 @@ fn a_slot_rests_until_all_others_were_assigned() {
     assert_eq!(*controller_ids(15).end(), 65_504);
 }
 
-#[test]
-fn assent_needs_every_member_after_the_question() {
-    let mut assent = Assent::default();
-    let members = ArrayVec::from_iter([member(0), member(1)]);
-    let first = assent.start(5, members.clone()).unwrap();
-    assert_eq!(assent.start(6, members.clone()), None, "one at a time");
-    assert_eq!(assent.confirmed(first, member(0)), None);
-    assert_eq!(assent.confirmed(first, member(0)), None);
-    assent.abandon();
-    let second = assent.start(6, members).unwrap();
-    assert_eq!(assent.confirmed(first, member(1)), None, "of an old round");
-    assert_eq!(assent.confirmed(second, member(1)), None);
-    assert_eq!(assent.confirmed(second, member(0)), Some(6));
-}
-
 /// A node with its view of the cluster.
 struct Rig {
     lease: Lease,
     standing: BTreeMap<NodeId, Incarnation>,
-    reached: Vec<MemberId>,
+    reached: Vec<ReplicaId>,
     volume: Volume,
 }
 
@@ -300,7 +285,7 @@ impl Rig {
         Self {
             lease: Lease::new(holder(number), Timing::default(), ms(60_000), ms(0)),
             standing: BTreeMap::from([of(0), of(1)]),
-            reached: vec![member(0), member(1)],
+            reached: vec![replica(0), replica(1)],
             volume: Volume::new(VOLUME, node(number)),
         }
     }
@@ -338,14 +323,14 @@ impl Rig {
         let number = self.take(now);
         self.volume.opened(number);
         assert_eq!(self.poll(now), None);
-        assert_eq!(self.volume.state(), State::Holding);
+        assert_eq!(self.volume.state(), HoldingState::Holding);
         number
     }
 
-    /// Starts a hand-over to node 0; returns the number of the close.
+    /// Starts a handover to node 0; returns the number of the close.
     fn leave(&mut self, now: BootTime) -> u64 {
-        assert!(self.volume.hand_over(node(0), now));
-        assert_eq!(self.volume.state(), State::Leaving);
+        assert!(self.volume.handover(node(0), now));
+        assert_eq!(self.volume.state(), HoldingState::Leaving);
         match self.poll(now) {
             Some(Intent::Close { number }) => number,
             other => panic!("{other:?}"),
@@ -373,28 +358,28 @@ impl Rig {
         record
     }
 
-    /// The record after a change by this node's control: a later epoch, and a member is out.
+    /// The record after a change by this node's control: a later epoch, and a replica is out.
     fn controlled(&self) -> Record {
         let mut record = self.volume.record().expect("seen").clone();
         record.epoch += 1;
         record.serving = record.epoch;
-        record.set(member(0), MemberState::Out);
+        record.set(replica(0), ReplicaState::Out);
         record
     }
 }
 
 fn record(of: Option<Holder>) -> Record {
-    let member = |number| Member {
-        id: member(number),
+    let in_sync = |number| Replica {
+        id: replica(number),
         node: node(number),
-        state: MemberState::InSync,
+        state: ReplicaState::InSync,
     };
     Record {
         epoch: 4,
         serving: 4,
         holder: of,
         next: None,
-        members: ArrayVec::from_iter([member(0), member(1)]),
+        replicas: ArrayVec::from_iter([in_sync(0), in_sync(1)]),
     }
 }
 
@@ -413,7 +398,7 @@ fn a_standby_takes_after_the_fence_and_holds_when_the_control_has_opened() {
     };
     let ended = Condition::Ended(holder(0).node, holder(0).incarnation);
     assert!(transaction.conditions.contains(&ended), "{transaction:?}");
-    assert_eq!(rig.volume.state(), State::Taking);
+    assert_eq!(rig.volume.state(), HoldingState::Taking);
     assert_eq!(rig.volume.ana(ms(9100)), Ana::Inaccessible);
     rig.volume.committed(number, Revision(2));
     let claimed = rig.volume.record().expect("seen");
@@ -423,42 +408,46 @@ fn a_standby_takes_after_the_fence_and_holds_when_the_control_has_opened() {
     assert_eq!(rig.volume.ana(ms(9130)), Ana::Change);
     assert_eq!(rig.volume.ana(ms(17_100)), Ana::Inaccessible, "in time");
     rig.volume.opened(number);
-    assert_eq!(rig.volume.state(), State::Holding);
+    assert_eq!(rig.volume.state(), HoldingState::Holding);
     assert_eq!(rig.volume.ana(ms(9140)), Ana::Optimized);
     assert_eq!(rig.poll(ms(9140)), None);
 }
 
-/// The pause after an attempt without a member ends with the holder that it concerned.
+/// The pause after an attempt without a replica ends with the holder that it concerned.
 #[test]
 fn a_pause_ends_with_the_next_holder() {
     let mut rig = Rig::alone();
     rig.reached.clear();
-    assert_eq!(rig.poll(ms(9000)), None, "no member is reached");
+    assert_eq!(rig.poll(ms(9000)), None, "no replica is reached");
     rig.volume.update(Revision(2), record(Some(holder(0))));
     assert_eq!(rig.poll(ms(9100)), None, "the holder stands");
     rig.standing.remove(&node(0));
-    rig.reached = vec![member(1)];
+    rig.reached = vec![replica(1)];
     rig.commit(ms(9200), 3);
 }
 
-/// The control swaps epochs and members while it opens, serves and closes.
+/// The control swaps epochs and replicas while it opens, serves and closes.
 #[test]
 fn changes_of_the_own_control_are_news() {
     let mut rig = Rig::alone();
     rig.commit(ms(1000), 2);
     let number = rig.take(ms(1000));
-    for (at, state) in [(3, State::Taking), (4, State::Holding), (5, State::Leaving)] {
+    for (at, state) in [
+        (3, HoldingState::Taking),
+        (4, HoldingState::Holding),
+        (5, HoldingState::Leaving),
+    ] {
         rig.volume.update(Revision(at), rig.controlled());
         assert_eq!(rig.poll(ms(1010)), None);
         assert_eq!(rig.volume.state(), state);
         match state {
-            State::Taking => rig.volume.opened(number),
-            State::Holding => drop(rig.leave(ms(1010))),
+            HoldingState::Taking => rig.volume.opened(number),
+            HoldingState::Holding => drop(rig.leave(ms(1010))),
             _ => {}
         }
     }
     let known = rig.volume.record().expect("seen");
-    assert_eq!((known.epoch, known.is_in_sync(member(0))), (8, false));
+    assert_eq!((known.epoch, known.is_in_sync(replica(0))), (8, false));
 }
 
 /// In each step, another holder or another incarnation in the record ends the service.
@@ -482,11 +471,11 @@ fn another_holder_fences() {
                 }
             }
             rig.volume.update(Revision(9), record(other));
-            assert_eq!(rig.volume.state(), State::Fenced, "{step}");
+            assert_eq!(rig.volume.state(), HoldingState::Fenced, "{step}");
             assert_eq!(rig.volume.ana(ms(1010)), Ana::Inaccessible);
             assert_eq!(rig.poll(ms(1010)), Some(Intent::Drop), "{step}");
             assert_eq!(rig.poll(ms(1010)), None);
-            assert_eq!(rig.volume.state(), State::Standby);
+            assert_eq!(rig.volume.state(), HoldingState::Standby);
             assert_eq!(rig.poll(ms(2009)), None, "a pause");
         }
     }
@@ -515,13 +504,13 @@ fn the_end_of_the_incarnation_fences() {
         rig.lease.end(Incarnation(101));
         assert_eq!(rig.poll(ms(1010)), Some(Intent::Drop), "{step}");
         assert_eq!(rig.poll(ms(9000)), None);
-        assert_eq!(rig.volume.state(), State::Fenced);
+        assert_eq!(rig.volume.state(), HoldingState::Fenced);
         // The claim's answer is late.
         rig.volume.committed(claim, Revision(2));
         rig.volume.update(Revision(3), claimed);
-        assert_eq!(rig.volume.state(), State::Fenced);
+        assert_eq!(rig.volume.state(), HoldingState::Fenced);
         rig.volume.restart();
-        assert_eq!(rig.volume.state(), State::Standby);
+        assert_eq!(rig.volume.state(), HoldingState::Standby);
     }
 }
 
@@ -532,14 +521,18 @@ fn answers_with_old_numbers_do_not_count() {
     let close = rig.leave(ms(2000));
     rig.volume.opened(first);
     rig.volume.not_opened(first);
-    assert_eq!(rig.volume.state(), State::Leaving, "the close has begun");
+    assert_eq!(
+        rig.volume.state(),
+        HoldingState::Leaving,
+        "the close has begun"
+    );
     rig.volume.drained(close + 1);
     assert_eq!(rig.poll(ms(2010)), None);
     assert_eq!(rig.poll(ms(4000)), Some(Intent::Abort));
     assert_eq!(rig.poll(ms(4010)), None, "once");
     // After 5 s the control opens the volume again.
     let second = rig.take(ms(7000));
-    assert_eq!(rig.volume.state(), State::Taking);
+    assert_eq!(rig.volume.state(), HoldingState::Taking);
     assert_eq!(rig.volume.ana(ms(7000)), Ana::Change);
     assert_eq!(
         rig.volume.ana(ms(10_000)),
@@ -551,12 +544,12 @@ fn answers_with_old_numbers_do_not_count() {
     rig.volume.not_opened(first);
     assert_eq!(
         (rig.poll(ms(7010)), rig.volume.state()),
-        (None, State::Taking)
+        (None, HoldingState::Taking)
     );
     rig.volume.opened(second);
-    assert_eq!(rig.volume.state(), State::Holding);
+    assert_eq!(rig.volume.state(), HoldingState::Holding);
     rig.volume.not_opened(first);
-    assert_eq!(rig.volume.state(), State::Holding);
+    assert_eq!(rig.volume.state(), HoldingState::Holding);
     // The first close, reported again, does not end a second one.
     rig.leave(ms(8000));
     rig.volume.drained(close);
@@ -576,7 +569,7 @@ fn a_volume_that_does_not_open_is_left_to_others() {
         rig.volume.not_opened(number);
         let released = rig.commit(ms(1100), 3);
         assert_eq!((released.holder, released.next), (None, None));
-        assert_eq!(rig.volume.state(), State::Standby);
+        assert_eq!(rig.volume.state(), HoldingState::Standby);
         assert_eq!(rig.poll(ms(2099)), None, "another node's turn");
         rig.volume.opened(number);
         let (_, again) = rig.change(ms(2100));
@@ -585,16 +578,16 @@ fn a_volume_that_does_not_open_is_left_to_others() {
 }
 
 #[test]
-fn a_hand_over_names_the_next_holder() {
+fn a_handover_names_the_next_holder() {
     let mut rig = Rig::alone();
     rig.hold(ms(1000));
-    assert!(!rig.volume.hand_over(node(1), ms(2000)), "to itself");
+    assert!(!rig.volume.handover(node(1), ms(2000)), "to itself");
     let close = rig.leave(ms(2000));
-    assert!(!rig.volume.hand_over(node(0), ms(2000)), "twice");
+    assert!(!rig.volume.handover(node(0), ms(2000)), "twice");
     rig.volume.drained(close);
     let released = rig.commit(ms(2010), 3);
     assert_eq!((released.holder, released.next), (None, Some(node(0))));
-    assert_eq!(rig.volume.state(), State::Standby);
+    assert_eq!(rig.volume.state(), HoldingState::Standby);
 }
 
 /// The control's last change and the release meet at the store.
@@ -615,18 +608,18 @@ fn a_release_is_made_from_the_last_change_of_the_control() {
         (released.epoch, released.next),
         (changed.epoch, Some(node(0)))
     );
-    assert!(!released.is_in_sync(member(0)));
+    assert!(!released.is_in_sync(replica(0)));
     // An answer to the first one is not that of the second one.
     rig.volume.refused(number, Revision(3), changed);
     rig.volume.committed(number, Revision(3));
-    assert_eq!(rig.volume.state(), State::Leaving);
+    assert_eq!(rig.volume.state(), HoldingState::Leaving);
     rig.volume.unanswered(second);
     let (again, _) = rig.change(ms(3000));
     assert_eq!(again, second);
     // It was made, and the next holder was faster than its answer.
     rig.volume.update(Revision(5), record(Some(holder(0))));
     assert_eq!(rig.poll(ms(3010)), None, "nothing to drop");
-    assert_eq!(rig.volume.state(), State::Standby);
+    assert_eq!(rig.volume.state(), HoldingState::Standby);
     rig.volume.committed(second, Revision(4));
     assert_eq!(rig.volume.record(), Some(&record(Some(holder(0)))));
 }
@@ -651,21 +644,21 @@ fn a_claim_is_won_or_lost() {
     rig.volume.update(Revision(2), claimed.clone());
     let opening = rig.take(ms(1010));
     rig.volume.refused(number, Revision(2), claimed);
-    assert_eq!(rig.volume.state(), State::Taking);
+    assert_eq!(rig.volume.state(), HoldingState::Taking);
     rig.volume.opened(opening);
-    assert_eq!(rig.volume.state(), State::Holding);
+    assert_eq!(rig.volume.state(), HoldingState::Holding);
 
     let mut rig = Rig::alone();
     let (number, _) = rig.change(ms(1000));
     rig.volume.update(Revision(2), record(Some(holder(0))));
     assert_eq!(
         rig.volume.state(),
-        State::Taking,
+        HoldingState::Taking,
         "its own answer is missing"
     );
     rig.volume
         .refused(number, Revision(2), record(Some(holder(0))));
-    assert_eq!(rig.volume.state(), State::Standby);
+    assert_eq!(rig.volume.state(), HoldingState::Standby);
 
     // Made, and lost again before its answer.
     let mut rig = Rig::alone();
@@ -683,5 +676,5 @@ fn a_late_claim_opens_the_volume() {
     rig.volume.update(Revision(2), record(Some(holder(1))));
     let number = rig.take(ms(1000));
     rig.volume.opened(number);
-    assert_eq!(rig.volume.state(), State::Holding);
+    assert_eq!(rig.volume.state(), HoldingState::Holding);
 }

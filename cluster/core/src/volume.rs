@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The machine decides which node opens the volume, and the holder's control does the rest: it
-//! fences other holders at the members, and changes the record while the volume is open. So the
+//! fences other holders at the replicas, and changes the record while the volume is open. So the
 //! machine writes the record only while the volume is closed here: to claim it, and to release it.
 //! An unanswered change is sent again until its outcome is known: it compares a revision, so it is
 //! made once.
@@ -19,7 +19,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::ids::{Incarnation, MemberId, NodeId, Revision, VolumeId};
+use crate::ids::{Incarnation, NodeId, ReplicaId, Revision, VolumeId};
 use crate::lease::Lease;
 use crate::mutation::Mutation;
 use crate::ranks;
@@ -27,7 +27,7 @@ use crate::record::{Holder, Record};
 use crate::time::BootTime;
 use crate::transaction::Transaction;
 
-pub use crate::intent::{Ana, Intent, State};
+pub use crate::intent::{Ana, HoldingState, Intent};
 
 /// Time between two attempts of a node that cannot take.
 pub const RETRY: Duration = Duration::from_secs(1);
@@ -45,8 +45,8 @@ pub struct View<'a> {
     pub lease: &'a Lease,
     /// The incarnations that stand, as far as the watch has shown them.
     pub standing: &'a BTreeMap<NodeId, Incarnation>,
-    /// The members that this node can reach now.
-    pub reached: &'a [MemberId],
+    /// The replicas that this node can reach now.
+    pub reached: &'a [ReplicaId],
     /// The nodes that show the volume.
     pub candidates: &'a [NodeId],
     pub cordoned: &'a [NodeId],
@@ -126,7 +126,7 @@ pub struct Volume {
     last_number: u64,
     /// This node in the incarnation that claimed the volume.
     own: Option<Holder>,
-    /// The node that a hand-over goes to.
+    /// The node that a handover goes to.
     successor: Option<NodeId>,
     /// An intent decided by a call.
     decided: Option<Intent>,
@@ -150,13 +150,13 @@ impl Volume {
         }
     }
 
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> HoldingState {
         match self.step {
-            Step::Standby { .. } => State::Standby,
-            Step::Claim { .. } | Step::Opening { .. } => State::Taking,
-            Step::Holding { .. } => State::Holding,
-            Step::Leaving { .. } | Step::Release { .. } => State::Leaving,
-            Step::Fenced { .. } => State::Fenced,
+            Step::Standby { .. } => HoldingState::Standby,
+            Step::Claim { .. } | Step::Opening { .. } => HoldingState::Taking,
+            Step::Holding { .. } => HoldingState::Holding,
+            Step::Leaving { .. } | Step::Release { .. } => HoldingState::Leaving,
+            Step::Fenced { .. } => HoldingState::Fenced,
         }
     }
 
@@ -279,7 +279,7 @@ impl Volume {
 
     /// Hands the volume over to `to`, after its I/O in flight has ended. False if the node cannot
     /// leave now.
-    pub fn hand_over(&mut self, to: NodeId, now: BootTime) -> bool {
+    pub fn handover(&mut self, to: NodeId, now: BootTime) -> bool {
         if !matches!(self.step, Step::Holding { .. }) || to == self.me {
             return false;
         }
@@ -374,8 +374,8 @@ impl Volume {
         if view.now < turn || !view.lease.is_good(view.now) {
             return None;
         }
-        let is_reached = |id: &MemberId| view.reached.contains(id);
-        if !record.in_sync().any(|member| is_reached(&member.id)) {
+        let is_reached = |id: &ReplicaId| view.reached.contains(id);
+        if !record.in_sync().any(|replica| is_reached(&replica.id)) {
             self.step = Step::Standby {
                 alone: Some(since),
                 not_before: view.now + RETRY,
@@ -433,7 +433,7 @@ impl Volume {
         self.last_number
     }
 
-    /// Ends a hand-over that takes too long: the control opens the volume again.
+    /// Ends a handover that takes too long: the control opens the volume again.
     fn leave_in_time(&mut self, now: BootTime) -> Option<Intent> {
         let Step::Leaving { since, aborted, .. } = &mut self.step else {
             return None;

@@ -535,12 +535,12 @@ impl Client {
 
 /// An endpoint, as its URL names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct EndpointAddress {
     pub is_https: bool,
     pub host: String,
 }
 
-impl Place {
+impl EndpointAddress {
     pub fn parse(url: &str) -> Result<Self, Error> {
         let refused = || Error::Endpoint {
             endpoint: url.to_owned(),
@@ -571,7 +571,7 @@ fn channel(url: &str, endpoints: &Endpoints) -> Result<Channel, Error> {
         endpoint: url.to_owned(),
         why: why.to_owned(),
     };
-    let place = Place::parse(url)?;
+    let place = EndpointAddress::parse(url)?;
     let endpoint = Endpoint::from_shared(url.to_owned())
         .map_err(|_| refused("not a URL like https://HOST:2379"))?;
     let endpoint = match (place.is_https, tls) {

@@ -3,7 +3,7 @@
 use tonic::{Code, Status};
 use uuid::Uuid;
 
-use crate::node::Node;
+use crate::node::DaemonIdentity;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -36,7 +36,7 @@ pub enum Error {
     )]
     Owned {
         prefix: String,
-        owner: Node,
+        owner: DaemonIdentity,
         claim: Uuid,
     },
     /// This daemon owned the prefix, and etcd has no owner of it.

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use nacre_cluster_core::{MemberId, NodeId, PoolId, VolumeId};
+use nacre_cluster_core::{ExportId, NodeId, PoolId, VolumeId};
 use uuid::Uuid;
 
 /// The keys of one cluster start with `/nacre/NAME/`.
@@ -100,26 +100,26 @@ impl Prefix {
         self.one("node", id.0)
     }
 
-    /// The exports of a node: its members of volumes.
-    pub fn members(&self, node: NodeId) -> String {
+    /// The exports of a node, for replicas of volumes. The keys keep their first name, `member`.
+    pub fn exports(&self, node: NodeId) -> String {
         format!("{}{}/", self.all("member"), node.0)
     }
 
     /// The exports of all nodes.
-    pub fn all_members(&self) -> String {
+    pub fn all_exports(&self) -> String {
         self.all("member")
     }
 
-    pub fn member(&self, node: NodeId, member: MemberId) -> String {
-        format!("{}{}", self.members(node), member.0)
+    pub fn export(&self, node: NodeId, export_id: ExportId) -> String {
+        format!("{}{}", self.exports(node), export_id.0)
     }
 
-    /// The node and the member of an export's key.
-    pub fn member_of(&self, key: &[u8]) -> Option<(NodeId, MemberId)> {
+    /// The node and the id in the key of an export.
+    pub fn export_of(&self, key: &[u8]) -> Option<(NodeId, ExportId)> {
         let key = std::str::from_utf8(key).ok()?;
-        let (node, member) = key.strip_prefix(&self.all_members())?.split_once('/')?;
+        let (node, export_id) = key.strip_prefix(&self.all_exports())?.split_once('/')?;
         let id = |text| Uuid::parse_str(text).ok();
-        Some((NodeId(id(node)?), MemberId(id(member)?)))
+        Some((NodeId(id(node)?), ExportId(id(export_id)?)))
     }
 
     /// The storage pools of all nodes.
@@ -131,8 +131,8 @@ impl Prefix {
         self.one("pool", pool.0)
     }
 
-    /// The brake on replacements.
-    pub fn steward(&self) -> String {
+    /// The brake on replacements. The key keeps its first name.
+    pub fn brake(&self) -> String {
         format!("{}steward", self.0)
     }
 
@@ -218,12 +218,15 @@ mod tests {
                 .of_volume(id)
                 .contains(&prefix.publication(VolumeId(id)))
         );
-        let (member, other) = (MemberId(id), NodeId(id));
-        let export = prefix.member(node, member);
-        assert!(export.starts_with(&prefix.members(node)));
-        assert!(!export.starts_with(&prefix.members(other)));
-        assert_eq!(prefix.member_of(export.as_bytes()), Some((node, member)));
-        assert_eq!(prefix.member_of(b"/nacre/lab/member/7"), None);
+        let (export_id, other) = (ExportId(id), NodeId(id));
+        let export = prefix.export(node, export_id);
+        // Stored keys have these names since the first version.
+        assert_eq!(export, format!("/nacre/lab/member/{}/{id}", node.0));
+        assert_eq!(prefix.brake(), "/nacre/lab/steward");
+        assert!(export.starts_with(&prefix.exports(node)));
+        assert!(!export.starts_with(&prefix.exports(other)));
+        assert_eq!(prefix.export_of(export.as_bytes()), Some((node, export_id)));
+        assert_eq!(prefix.export_of(b"/nacre/lab/member/7"), None);
         let log = "/nacre/lab/log/000000000000009-00000000-0000-0000-0000-000000000008";
         assert_eq!(prefix.log(9, id), log);
         assert_eq!(range_end(b"/a/"), b"/a0");

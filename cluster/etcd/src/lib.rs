@@ -40,14 +40,15 @@ mod stored;
 
 pub use auth::Credentials;
 pub use client::{
-    Client, Copies, Endpoints, KeyValue, Member, MemberStatus, Page, Place, Tls, Txn, TxnAnswer,
+    Client, Copies, EndpointAddress, Endpoints, KeyValue, Member, MemberStatus, Page, Tls, Txn,
+    TxnAnswer,
 };
 pub use compaction::Compaction;
 pub use error::Error;
 pub use health::Health;
 pub use key_watch::{Update, Watch};
 pub use keys::Prefix;
-pub use node::Node;
+pub use node::DaemonIdentity;
 pub use node_leases::{LeaseKey, NodeLeases, Outcome};
 pub use owner::{Before, Owner};
 pub use store::EtcdStore;

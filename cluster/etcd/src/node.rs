@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 /// A daemon, as others see it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Node {
+pub struct DaemonIdentity {
     /// Stored in its data directory.
     pub id: Uuid,
     /// Derived from the machine's id; `None`: the machine has none.
@@ -13,14 +13,14 @@ pub struct Node {
     pub host: String,
 }
 
-impl Node {
+impl DaemonIdentity {
     /// True if both are one data directory on one machine.
     pub fn is_same(&self, other: &Self) -> bool {
         (self.id, self.machine) == (other.id, other.machine)
     }
 }
 
-impl std::fmt::Display for Node {
+impl std::fmt::Display for DaemonIdentity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "node {} on host \"{}\"", self.id, self.host)?;
         match self.machine {

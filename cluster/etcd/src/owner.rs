@@ -17,7 +17,7 @@ use uuid::Uuid;
 use crate::client::{Client, Copies, KeyValue, Txn};
 use crate::error::Error;
 use crate::keys::Prefix;
-use crate::node::Node;
+use crate::node::DaemonIdentity;
 
 /// Version of the key's format.
 const FORMAT: u64 = 1;
@@ -28,7 +28,7 @@ const ATTEMPTS: usize = 8;
 struct OwnerValue {
     v: u64,
     #[serde(flatten)]
-    node: Node,
+    node: DaemonIdentity,
     claim: Uuid,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Claim {
 /// The owner of a prefix, with its claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
-    pub node: Node,
+    pub node: DaemonIdentity,
     pub claim: Uuid,
 }
 
@@ -75,7 +75,7 @@ pub struct Before {
 pub(crate) async fn claim(
     client: &Client,
     prefix: &Prefix,
-    node: &Node,
+    node: &DaemonIdentity,
     before: Before,
 ) -> Result<Claim, Error> {
     let (key, meta, claim) = (prefix.owner(), prefix.meta(), Uuid::new_v4());

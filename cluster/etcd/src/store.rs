@@ -31,7 +31,7 @@ use crate::error::Error;
 use crate::health::{self, Health};
 use crate::keys::Prefix;
 use crate::lessee::{Lessee, holder};
-use crate::node::Node;
+use crate::node::DaemonIdentity;
 use crate::owner::{self, Before};
 use crate::stored::{Stored, bytes, decode, encode};
 
@@ -143,7 +143,7 @@ impl EtcdStore {
     /// The receiver has the health of the store from then on.
     pub async fn claim(
         &self,
-        node: &Node,
+        node: &DaemonIdentity,
         before: Before,
     ) -> Result<watch::Receiver<Health>, Error> {
         let began = Instant::now();

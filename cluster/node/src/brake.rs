@@ -1,12 +1,12 @@
-//! `steward`: the brake on replacements.
+//! The key `steward`: the brake on replacements.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
-/// `steward`.
+/// The value of the key `steward`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Steward {
+pub struct BrakeKey {
     pub(crate) v: u64,
     /// Nothing that is lost is replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -63,9 +63,9 @@ pub enum Error {
     #[error("key \"{key}\": node {node} has a lease. Stop its daemon, or fence it first",
             node = node.0)]
     Lives { key: String, node: NodeId },
-    #[error("key \"{key}\": node {node} has a member of volume {volume}. Move the member first",
+    #[error("key \"{key}\": node {node} has a replica of volume {volume}. Move the replica first",
             node = node.0, volume = volume.0)]
-    HasMember {
+    HasReplica {
         key: String,
         node: NodeId,
         volume: VolumeId,

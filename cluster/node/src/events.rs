@@ -53,7 +53,7 @@ pub enum Decision {
         volume: VolumeId,
         epoch: u64,
     },
-    /// The hand-over ended without effect after 5 seconds.
+    /// The handover ended without effect after 5 seconds.
     VolumeKept {
         volume: VolumeId,
     },
@@ -61,7 +61,7 @@ pub enum Decision {
         volume: VolumeId,
         epoch: u64,
     },
-    /// No in-sync member of the volume is reachable from here.
+    /// No in-sync replica of the volume is reachable from here.
     VolumeWithoutHolder {
         volume: VolumeId,
         /// The volume comes from a backup, and lacks the replicas of these nodes.
@@ -92,7 +92,7 @@ pub struct Event {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     pub takes: u64,
-    pub hand_overs: u64,
+    pub handovers: u64,
     /// Volumes that another node took from this one.
     pub volumes_lost: u64,
     /// Other nodes that this one fenced.
@@ -105,7 +105,7 @@ impl Counts {
     fn count(&mut self, what: &Decision) {
         let count = match what {
             Decision::VolumeTaken { .. } => &mut self.takes,
-            Decision::VolumeHandedOver { .. } => &mut self.hand_overs,
+            Decision::VolumeHandedOver { .. } => &mut self.handovers,
             Decision::VolumeFenced { .. } => &mut self.volumes_lost,
             Decision::NodeFenced { .. } => &mut self.fences,
             Decision::NodeLost { .. } => &mut self.incarnations_lost,

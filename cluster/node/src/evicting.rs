@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use nacre_cluster_core::ids::MAX_MEMBERS;
+use nacre_cluster_core::ids::MAX_REPLICAS;
 use nacre_cluster_core::{Incarnation, NodeId, VolumeId};
 use nacre_cluster_etcd::Prefix;
 use serde_json::Value;
@@ -88,13 +88,13 @@ impl Eviction {
                 standing.contains(&(holder.node, holder.incarnation))
             };
             let is_served = holder.as_ref().is_some_and(stands);
-            if record.members.iter().any(|member| member.node == node) {
+            if record.replicas.iter().any(|replica| replica.node == node) {
                 let is_copied = is_replaced(&value);
                 if !placed.contains(&volume) {
                     stuck(name, Stuck::Named);
                 } else if !is_served {
                     stuck(name, Stuck::NotServed);
-                } else if record.members.len() == MAX_MEMBERS && !is_copied {
+                } else if record.replicas.len() == MAX_REPLICAS && !is_copied {
                     stuck(name, Stuck::Full);
                 } else if record.in_sync().next().is_none() {
                     stuck(name, Stuck::NoSource);

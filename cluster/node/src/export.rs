@@ -1,8 +1,8 @@
-//! `member/N/R`: a block device of node N that is member R of a volume. An operator wants it, and
+//! `member/N/R`: a block device of node N for a replica of a volume. An operator wants it, and
 //! node N reports its state. Unknown fields stay through a change.
 
 use nacre_cluster_core::placement::lvol_of;
-use nacre_cluster_core::{Holder, Incarnation, MemberId, NodeId, VolumeId};
+use nacre_cluster_core::{ExportId, Holder, Incarnation, NodeId, VolumeId};
 use nacre_cluster_etcd::KeyValue;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -23,7 +23,7 @@ pub struct Export {
     pub device: String,
     /// Node N makes the device, an lvol in one of its pools. `None`: an operator made it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub place: Option<Place>,
+    pub place: Option<PoolChoice>,
     /// The replica is being filled, in the place of another one.
     #[serde(default, alias = "rebuild", skip_serializing_if = "Option::is_none")]
     pub resync: Option<Resync>,
@@ -57,7 +57,7 @@ struct Maker {
 
 /// The pool of a replica, and the wishes by which the cluster chose it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct PoolChoice {
     pub pool: Uuid,
     /// Size of the lvol.
     pub bytes: u64,
@@ -135,12 +135,12 @@ impl Export {
     /// An export whose device its node makes.
     pub(crate) fn placed(
         volume: VolumeId,
-        member: MemberId,
-        place: Place,
+        export_id: ExportId,
+        place: PoolChoice,
         resync: Option<Resync>,
         by: Holder,
     ) -> Self {
-        let device = lvol_of(member.0).to_string();
+        let device = lvol_of(export_id.0).to_string();
         Self {
             place: Some(place),
             resync,

@@ -25,7 +25,7 @@ pub(crate) enum Kind {
 }
 
 #[derive(Debug)]
-pub(crate) enum Change {
+pub(crate) enum KeyChange {
     /// All keys, at one revision: every other key is absent.
     All {
         keys: Vec<KeyValue>,
@@ -45,7 +45,7 @@ pub(crate) async fn follow(
     client: Arc<Client>,
     kind: Kind,
     prefix: String,
-    news: mpsc::Sender<(Kind, Change)>,
+    news: mpsc::Sender<(Kind, KeyChange)>,
 ) {
     loop {
         let page = match client.list(&prefix).await {
@@ -64,7 +64,7 @@ pub(crate) async fn follow(
             watch = watch.only_deletions();
         }
         if news
-            .send((kind, Change::All { keys, revision }))
+            .send((kind, KeyChange::All { keys, revision }))
             .await
             .is_err()
         {
@@ -72,12 +72,12 @@ pub(crate) async fn follow(
         }
         loop {
             let change = match watch.next().await {
-                Update::Put(kv) => Change::Put(kv),
-                Update::Deleted { key, revision } => Change::Deleted { key, revision },
+                Update::Put(kv) => KeyChange::Put(kv),
+                Update::Deleted { key, revision } => KeyChange::Deleted { key, revision },
                 // Changes are lost: list again.
                 Update::Compacted { .. } => break,
                 Update::OtherStore { .. } => {
-                    let _ = news.send((kind, Change::OtherStore)).await;
+                    let _ = news.send((kind, KeyChange::OtherStore)).await;
                     return;
                 }
             };
@@ -128,8 +128,8 @@ mod tests {
                     news = receiver.recv() => news.expect("the follower lives").1,
                 }
             };
-            let keys = |change: Change| match change {
-                Change::All { keys, revision } => {
+            let keys = |change: KeyChange| match change {
+                KeyChange::All { keys, revision } => {
                     let keys = keys.into_iter().map(|kv| (kv.key, kv.value));
                     (keys.collect::<Vec<_>>(), revision)
                 }
@@ -137,7 +137,7 @@ mod tests {
             };
             assert_eq!(keys(next().await).0.len(), 2);
             change(&client, Txn::default().put("/f/a", value("2"))).await;
-            let Change::Put(kv) = next().await else {
+            let KeyChange::Put(kv) = next().await else {
                 panic!("not the change");
             };
             assert_eq!(kv.value, b"2");
@@ -150,7 +150,7 @@ mod tests {
             let only = vec![(value("/f/a"), value("3"))];
             assert_eq!(keys(next().await), (only, last));
             let revision = change(&client, Txn::default().delete("/f/a")).await;
-            let Change::Deleted { key, revision: at } = next().await else {
+            let KeyChange::Deleted { key, revision: at } = next().await else {
                 panic!("not the deletion");
             };
             assert_eq!((key, at), (value("/f/a"), revision));

@@ -125,15 +125,15 @@ pub struct Description {
     pub hostnqn: String,
     #[serde(default)]
     pub portals: Vec<Portal>,
-    #[serde(default)]
-    pub member_portals: Vec<Portal>,
+    #[serde(default, rename = "member_portals")]
+    pub replica_portals: Vec<Portal>,
     #[serde(default)]
     pub version: String,
 }
 
 const NODE_NQN: &str = "nqn.2025-01.io.nacre:node:";
 
-/// The NQN of the subsystem that has all members of a node.
+/// The NQN of the subsystem that has all replicas of a node.
 pub fn node_nqn(node: NodeId) -> String {
     format!("{NODE_NQN}{}", node.0)
 }
@@ -149,7 +149,7 @@ pub struct NodeKey {
     v: u64,
     #[serde(flatten)]
     pub description: Description,
-    /// The node gets no new members, and takes a volume only if no other node can.
+    /// The node gets no new replicas, and takes a volume only if no other node can.
     #[serde(default)]
     pub cordon: bool,
     /// Cordoned, and its volumes are handed over.
@@ -317,6 +317,18 @@ mod tests {
         assert_eq!(tls.collect::<Vec<_>>(), [None, Some("require")]);
         let value = serde_json::to_value(&key).expect("plain data");
         assert_eq!(value["portals"], stored["portals"]);
+    }
+
+    /// Goal: nodes of other versions find the addresses for replicas. Method: the stored field has
+    /// the name that it had in the first version, in both directions.
+    #[test]
+    fn addresses_for_replicas_keep_their_stored_name() {
+        let portal = json!({ "trtype": "TCP", "traddr": "192.0.2.1", "trsvcid": "4420" });
+        let stored = json!({ "v": 1, "name": "a", "member_portals": [portal] });
+        let key = NodeKey::decode(&kv(&stored)).expect("a node");
+        assert_eq!(key.description.replica_portals.len(), 1);
+        let value = serde_json::to_value(&key).expect("plain data");
+        assert_eq!(value["member_portals"], stored["member_portals"]);
     }
 
     #[test]

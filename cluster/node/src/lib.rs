@@ -15,6 +15,7 @@
 
 pub mod backup;
 mod brake;
+mod braking;
 pub mod clock;
 mod connection;
 mod driver;
@@ -36,10 +37,10 @@ mod publishing;
 pub mod rebuild;
 mod record;
 mod refused;
+
 mod reservation;
 mod seen_keys;
 pub mod serving;
-mod stewarding;
 #[cfg(test)]
 mod testing;
 mod upkeep;
@@ -49,11 +50,12 @@ mod volumes;
 mod tests;
 
 pub use backup::{Backup, BackupError};
-pub use brake::{Brake, Steward};
+pub use brake::{Brake, BrakeKey};
+pub use braking::{Looked, ZONE};
 pub use driver::{Me, NodeState};
 pub use error::{Error, Unmet};
 pub use evicting::{Eviction, Stuck, StuckReplica};
-pub use export::{Export, ExportState, Place, Resync};
+pub use export::{Export, ExportState, PoolChoice, Resync};
 pub use keys::{Cluster, Description, NodeKey, Portal, is_node_nqn, node_nqn};
 pub use node::Node;
 pub use operator::{
@@ -65,5 +67,4 @@ pub use pools::{MAX_POOLS, PoolKey, PoolReport, PoolState};
 pub use publication::{Publication, volume_nqn};
 pub use publishing::PublishRequest;
 pub use seen_keys::StoreView;
-pub use serving::{Answer, Link, Role, Serving};
-pub use stewarding::{Looked, ZONE};
+pub use serving::{Answer, Link, Serving, VolumeRole};

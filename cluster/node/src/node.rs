@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nacre_cluster_core::lease::Word;
-use nacre_cluster_core::volume::State;
+use nacre_cluster_core::volume::HoldingState;
 use nacre_cluster_core::{BootTime, VolumeId};
 use nacre_cluster_etcd::{Client, Endpoints, Prefix};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -126,7 +126,7 @@ impl Node {
     }
 
     /// The volumes' states on this node, at the last turn.
-    pub fn volumes(&self) -> Vec<(VolumeId, State)> {
+    pub fn volumes(&self) -> Vec<(VolumeId, HoldingState)> {
         self.shared.volumes.lock().clone()
     }
 
@@ -141,7 +141,7 @@ impl Node {
     }
 }
 
-/// After a panic, nothing renews the lease: from then on, answers leave by assent only.
+/// After a panic, nothing renews the lease: from then on, answers leave by confirmation only.
 struct OnPanic(Arc<Shared>);
 
 impl Drop for OnPanic {

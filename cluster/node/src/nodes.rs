@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use nacre_cluster_core::observer::Role;
+use nacre_cluster_core::observer::ObserverRole;
 use nacre_cluster_core::{
     BootTime, Incarnation, Lease, NodeId, Observer, Revision, Timing, Transaction, ranks,
 };
@@ -46,7 +46,7 @@ pub(crate) struct Leases {
 }
 
 /// The next step of observation.
-pub(crate) enum Step {
+pub(crate) enum ObservationStep {
     /// Read all leases, and call [`Nodes::looked`].
     Look,
     Fence(NodeId, Transaction, Duration),
@@ -190,7 +190,9 @@ impl Nodes {
             let rank = ranks::observers(*of, &live)
                 .iter()
                 .position(|node| *node == self.me);
-            let role = rank.map_or(Role::Other, |rank| Role::Observer(rank as u8));
+            let role = rank.map_or(ObserverRole::Other, |rank| {
+                ObserverRole::Observer(rank as u8)
+            });
             let new = || Observer::new(*of, role, self.timing);
             self.observers
                 .entry(*of)
@@ -233,13 +235,13 @@ impl Nodes {
     }
 
     /// The steps that are due; `own` is this node's lease.
-    pub(crate) fn poll(&mut self, now: BootTime, own: &Lease) -> Vec<Step> {
+    pub(crate) fn poll(&mut self, now: BootTime, own: &Lease) -> Vec<ObservationStep> {
         let mut steps = Vec::new();
         if now >= self.next_look {
             let must_read = self.observers.values().any(Observer::must_read);
             let share = if must_read { 2 } else { 1 };
             self.next_look = now + self.timing.lease() / share;
-            steps.push(Step::Look);
+            steps.push(ObservationStep::Look);
         }
         for (of, observer) in &mut self.observers {
             if let Some(fence) = observer.poll(now, own) {
@@ -247,7 +249,7 @@ impl Nodes {
                     .seen
                     .get(of)
                     .map_or(Duration::ZERO, |(_, at)| now.since(*at));
-                steps.push(Step::Fence(*of, fence, silent));
+                steps.push(ObservationStep::Fence(*of, fence, silent));
             }
         }
         steps

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use nacre_cluster_core::volume::State;
+use nacre_cluster_core::volume::HoldingState;
 use nacre_cluster_core::{BootTime, NodeId, VolumeId};
 use nacre_cluster_etcd::{Client, Copies, KeyValue, Prefix, Txn};
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,7 @@ use crate::volumes::Volumes;
 const AGAIN: Duration = Duration::from_millis(400);
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Operation {
+pub(crate) struct OperationKey {
     v: u64,
     kind: OperationKind,
     to: Uuid,
@@ -35,8 +35,8 @@ enum OperationKind {
     Move,
 }
 
-impl Operation {
-    pub(crate) fn hand_over(to: NodeId) -> Self {
+impl OperationKey {
+    pub(crate) fn handover(to: NodeId) -> Self {
         Self {
             v: FORMAT,
             kind: OperationKind::Move,
@@ -53,7 +53,7 @@ impl Operation {
 
 /// An operation, and this node's progress with it.
 pub(crate) struct Progress {
-    operation: Operation,
+    operation: OperationKey,
     revision: i64,
     step: OperationStep,
 }
@@ -69,11 +69,11 @@ enum OperationStep {
 pub(crate) struct Finish {
     revision: i64,
     /// `None`: done, the key is deleted.
-    failed: Option<Operation>,
+    failed: Option<OperationKey>,
 }
 
 impl Progress {
-    pub(crate) fn new(operation: Operation, revision: i64) -> Self {
+    pub(crate) fn new(operation: OperationKey, revision: i64) -> Self {
         let step = match operation.why {
             None => OperationStep::Asked,
             Some(_) => OperationStep::Finished,
@@ -116,23 +116,23 @@ pub(crate) fn step(
 ) -> Option<Finish> {
     let to = NodeId(progress.operation.to);
     match (progress.step, volumes.state(id)) {
-        (OperationStep::Asked, Some(State::Holding)) if to == me => progress.done(),
-        (OperationStep::Asked, Some(State::Holding)) => {
+        (OperationStep::Asked, Some(HoldingState::Holding)) if to == me => progress.done(),
+        (OperationStep::Asked, Some(HoldingState::Holding)) => {
             if !nodes.standing.contains_key(&to) {
                 return progress.failed("the node has no lease");
             }
             if !volumes.is_shown_by(id, to) {
                 return progress.failed("the node does not show the volume");
             }
-            if volumes.hand_over(id, to, now) {
+            if volumes.handover(id, to, now) {
                 progress.step = OperationStep::Leaving;
             }
             None
         }
-        (OperationStep::Leaving, Some(State::Holding)) => {
+        (OperationStep::Leaving, Some(HoldingState::Holding)) => {
             progress.failed("commands in flight did not end within 5 s")
         }
-        (OperationStep::Leaving, Some(State::Standby)) if volumes.holder(id) != Some(me) => {
+        (OperationStep::Leaving, Some(HoldingState::Standby)) if volumes.holder(id) != Some(me) => {
             progress.done()
         }
         _ => None,

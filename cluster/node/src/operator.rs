@@ -11,13 +11,13 @@ use nacre_cluster_etcd::{
 use tokio::time::{Instant, sleep};
 
 use crate::backup::{Backup, BackupError};
-use crate::brake::{Brake, Steward};
+use crate::brake::{Brake, BrakeKey};
 use crate::clock;
 use crate::driver::Shared;
 use crate::error::Error;
 use crate::events::Event;
 use crate::keys::{self, Cluster, NodeKey, bytes};
-use crate::operations::Operation;
+use crate::operations::OperationKey;
 use crate::publication::Publication;
 use crate::record;
 use crate::seen_keys::SeenKeys;
@@ -57,8 +57,8 @@ pub struct NodeStatus {
     pub lease: Option<LeaseStatus>,
     /// Volumes that it holds.
     pub held: usize,
-    /// Members of volumes that it has, and how many of them are in sync.
-    pub members: usize,
+    /// Replicas of volumes that it has, and how many of them are in sync.
+    pub replicas: usize,
     pub in_sync: usize,
 }
 
@@ -73,9 +73,9 @@ pub struct LeaseStatus {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct VolumeCounts {
-    /// A node whose lease stands holds it, and all members are in sync.
+    /// A node whose lease stands holds it, and all replicas are in sync.
     pub healthy: usize,
-    /// Held, and a member is out.
+    /// Held, and a replica is out.
     pub degraded: usize,
     /// No node holds it, or the holder's lease is over.
     pub without_holder: usize,
@@ -95,7 +95,7 @@ pub struct VolumeStatus {
     pub lease_stands: bool,
     pub state: VolumeState,
     /// Replicas of the volume, and how many of them are in sync.
-    pub members: usize,
+    pub replicas: usize,
     pub in_sync: usize,
     /// The nodes that show the volume to hosts.
     pub nodes: Vec<NodeId>,
@@ -105,9 +105,9 @@ pub struct VolumeStatus {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VolumeState {
-    /// A node whose lease stands holds it, and all members are in sync.
+    /// A node whose lease stands holds it, and all replicas are in sync.
     Healthy,
-    /// Held, and a member is out.
+    /// Held, and a replica is out.
     Degraded,
     WithoutHolder,
     /// The record cannot be read.
@@ -122,7 +122,7 @@ fn is_held(record: &Record, stands: Option<Incarnation>) -> bool {
 
 impl VolumeState {
     fn of(record: &Record, is_held: bool) -> Self {
-        match record.in_sync().count() == record.members.len() {
+        match record.in_sync().count() == record.replicas.len() {
             _ if !is_held => Self::WithoutHolder,
             true => Self::Healthy,
             false => Self::Degraded,
@@ -173,7 +173,7 @@ impl Operator {
             key: None,
             lease: None,
             held: 0,
-            members: 0,
+            replicas: 0,
             in_sync: 0,
         };
         let prefix = self.prefix.nodes();
@@ -205,10 +205,10 @@ impl Operator {
                 volumes.unreadable += 1;
                 continue;
             };
-            for member in &record.members {
-                if let Some(node) = nodes.get_mut(&member.node) {
-                    node.members += 1;
-                    node.in_sync += usize::from(record.is_in_sync(member.id));
+            for replica in &record.replicas {
+                if let Some(node) = nodes.get_mut(&replica.node) {
+                    node.replicas += 1;
+                    node.in_sync += usize::from(record.is_in_sync(replica.id));
                 }
             }
             let node = record.holder.and_then(|holder| nodes.get_mut(&holder.node));
@@ -232,7 +232,7 @@ impl Operator {
             nodes: nodes.into_values().collect(),
             volumes,
             operations: self.list(&self.prefix.operations()).await?.len(),
-            brake: Steward::read(self).await?.0.brake,
+            brake: BrakeKey::read(self).await?.0.brake,
         })
     }
 
@@ -264,7 +264,7 @@ impl Operator {
                 holder: None,
                 lease_stands: false,
                 state: VolumeState::Unreadable,
-                members: 0,
+                replicas: 0,
                 in_sync: 0,
                 nodes: publication
                     .as_ref()
@@ -281,7 +281,7 @@ impl Operator {
                 holder: record.holder,
                 lease_stands,
                 state: VolumeState::of(&record, lease_stands),
-                members: record.members.len(),
+                replicas: record.replicas.len(),
                 in_sync: record.in_sync().count(),
                 ..unreadable
             })
@@ -319,13 +319,13 @@ impl Operator {
         Ok(described.collect())
     }
 
-    /// A cordoned node gets no new members, and takes a volume only if no other node can.
+    /// A cordoned node gets no new replicas, and takes a volume only if no other node can.
     pub async fn set_cordon(&self, node: NodeId, cordon: bool) -> Result<(), Error> {
         let change = |key: &mut NodeKey| key.cordon = cordon;
         keys::change(&self.client, &self.prefix, node, change).await
     }
 
-    /// A drained node hands its volumes over, and keeps its members.
+    /// A drained node hands its volumes over, and keeps its replicas.
     pub async fn set_drain(&self, node: NodeId, drain: bool) -> Result<(), Error> {
         let change = |key: &mut NodeKey| key.drain = drain;
         keys::change(&self.client, &self.prefix, node, change).await
@@ -371,7 +371,7 @@ impl Operator {
         Err(Error::Contended { key })
     }
 
-    /// Removes a node that never returns. The node must have no lease, and no members.
+    /// Removes a node that never returns. The node must have no lease, and no replicas.
     pub async fn remove(&self, node: NodeId) -> Result<(), Error> {
         let (key, lease) = (self.prefix.node(node), self.prefix.lease(node));
         for kv in self.list(&self.prefix.volumes()).await? {
@@ -380,9 +380,9 @@ impl Operator {
             let (_, record) = decoded.map_err(|why| why.at(&at))?;
             let volume = Prefix::id_after(&self.prefix.volumes(), &kv.key).map(VolumeId);
             if let Some(volume) = volume
-                && record.members.iter().any(|member| member.node == node)
+                && record.replicas.iter().any(|replica| replica.node == node)
             {
-                return Err(Error::HasMember {
+                return Err(Error::HasReplica {
                     key: at,
                     node,
                     volume,
@@ -398,7 +398,7 @@ impl Operator {
         // Its description goes last: an attempt that is cut off can be repeated.
         self.end_pools_of(node).await?;
         // The exports of former replicas: no other node deletes them.
-        for kv in self.list(&self.prefix.members(node)).await? {
+        for kv in self.list(&self.prefix.exports(node)).await? {
             let key = String::from_utf8_lossy(&kv.key).into_owned();
             let txn = Txn::default().if_created(&lease, 0).delete(&key);
             self.transact(&key, txn).await?;
@@ -420,7 +420,7 @@ impl Operator {
     ) -> Result<(), Error> {
         let key = self.prefix.operation(volume);
         let record_key = self.prefix.core_volume(volume);
-        let operation = Operation::hand_over(to);
+        let operation = OperationKey::handover(to);
         let txn = Txn::default()
             .if_not_created(&record_key, 0)
             .put(&key, bytes(&operation));
@@ -433,7 +433,7 @@ impl Operator {
         while Instant::now() < end {
             let found = self.client.get(&key).await.map_err(Error::at(&key))?;
             if let Some(kv) = &found {
-                let why = Operation::decode(kv)?.why;
+                let why = OperationKey::decode(kv)?.why;
                 if let Some(why) = why {
                     let txn = Txn::default().if_modified(&key, kv.mod_revision);
                     let txn = txn.delete(&key);

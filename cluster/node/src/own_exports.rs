@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use nacre_cluster_core::{Incarnation, MemberId, NodeId};
+use nacre_cluster_core::{ExportId, Incarnation, NodeId};
 use nacre_cluster_etcd::Txn;
 use uuid::Uuid;
 
@@ -32,7 +32,7 @@ impl OwnExports<'_> {
     pub async fn is_gone(
         &self,
         incarnation: Incarnation,
-        member: MemberId,
+        export_id: ExportId,
         view: StoreView,
     ) -> Result<bool, Error> {
         let prefix = &self.operator.prefix;
@@ -44,7 +44,7 @@ impl OwnExports<'_> {
         if cluster.store() != view.store {
             return Ok(false);
         }
-        let key = prefix.member(self.node, member);
+        let key = prefix.export(self.node, export_id);
         let txn = Txn::default()
             .if_modified(&meta, kv.mod_revision)
             .if_created(&prefix.lease(self.node), incarnation.0 as i64)
@@ -71,14 +71,14 @@ mod tests {
         on_etcd(
             "an_export_is_gone_in_its_own_etcd_only",
             async |client, prefix| {
-                let (node, member) = (NodeId(Uuid::from_u128(1)), MemberId(Uuid::from_u128(2)));
+                let (node, export_id) = (NodeId(Uuid::from_u128(1)), ExportId(Uuid::from_u128(2)));
                 let change = async |txn: Txn| {
                     let answer = client.transact(txn, Copies::Several).await;
                     answer.expect("an answer").revision
                 };
                 let mut cluster = Cluster::new("lab", Duration::from_secs(2)).expect("a lease");
                 cluster.init(&client, &prefix).await.expect("created");
-                let (key, lease) = (prefix.member(node, member), prefix.lease(node));
+                let (key, lease) = (prefix.export(node, export_id), prefix.lease(node));
                 let incarnation = change(Txn::default().put(&lease, b"{}".to_vec())).await;
                 change(Txn::default().put(&key, b"{}".to_vec())).await;
 
@@ -93,7 +93,7 @@ mod tests {
                 };
                 let is_gone = async |incarnation: i64, view: StoreView| {
                     let incarnation = Incarnation(incarnation as u64);
-                    let answer = own.is_gone(incarnation, member, view).await;
+                    let answer = own.is_gone(incarnation, export_id, view).await;
                     answer.expect("an answer")
                 };
                 assert!(!is_gone(incarnation, view).await, "it is there");

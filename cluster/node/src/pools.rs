@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use nacre_cluster_core::placement::{PoolFacts, lvol_of};
-use nacre_cluster_core::{Incarnation, MemberId, NodeId, PoolId};
+use nacre_cluster_core::{ExportId, Incarnation, NodeId, PoolId};
 use nacre_cluster_etcd::{KeyValue, Prefix, Txn};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -100,8 +100,8 @@ impl PoolKey {
         self.facts(PoolId(Uuid::nil()), 0).room(thin)
     }
 
-    pub(crate) fn promise(&mut self, member: MemberId, bytes: u64, thin: bool) {
-        let promise = self.promises.entry(member.0);
+    pub(crate) fn promise(&mut self, export_id: ExportId, bytes: u64, thin: bool) {
+        let promise = self.promises.entry(export_id.0);
         let promise = promise.or_insert(Promise { bytes: 0, thin });
         promise.bytes = promise.bytes.saturating_add(bytes);
     }
@@ -173,9 +173,9 @@ impl PoolKey {
             let mut next = before.clone().unwrap_or_else(new);
             next.node = node.0;
             next.report = report.clone();
-            for member in before.iter().flat_map(|key| key.promises.keys()) {
-                if Self::is_fulfilled(operator, node, MemberId(*member), sizes).await? {
-                    next.promises.remove(member);
+            for export_id in before.iter().flat_map(|key| key.promises.keys()) {
+                if Self::is_fulfilled(operator, node, ExportId(*export_id), sizes).await? {
+                    next.promises.remove(export_id);
                 }
             }
             if before.as_ref() == Some(&next) {
@@ -204,15 +204,15 @@ impl PoolKey {
     async fn is_fulfilled(
         operator: &Operator,
         node: NodeId,
-        member: MemberId,
+        export_id: ExportId,
         sizes: &BTreeMap<Uuid, u64>,
     ) -> Result<bool, Error> {
-        let key = operator.prefix.member(node, member);
+        let key = operator.prefix.export(node, export_id);
         let Some(kv) = operator.get(&key).await? else {
             return Ok(true);
         };
         let wanted = Export::decode(&kv)?.place.map_or(0, |place| place.bytes);
-        let size = sizes.get(&lvol_of(member.0));
+        let size = sizes.get(&lvol_of(export_id.0));
         Ok(size.is_some_and(|size| *size >= wanted))
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use nacre_cluster_core::slots::MAX_SLOTS;
-use nacre_cluster_core::{Holder, Incarnation, MemberId, NodeId, VolumeId};
+use nacre_cluster_core::{ExportId, Holder, Incarnation, NodeId, VolumeId};
 use nacre_cluster_etcd::{Copies, KeyValue, Prefix, Txn, TxnAnswer};
 
 use crate::error::Error;
@@ -129,13 +129,13 @@ impl Operator {
         found.collect()
     }
 
-    /// Wants `device` of the node as this member of the volume. The node answers by
+    /// Wants `device` of the node, by this name, for a replica of the volume. The node answers by
     /// [`Export::is`]. The maker ends it by [`Operator::export_is_made`] or
     /// [`Operator::unexport_unused`]; when its incarnation is over, the node ends it.
     pub async fn export(
         &self,
         node: NodeId,
-        member: MemberId,
+        export_id: ExportId,
         volume: VolumeId,
         device: &str,
         by: Option<Holder>,
@@ -148,7 +148,7 @@ impl Operator {
             });
         }
         self.must_be_described(node).await?;
-        let key = self.prefix.member(node, member);
+        let key = self.prefix.export(node, export_id);
         let export = Export::new(volume, device, by);
         let txn = Txn::default()
             .if_created(&key, 0)
@@ -173,32 +173,32 @@ impl Operator {
     }
 
     /// Wants the export to end: the node deletes its key then. False: there is none.
-    pub async fn unexport(&self, node: NodeId, member: MemberId) -> Result<bool, Error> {
+    pub async fn unexport(&self, node: NodeId, export_id: ExportId) -> Result<bool, Error> {
         let change = |export: &mut Export| {
             export.want = Want::Gone;
             true
         };
-        self.change_export(node, member, change).await
+        self.change_export(node, export_id, change).await
     }
 
     /// The volume's record names the export: from now on the export ends with the replica.
-    pub async fn export_is_made(&self, node: NodeId, member: MemberId) -> Result<(), Error> {
+    pub async fn export_is_made(&self, node: NodeId, export_id: ExportId) -> Result<(), Error> {
         let change = |export: &mut Export| {
             let is_change = export.by().is_some();
             export.is_made();
             is_change
         };
-        self.change_export(node, member, change).await.map(drop)
+        self.change_export(node, export_id, change).await.map(drop)
     }
 
     /// Stores the export as `change` makes it, unless that returns false. False: there is none.
     pub(crate) async fn change_export(
         &self,
         node: NodeId,
-        member: MemberId,
+        export_id: ExportId,
         change: impl Fn(&mut Export) -> bool,
     ) -> Result<bool, Error> {
-        let key = self.prefix.member(node, member);
+        let key = self.prefix.export(node, export_id);
         for _ in 0..ATTEMPTS {
             let Some(kv) = self.get(&key).await? else {
                 return Ok(false);
@@ -226,10 +226,10 @@ impl Operator {
     pub async fn unexport_unused(
         &self,
         node: NodeId,
-        member: MemberId,
+        export_id: ExportId,
         gave_up: bool,
     ) -> Result<bool, Error> {
-        let (key, meta) = (self.prefix.member(node, member), self.prefix.meta());
+        let (key, meta) = (self.prefix.export(node, export_id), self.prefix.meta());
         for _ in 0..ATTEMPTS {
             let Some(kv) = self.get(&key).await? else {
                 return Ok(false);
@@ -241,7 +241,7 @@ impl Operator {
             let record_key = self.prefix.core_volume(export.volume());
             let record = self.get(&record_key).await?;
             let is_named = record.as_ref().map(|record| {
-                let named = record::names_device(&record.value, &member.0.to_string());
+                let named = record::names_device(&record.value, &export_id.0.to_string());
                 named.map_err(|why| why.at(&record_key))
             });
             if is_named.transpose()? == Some(true) {
@@ -277,30 +277,30 @@ impl Operator {
     pub async fn exports(
         &self,
         volume: Option<VolumeId>,
-    ) -> Result<Vec<(NodeId, MemberId, Export)>, Error> {
+    ) -> Result<Vec<(NodeId, ExportId, Export)>, Error> {
         let mut exports = Vec::new();
-        for kv in self.list(&self.prefix.all_members()).await? {
-            let Some((node, member)) = self.prefix.member_of(&kv.key) else {
+        for kv in self.list(&self.prefix.all_exports()).await? {
+            let Some((node, export_id)) = self.prefix.export_of(&kv.key) else {
                 continue;
             };
             if let Ok(export) = Export::decode(&kv)
                 && volume.is_none_or(|volume| export.volume() == volume)
             {
-                exports.push((node, member, export));
+                exports.push((node, export_id, export));
             }
         }
         Ok(exports)
     }
 
-    /// The exports of these replicas, as far as they exist.
+    /// These exports, as far as they exist.
     pub async fn exports_of(
         &self,
-        replicas: &[(NodeId, MemberId)],
-    ) -> Result<Vec<(NodeId, MemberId, Export)>, Error> {
+        wanted: &[(NodeId, ExportId)],
+    ) -> Result<Vec<(NodeId, ExportId, Export)>, Error> {
         let mut exports = Vec::new();
-        for (node, member) in replicas.iter().copied() {
-            if let Some(kv) = self.get(&self.prefix.member(node, member)).await? {
-                exports.push((node, member, Export::decode(&kv)?));
+        for (node, export_id) in wanted.iter().copied() {
+            if let Some(kv) = self.get(&self.prefix.export(node, export_id)).await? {
+                exports.push((node, export_id, Export::decode(&kv)?));
             }
         }
         Ok(exports)
@@ -312,10 +312,10 @@ impl Operator {
         &self,
         node: NodeId,
         incarnation: Incarnation,
-        member: MemberId,
+        export_id: ExportId,
         state: Option<&ExportState>,
     ) -> Result<(), Error> {
-        let (key, lease) = (self.prefix.member(node, member), self.prefix.lease(node));
+        let (key, lease) = (self.prefix.export(node, export_id), self.prefix.lease(node));
         for _ in 0..ATTEMPTS {
             let Some(kv) = self.get(&key).await? else {
                 return match state {

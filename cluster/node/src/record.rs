@@ -1,13 +1,13 @@
 //! A volume's record in etcd, as the machines see it.
 //!
 //! The JSON is that of `VolumeRecord`, with three more fields: `incarnation` (of the holder),
-//! `next`, and `node` of each member. A change keeps all other fields, and counts `revision` up. It
-//! ends `closed`, by which `EtcdStore` notes the last change of the holder's control.
+//! `next`, and `node` of each replica. A change keeps all other fields, and counts `revision` up.
+//! It ends `closed`, by which `EtcdStore` notes the last change of the holder's control.
 
 use std::collections::BTreeSet;
 
-use nacre_cluster_core::ids::MAX_MEMBERS;
-use nacre_cluster_core::{Holder, Incarnation, Member, MemberId, MemberState, NodeId, Record};
+use nacre_cluster_core::ids::MAX_REPLICAS;
+use nacre_cluster_core::{Holder, Incarnation, NodeId, Record, Replica, ReplicaId, ReplicaState};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -24,7 +24,8 @@ struct Fields {
     incarnation: Option<u64>,
     #[serde(default)]
     next: Option<Uuid>,
-    members: Vec<Element>,
+    #[serde(rename = "members")]
+    replicas: Vec<Element>,
 }
 
 #[derive(Deserialize)]
@@ -72,18 +73,18 @@ fn unread(error: serde_json::Error) -> Unread {
 pub(crate) fn decode(bytes: &[u8]) -> Result<(Value, Record), Unread> {
     let value = parse(bytes)?;
     let fields = Fields::deserialize(&value).map_err(unread)?;
-    if fields.members.len() > MAX_MEMBERS {
-        let members = format!("{} members", fields.members.len());
-        return Err(Unread::Damaged(members));
+    if fields.replicas.len() > MAX_REPLICAS {
+        let replicas = format!("{} replicas", fields.replicas.len());
+        return Err(Unread::Damaged(replicas));
     }
-    let members = fields.members.iter().map(|element| Member {
-        id: MemberId(element.id),
+    let replicas = fields.replicas.iter().map(|element| Replica {
+        id: ReplicaId(element.id),
         // A device of no node.
         node: NodeId(element.node.unwrap_or_default()),
         state: if element.state["state"] == "in_sync" {
-            MemberState::InSync
+            ReplicaState::InSync
         } else {
-            MemberState::Out
+            ReplicaState::Out
         },
     });
     let record = Record {
@@ -95,26 +96,26 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<(Value, Record), Unread> {
             incarnation: Incarnation(fields.incarnation.unwrap_or(0)),
         }),
         next: fields.next.map(NodeId),
-        members: members.collect(),
+        replicas: replicas.collect(),
     };
     Ok((value, record))
 }
 
-/// The members whose labels the opening of a restored volume reads, each with its node. Empty: the
+/// The replicas whose labels the opening of a restored volume reads, each with its node. Empty: the
 /// record is not from a backup.
-pub(crate) fn read_at_opening(value: &Value) -> Vec<(MemberId, NodeId)> {
+pub(crate) fn read_at_opening(value: &Value) -> Vec<(ReplicaId, NodeId)> {
     let Some(restored) = value["restored"].as_object() else {
         return Vec::new();
     };
     let lost = restored.get("lost").and_then(Value::as_array);
     let lost: Vec<&Value> = lost.into_iter().flatten().collect();
-    let members = value["members"].as_array().into_iter().flatten();
+    let replicas = value["members"].as_array().into_iter().flatten();
     let id = |value: &Value| value.as_str().and_then(|id| id.parse::<Uuid>().ok());
-    members
-        .filter(|member| !lost.contains(&&member["id"]))
-        .filter_map(|member| {
-            let node = id(&member["node"]).unwrap_or_default();
-            Some((MemberId(id(&member["id"])?), NodeId(node)))
+    replicas
+        .filter(|replica| !lost.contains(&&replica["id"]))
+        .filter_map(|replica| {
+            let node = id(&replica["node"]).unwrap_or_default();
+            Some((ReplicaId(id(&replica["id"])?), NodeId(node)))
         })
         .collect()
 }
@@ -122,11 +123,11 @@ pub(crate) fn read_at_opening(value: &Value) -> Vec<(MemberId, NodeId)> {
 /// The devices of the record's replicas.
 pub(crate) fn devices(bytes: &[u8]) -> Result<BTreeSet<String>, Unread> {
     let value = parse(bytes)?;
-    let no_members = || Unread::Damaged("no members".to_owned());
-    let members = value["members"].as_array().ok_or_else(no_members)?;
-    let devices = members
+    let no_replicas = || Unread::Damaged("no replicas".to_owned());
+    let replicas = value["members"].as_array().ok_or_else(no_replicas)?;
+    let devices = replicas
         .iter()
-        .filter_map(|member| member["device"].as_str());
+        .filter_map(|replica| replica["device"].as_str());
     Ok(devices.map(str::to_owned).collect())
 }
 
@@ -135,7 +136,7 @@ pub(crate) fn names_device(bytes: &[u8], device: &str) -> Result<bool, Unread> {
     Ok(devices(bytes)?.contains(device))
 }
 
-/// The JSON of `record`, based on the value of the revision that the change compares. The members
+/// The JSON of `record`, based on the value of the revision that the change compares. The replicas
 /// are those of the base: only the holder's control changes them.
 pub(crate) fn encode(base: &Value, record: &Record) -> Value {
     let mut value = base.clone();
@@ -206,13 +207,13 @@ mod tests {
 
     /// Goal: a restored volume waits for all replicas but the lost ones, whatever their state.
     #[test]
-    fn members_of_a_restored_volume() {
+    fn replicas_of_a_restored_volume() {
         let mut value = stored();
         assert_eq!(read_at_opening(&value), []);
         value["restored"] = json!({ "epoch": 1, "revision": 2 });
         let [one, two] = [1, 2].map(|id| {
             let node = NodeId(Uuid::from_u128(10 + id));
-            (MemberId(Uuid::from_u128(id)), node)
+            (ReplicaId(Uuid::from_u128(id)), node)
         });
         assert_eq!(read_at_opening(&value), [one, two]);
         value["restored"]["lost"] = json!([one.0.0]);

@@ -1,7 +1,7 @@
 //! The refusal of a placement in words.
 
 use nacre_cluster_core::NodeId;
-use nacre_cluster_core::ids::MAX_MEMBERS;
+use nacre_cluster_core::ids::MAX_REPLICAS;
 use nacre_cluster_core::placement::{Demand, MAX_RESYNCS, Unplaced};
 
 use crate::error::Unmet;
@@ -12,7 +12,7 @@ pub(crate) fn text(refused: &Unplaced, name: impl Fn(NodeId) -> String) -> Strin
             format!("{nodes} nodes are named for {wanted} replicas: name at most one for each")
         }
         Unplaced::Count { wanted, .. } => {
-            format!("a volume has 1 to {MAX_MEMBERS} replicas, not {wanted}")
+            format!("a volume has 1 to {MAX_REPLICAS} replicas, not {wanted}")
         }
         Unplaced::Unmet {
             demand,

@@ -23,7 +23,7 @@ const COPIED: [Kind; 4] = [
     Kind::Publications,
     Kind::Exports,
 ];
-/// Fields of a record, and of its members, whose change makes no new copy.
+/// Fields of a record, and of its replicas, whose change makes no new copy.
 const OF_RECORD: [&str; 8] = [
     "epoch",
     "serving",
@@ -34,11 +34,11 @@ const OF_RECORD: [&str; 8] = [
     "closed",
     "op",
 ];
-const OF_MEMBER: [&str; 2] = ["state", "why"];
+const OF_REPLICA: [&str; 2] = ["state", "why"];
 
 /// A value, and the revision at which its key was created.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Seen {
+pub(crate) struct SeenKey {
     pub(crate) value: Arc<Value>,
     pub(crate) created: i64,
     /// Of the part whose change makes a new copy.
@@ -48,7 +48,7 @@ pub(crate) struct Seen {
 /// The keys of each kind by the id at the end of their names.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Keys {
-    pub(crate) of_kind: BTreeMap<Kind, BTreeMap<Uuid, Seen>>,
+    pub(crate) of_kind: BTreeMap<Kind, BTreeMap<Uuid, SeenKey>>,
     /// The last revision of a change.
     pub(crate) revision: i64,
     /// The etcd that the keys are of: [`crate::keys::Cluster::store`].
@@ -83,7 +83,7 @@ impl SeenKeys {
         let Ok(value) = serde_json::from_slice::<Value>(&kv.value) else {
             return;
         };
-        let seen = Seen {
+        let seen = SeenKey {
             hash: hash(kind, &value),
             value: Arc::new(value),
             created: kv.create_revision,
@@ -166,9 +166,9 @@ fn hash(kind: Kind, value: &Value) -> u64 {
     let mut value = value.clone();
     if kind == Kind::Volumes {
         remove(&mut value, &OF_RECORD);
-        let members = value["members"].as_array_mut();
-        for member in members.into_iter().flatten() {
-            remove(member, &OF_MEMBER);
+        let replicas = value["members"].as_array_mut();
+        for replica in replicas.into_iter().flatten() {
+            remove(replica, &OF_REPLICA);
         }
     }
     value.to_string().hash(&mut hasher);

@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 
 use arrayvec::ArrayVec;
-use nacre_cluster_core::ids::MAX_MEMBERS;
+use nacre_cluster_core::ids::MAX_REPLICAS;
 use nacre_cluster_core::lease::Word;
-use nacre_cluster_core::volume::{Ana, State};
-use nacre_cluster_core::{Holder, Incarnation, MemberId, NodeId, Record, VolumeId};
+use nacre_cluster_core::volume::{Ana, HoldingState};
+use nacre_cluster_core::{ExportId, Holder, Incarnation, NodeId, Record, ReplicaId, VolumeId};
 use serde_json::Value;
 use tokio::sync::mpsc;
 
@@ -28,8 +28,8 @@ use crate::publication::Publication;
 pub(crate) const WAITING: usize = 16_384;
 
 pub trait Serving: Send {
-    /// The members of the volume that this node can reach now.
-    fn reached(&mut self, volume: VolumeId) -> ArrayVec<MemberId, MAX_MEMBERS>;
+    /// The replicas of the volume that this node can reach now.
+    fn reached(&mut self, volume: VolumeId) -> ArrayVec<ReplicaId, MAX_REPLICAS>;
 
     /// Opens the volume: answered by [`Answer::Opened`] or [`Answer::NotOpened`]. After a close
     /// that has not ended, the volume opens again once it has.
@@ -47,7 +47,7 @@ pub trait Serving: Send {
     fn drop_all(&mut self, volume: VolumeId);
 
     /// The volume's role on this node has changed.
-    fn show(&mut self, volume: VolumeId, role: &Role);
+    fn show(&mut self, volume: VolumeId, role: &VolumeRole);
 
     /// The volume was deleted.
     fn forget(&mut self, volume: VolumeId);
@@ -65,7 +65,7 @@ pub trait Serving: Send {
     );
 
     /// The exports of this node, all of them.
-    fn exports(&mut self, exports: &BTreeMap<MemberId, Export>);
+    fn exports(&mut self, exports: &BTreeMap<ExportId, Export>);
 
     /// The nodes, leases, volumes, publications and exports of etcd have all been shown by the
     /// calls above: hosts may come in. Called once after the start, with or without a lease of
@@ -75,8 +75,8 @@ pub trait Serving: Send {
 
 /// A volume on this node, as hosts see it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Role {
-    pub state: State,
+pub struct VolumeRole {
+    pub state: HoldingState,
     pub ana: Ana,
     /// The holder in the record. Its lease may be over.
     pub holder: Option<Holder>,

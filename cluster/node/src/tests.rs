@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use nacre_cluster_core::ids::MAX_MEMBERS;
-use nacre_cluster_core::volume::State;
+use nacre_cluster_core::ids::MAX_REPLICAS;
+use nacre_cluster_core::volume::HoldingState;
 use nacre_cluster_core::{
-    BootTime, Holder, Incarnation, Lease, MemberId, NodeId, Revision, Timing, VolumeId,
+    BootTime, ExportId, Holder, Incarnation, Lease, NodeId, ReplicaId, Revision, Timing, VolumeId,
 };
 use nacre_cluster_etcd::LeaseKey;
 use parking_lot::Mutex;
@@ -18,13 +18,13 @@ use uuid::Uuid;
 use crate::events::{Decision, Event, Events};
 use crate::export::Export;
 use crate::keys::NodeKey;
-use crate::nodes::{Leases, Nodes, Step};
+use crate::nodes::{Leases, Nodes, ObservationStep};
 use crate::publication::Publication;
-use crate::serving::{Answer, Report, Role, Serving};
+use crate::serving::{Answer, Report, Serving, VolumeRole};
 use crate::volumes::{Commit, Volumes};
 
 const VOLUME: VolumeId = VolumeId(Uuid::from_u128(100));
-const MEMBER: MemberId = MemberId(Uuid::from_u128(200));
+const REPLICA: ReplicaId = ReplicaId(Uuid::from_u128(200));
 const MS: Duration = Duration::from_millis(1);
 
 fn node(number: u128) -> NodeId {
@@ -76,8 +76,8 @@ impl Engine {
 }
 
 impl Serving for Engine {
-    fn reached(&mut self, _: VolumeId) -> ArrayVec<MemberId, MAX_MEMBERS> {
-        ArrayVec::from_iter([MEMBER])
+    fn reached(&mut self, _: VolumeId) -> ArrayVec<ReplicaId, MAX_REPLICAS> {
+        ArrayVec::from_iter([REPLICA])
     }
 
     fn take(&mut self, _: VolumeId, number: u64) {
@@ -96,7 +96,7 @@ impl Serving for Engine {
         self.note("drop");
     }
 
-    fn show(&mut self, _: VolumeId, _: &Role) {
+    fn show(&mut self, _: VolumeId, _: &VolumeRole) {
         self.note("show");
     }
 
@@ -116,7 +116,7 @@ impl Serving for Engine {
         self.note(&format!("nodes {} {}", nodes.len(), standing.len()));
     }
 
-    fn exports(&mut self, exports: &BTreeMap<MemberId, Export>) {
+    fn exports(&mut self, exports: &BTreeMap<ExportId, Export>) {
         self.note(&format!("exports {}", exports.len()));
     }
 
@@ -145,7 +145,7 @@ impl Rig {
         let mut volumes = Volumes::new(node(1), Box::new(engine.clone()));
         let record = json!({
             "epoch": 4, "serving": 4, "revision": 7, "holder": node(1).0, "incarnation": 3,
-            "members": [{ "id": MEMBER.0, "node": node(1).0, "state": { "state": "in_sync" } }],
+            "members": [{ "id": REPLICA.0, "node": node(1).0, "state": { "state": "in_sync" } }],
         });
         let saw = volumes.update(VOLUME, Revision(20), record.to_string().as_bytes());
         assert_eq!(saw, Ok(()));
@@ -209,16 +209,16 @@ impl Rig {
         let number = bench.asked("take");
         bench.report(Answer::Opened { number });
         bench.run(220);
-        assert_eq!(bench.volumes.state(VOLUME), Some(State::Holding));
+        assert_eq!(bench.volumes.state(VOLUME), Some(HoldingState::Holding));
         bench
     }
 }
 
-/// The end of a first hand-over, reported late, does not end a second one.
+/// The end of a first handover, reported late, does not end a second one.
 #[test]
 fn a_late_report_of_an_earlier_close() {
     let mut bench = Rig::holding();
-    assert!(bench.volumes.hand_over(VOLUME, node(2), at(300)));
+    assert!(bench.volumes.handover(VOLUME, node(2), at(300)));
     bench.run(300);
     let first = bench.asked("close");
     // Commands hang: aborted after 2 s, opened again after 5 s.
@@ -229,20 +229,20 @@ fn a_late_report_of_an_earlier_close() {
     bench.report(Answer::Drained { number: first });
     bench.report(Answer::Opened { number });
     bench.run(5410);
-    assert_eq!(bench.volumes.state(VOLUME), Some(State::Holding));
+    assert_eq!(bench.volumes.state(VOLUME), Some(HoldingState::Holding));
     assert!(
-        !bench.volumes.hand_over(VOLUME, node(2), at(5500)),
+        !bench.volumes.handover(VOLUME, node(2), at(5500)),
         "not at once again"
     );
-    assert!(bench.volumes.hand_over(VOLUME, node(2), at(16_000)));
+    assert!(bench.volumes.handover(VOLUME, node(2), at(16_000)));
     bench.run(16_000);
     let number = bench.asked("close");
     bench.report(Answer::Drained { number: first });
     bench.run(16_010);
-    assert_eq!(bench.volumes.state(VOLUME), Some(State::Leaving));
+    assert_eq!(bench.volumes.state(VOLUME), Some(HoldingState::Leaving));
     bench.report(Answer::Drained { number });
     bench.run(16_020);
-    assert_eq!(bench.volumes.state(VOLUME), Some(State::Standby));
+    assert_eq!(bench.volumes.state(VOLUME), Some(HoldingState::Standby));
     assert_eq!(bench.volumes.holder(VOLUME), None);
 }
 
@@ -256,7 +256,7 @@ fn a_volume_that_does_not_open() {
         let number = bench.asked("take");
         bench.report(Answer::NotOpened { number });
         bench.run(ms + 10);
-        assert_eq!(bench.volumes.state(VOLUME), Some(State::Standby));
+        assert_eq!(bench.volumes.state(VOLUME), Some(HoldingState::Standby));
         assert_eq!(bench.volumes.holder(VOLUME), None);
         bench.run(ms + 400);
         assert!(bench.engine.calls().is_empty(), "a pause");
@@ -290,7 +290,7 @@ fn a_node_that_leaves_takes_nothing() {
     bench.volumes.is_leaving = true;
     bench.run(0);
     bench.run(2000);
-    assert_eq!(bench.volumes.state(VOLUME), Some(State::Standby));
+    assert_eq!(bench.volumes.state(VOLUME), Some(HoldingState::Standby));
 }
 
 /// A silent node is fenced after a lease. A late deletion does not end a later incarnation.
@@ -309,7 +309,7 @@ fn fences_and_old_news() {
             own.renewed(Incarnation(10), number, at(ms));
         }
         let steps = nodes.poll(at(ms), own).into_iter();
-        let fences = steps.filter(|step| matches!(step, Step::Fence(..)));
+        let fences = steps.filter(|step| matches!(step, ObservationStep::Fence(..)));
         fences.count()
     };
     for ms in (0..2400).step_by(100) {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_cluster_core::volume::{Intent, State, View};
+use nacre_cluster_core::volume::{HoldingState, Intent, View};
 use nacre_cluster_core::{
     BootTime, Lease, NodeId, Record, Revision, Transaction, Volume, VolumeId, ranks,
 };
@@ -14,11 +14,11 @@ use crate::events::{Decision, Events};
 use crate::nodes::Nodes;
 use crate::publication::Publication;
 use crate::record::{decode, encode, read_at_opening};
-use crate::serving::{Answer, Report, Role, Serving};
+use crate::serving::{Answer, Report, Serving, VolumeRole};
 
-/// Hand-overs at one time, when a node is drained or ends.
+/// Handovers at one time, when a node is drained or ends.
 const LEAVING: usize = 8;
-/// Time from a hand-over without effect to the next one.
+/// Time from a handover without effect to the next one.
 const BACKOFF: Duration = Duration::from_secs(10);
 /// Intents of one call; a bound against a machine that never rests.
 const INTENTS: usize = 64;
@@ -31,17 +31,17 @@ pub(crate) struct Commit {
     pub(crate) value: Value,
 }
 
-struct Place {
+struct NodeVolume {
     machine: Volume,
     /// The stored value, with its revision.
     stored: (Revision, Arc<Value>),
-    role: Option<Role>,
+    role: Option<VolumeRole>,
     /// The state at the last event.
-    noted: State,
+    noted: HoldingState,
     /// The start of the take, and the former holder.
     taking: Option<(BootTime, Option<NodeId>)>,
     leaving_to: Option<NodeId>,
-    no_hand_over_before: BootTime,
+    no_handover_before: BootTime,
     is_without_holder: bool,
     /// The last attempt to open it failed.
     does_not_open: bool,
@@ -51,7 +51,7 @@ struct Place {
 
 pub(crate) struct Volumes {
     me: NodeId,
-    places: BTreeMap<VolumeId, Place>,
+    places: BTreeMap<VolumeId, NodeVolume>,
     /// The volumes with news since the last poll.
     awake: BTreeSet<VolumeId>,
     /// The volumes for which time counts: this node is more than a standby, or no live node holds
@@ -95,14 +95,14 @@ impl Volumes {
     fn apply_record(&mut self, id: VolumeId, revision: Revision, value: Value, record: Record) {
         let me = self.me;
         self.has_new_states |= !self.places.contains_key(&id);
-        let place = self.places.entry(id).or_insert_with(|| Place {
+        let place = self.places.entry(id).or_insert_with(|| NodeVolume {
             machine: Volume::new(id, me),
             stored: (Revision(0), Arc::default()),
             role: None,
-            noted: State::Standby,
+            noted: HoldingState::Standby,
             taking: None,
             leaving_to: None,
-            no_hand_over_before: BootTime::default(),
+            no_handover_before: BootTime::default(),
             is_without_holder: false,
             does_not_open: false,
             missing: Vec::new(),
@@ -219,17 +219,17 @@ impl Volumes {
         self.has_new_states = true;
         for (id, place) in &mut self.places {
             let state = place.machine.state();
-            if state != State::Standby {
+            if state != HoldingState::Standby {
                 self.serving.drop_all(*id);
             }
-            if !matches!(state, State::Standby | State::Fenced) {
+            if !matches!(state, HoldingState::Standby | HoldingState::Fenced) {
                 let epoch = place.machine.record().map_or(0, |record| record.epoch);
                 events.note(Decision::VolumeFenced { volume: *id, epoch });
             }
             place.machine.restart();
             place.taking = None;
             place.leaving_to = None;
-            place.noted = State::Standby;
+            place.noted = HoldingState::Standby;
             self.awake.insert(*id);
             show(*id, place, BootTime::default(), self.serving.as_mut());
         }
@@ -242,7 +242,7 @@ impl Volumes {
         for (id, place) in &mut self.places {
             place.machine = Volume::new(*id, self.me);
             place.stored.0 = Revision(0);
-            place.noted = State::Standby;
+            place.noted = HoldingState::Standby;
         }
         self.busy.clear();
         self.has_new_states = true;
@@ -265,11 +265,11 @@ impl Volumes {
             let Some(place) = self.places.get_mut(&id) else {
                 continue;
             };
-            if self.is_leaving && place.machine.state() == State::Standby {
+            if self.is_leaving && place.machine.state() == HoldingState::Standby {
                 continue;
             }
             if place.role.is_none() {
-                // The engine learns the members here. Before, it cannot say which it reaches.
+                // The engine learns the replicas here. Before, it cannot say which it reaches.
                 show(id, place, now, self.serving.as_mut());
             }
             // The rank of a node without a lease would only delay the others.
@@ -281,7 +281,7 @@ impl Volumes {
                 .collect();
             let mut reached = self.serving.reached(id);
             let awaited = read_at_opening(&place.stored.1).into_iter();
-            let missing = awaited.filter(|(member, _)| !reached.contains(member));
+            let missing = awaited.filter(|(replica, _)| !reached.contains(replica));
             place.missing = missing.map(|(_, node)| node).collect();
             if !place.missing.is_empty() {
                 // Its opening would be refused, and each attempt takes an epoch.
@@ -310,7 +310,7 @@ impl Volumes {
             let is_held = holder.is_some_and(|holder| {
                 nodes.standing.get(&holder.node) == Some(&holder.incarnation)
             });
-            let is_standby = place.machine.state() == State::Standby;
+            let is_standby = place.machine.state() == HoldingState::Standby;
             if !is_standby || (!is_held && shown.contains(&self.me)) {
                 self.busy.insert(id);
             } else {
@@ -321,11 +321,11 @@ impl Volumes {
     }
 
     /// Hands the volume over. False: this node cannot leave it now.
-    pub(crate) fn hand_over(&mut self, id: VolumeId, to: NodeId, now: BootTime) -> bool {
+    pub(crate) fn handover(&mut self, id: VolumeId, to: NodeId, now: BootTime) -> bool {
         let Some(place) = self.places.get_mut(&id) else {
             return false;
         };
-        if now < place.no_hand_over_before || !place.machine.hand_over(to, now) {
+        if now < place.no_handover_before || !place.machine.handover(to, now) {
             return false;
         }
         place.leaving_to = Some(to);
@@ -336,15 +336,15 @@ impl Volumes {
     /// Hands over the volumes of a node that is drained or ends, some at a time, as far as other
     /// nodes can take them.
     pub(crate) fn drain(&mut self, now: BootTime, nodes: &Nodes) {
-        let leaving = self.in_state(State::Leaving).len();
-        let held = self.in_state(State::Holding);
+        let leaving = self.in_state(HoldingState::Leaving).len();
+        let held = self.in_state(HoldingState::Holding);
         let mut free = LEAVING.saturating_sub(leaving);
         for id in held {
             if free == 0 {
                 return;
             }
             if let Some(to) = self.successor(id, nodes)
-                && self.hand_over(id, to, now)
+                && self.handover(id, to, now)
             {
                 free -= 1;
             }
@@ -369,7 +369,7 @@ impl Volumes {
         nodes.is_some_and(|nodes| nodes.contains(&node))
     }
 
-    pub(crate) fn state(&self, id: VolumeId) -> Option<State> {
+    pub(crate) fn state(&self, id: VolumeId) -> Option<HoldingState> {
         self.places.get(&id).map(|place| place.machine.state())
     }
 
@@ -387,14 +387,14 @@ impl Volumes {
         record.holder.map(|holder| holder.node)
     }
 
-    /// The volumes in this state, which is not [`State::Standby`].
-    pub(crate) fn in_state(&self, state: State) -> Vec<VolumeId> {
+    /// The volumes in this state, which is not [`HoldingState::Standby`].
+    pub(crate) fn in_state(&self, state: HoldingState) -> Vec<VolumeId> {
         let busy = self.busy.iter().copied();
         busy.filter(|id| self.state(*id) == Some(state)).collect()
     }
 
     /// The states of all volumes, if one may have changed.
-    pub(crate) fn new_states(&mut self) -> Option<Vec<(VolumeId, State)>> {
+    pub(crate) fn new_states(&mut self) -> Option<Vec<(VolumeId, HoldingState)>> {
         if !std::mem::take(&mut self.has_new_states) {
             return None;
         }
@@ -406,7 +406,7 @@ impl Volumes {
     /// Ends all serving at once.
     pub(crate) fn end(&mut self) {
         for (id, place) in &self.places {
-            if place.machine.state() != State::Standby {
+            if place.machine.state() != HoldingState::Standby {
                 self.serving.drop_all(*id);
             }
         }
@@ -415,7 +415,7 @@ impl Volumes {
 
 fn perform(
     id: VolumeId,
-    place: &mut Place,
+    place: &mut NodeVolume,
     intent: Intent,
     now: BootTime,
     serving: &mut dyn Serving,
@@ -462,7 +462,7 @@ fn perform(
 }
 
 /// Notes a change of state.
-fn note(id: VolumeId, place: &mut Place, now: BootTime, events: &Events) {
+fn note(id: VolumeId, place: &mut NodeVolume, now: BootTime, events: &Events) {
     let state = place.machine.state();
     let before = std::mem::replace(&mut place.noted, state);
     let record = place.machine.record();
@@ -470,40 +470,42 @@ fn note(id: VolumeId, place: &mut Place, now: BootTime, events: &Events) {
         place.is_without_holder = false;
     }
     let epoch = record.map_or(0, |record| record.epoch);
-    if state == State::Holding {
+    if state == HoldingState::Holding {
         place.does_not_open = false;
     }
     match (before, state) {
-        (State::Standby, State::Taking) => {
+        (HoldingState::Standby, HoldingState::Taking) => {
             // The former holder is in the record that the take replaces.
             let former = place.stored.1["holder"].as_str();
             let former = former.and_then(|id| id.parse().ok()).map(NodeId);
             place.taking = Some((now, former));
         }
         // The close took too long.
-        (State::Leaving, State::Taking) => place.leaving_to = None,
-        (before, State::Holding) if before != State::Holding => match place.taking.take() {
-            Some((began, from)) => events.note(Decision::VolumeTaken {
-                volume: id,
-                epoch,
-                from,
-                took: now.since(began),
-            }),
-            None => {
-                place.leaving_to = None;
-                place.no_hand_over_before = now + BACKOFF;
-                events.note(Decision::VolumeKept { volume: id });
+        (HoldingState::Leaving, HoldingState::Taking) => place.leaving_to = None,
+        (before, HoldingState::Holding) if before != HoldingState::Holding => {
+            match place.taking.take() {
+                Some((began, from)) => events.note(Decision::VolumeTaken {
+                    volume: id,
+                    epoch,
+                    from,
+                    took: now.since(began),
+                }),
+                None => {
+                    place.leaving_to = None;
+                    place.no_handover_before = now + BACKOFF;
+                    events.note(Decision::VolumeKept { volume: id });
+                }
             }
-        },
-        // A failed opening, or a volume that closed by itself, is no hand-over.
-        (_, State::Leaving) if place.leaving_to.is_none() => {
+        }
+        // A failed opening, or a volume that closed by itself, is no handover.
+        (_, HoldingState::Leaving) if place.leaving_to.is_none() => {
             if !place.does_not_open {
                 events.note(Decision::VolumeNotOpened { volume: id, epoch });
             }
             place.does_not_open = true;
             place.taking = None;
         }
-        (State::Leaving, State::Standby) => {
+        (HoldingState::Leaving, HoldingState::Standby) => {
             let to = place.leaving_to.take();
             if to.is_some() {
                 events.note(Decision::VolumeHandedOver {
@@ -513,17 +515,17 @@ fn note(id: VolumeId, place: &mut Place, now: BootTime, events: &Events) {
                 });
             }
         }
-        (_, State::Standby | State::Fenced) => place.taking = None,
+        (_, HoldingState::Standby | HoldingState::Fenced) => place.taking = None,
         _ => {}
     }
 }
 
 /// Reports a change of the role to the engine.
-fn show(id: VolumeId, place: &mut Place, now: BootTime, serving: &mut dyn Serving) {
+fn show(id: VolumeId, place: &mut NodeVolume, now: BootTime, serving: &mut dyn Serving) {
     let Some(record) = place.machine.record() else {
         return;
     };
-    let role = Role {
+    let role = VolumeRole {
         state: place.machine.state(),
         ana: place.machine.ana(now),
         holder: record.holder,

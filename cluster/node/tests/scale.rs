@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
-use nacre_cluster_core::ids::MAX_MEMBERS;
-use nacre_cluster_core::volume::State;
-use nacre_cluster_core::{Incarnation, MemberId, NodeId, VolumeId};
+use nacre_cluster_core::ids::MAX_REPLICAS;
+use nacre_cluster_core::volume::HoldingState;
+use nacre_cluster_core::{ExportId, Incarnation, NodeId, ReplicaId, VolumeId};
 use nacre_cluster_etcd::{Client, Copies, Prefix, Txn};
 use nacre_cluster_etcd_members::{Members, program};
-use nacre_cluster_node::serving::{Answer, Role};
+use nacre_cluster_node::serving::{Answer, VolumeRole};
 use nacre_cluster_node::{
     Cluster, Description, Export, Link, Me, Node, NodeKey, NodeState, Operator, Publication,
     Serving,
@@ -29,15 +29,15 @@ const PATIENCE: Duration = Duration::from_secs(900);
 /// Records that one transaction writes: etcd allows 128 operations.
 const BATCH: u64 = 50;
 
-/// An engine that opens and closes at once, and reaches all members.
+/// An engine that opens and closes at once, and reaches all replicas.
 struct AtOnce {
     link: Link,
-    members: BTreeMap<VolumeId, ArrayVec<MemberId, MAX_MEMBERS>>,
+    replicas: BTreeMap<VolumeId, ArrayVec<ReplicaId, MAX_REPLICAS>>,
 }
 
 impl Serving for AtOnce {
-    fn reached(&mut self, volume: VolumeId) -> ArrayVec<MemberId, MAX_MEMBERS> {
-        self.members.get(&volume).cloned().unwrap_or_default()
+    fn reached(&mut self, volume: VolumeId) -> ArrayVec<ReplicaId, MAX_REPLICAS> {
+        self.replicas.get(&volume).cloned().unwrap_or_default()
     }
 
     fn take(&mut self, volume: VolumeId, number: u64) {
@@ -54,20 +54,20 @@ impl Serving for AtOnce {
 
     fn drop_all(&mut self, _: VolumeId) {}
 
-    fn show(&mut self, volume: VolumeId, role: &Role) {
-        let members = role.record.members.iter().map(|member| member.id);
-        self.members.insert(volume, members.collect());
+    fn show(&mut self, volume: VolumeId, role: &VolumeRole) {
+        let replicas = role.record.replicas.iter().map(|replica| replica.id);
+        self.replicas.insert(volume, replicas.collect());
     }
 
     fn forget(&mut self, volume: VolumeId) {
-        self.members.remove(&volume);
+        self.replicas.remove(&volume);
     }
 
     fn publish(&mut self, _: VolumeId, _: Option<&Publication>) {}
 
     fn nodes(&mut self, _: &BTreeMap<NodeId, NodeKey>, _: &BTreeMap<NodeId, Incarnation>) {}
 
-    fn exports(&mut self, _: &BTreeMap<MemberId, Export>) {}
+    fn exports(&mut self, _: &BTreeMap<ExportId, Export>) {}
 }
 
 fn node(number: u64) -> NodeId {
@@ -91,7 +91,7 @@ fn put(txn: Txn, prefix: &Prefix, number: u64, nodes: u64) -> Txn {
     let places: Vec<Uuid> = (0..REPLICAS)
         .map(|at| node((number + at * (1 + number % 7)) % nodes).0)
         .collect();
-    let members = places.iter().zip(0u64..).map(|(place, slot)| {
+    let replicas = places.iter().zip(0u64..).map(|(place, slot)| {
         json!({
             "id": Uuid::from_u64_pair(3, number * REPLICAS + slot), "node": place, "slot": slot,
             "device": Uuid::from_u64_pair(3, number * REPLICAS + slot),
@@ -101,7 +101,7 @@ fn put(txn: Txn, prefix: &Prefix, number: u64, nodes: u64) -> Txn {
     let record = json!({
         "v": 1, "id": id, "name": format!("v{number}"), "epoch": 0, "serving": 0, "block_size": 4096,
         "blocks": 1 << 20, "region_shift": 22, "revision": 0, "holder": null,
-        "members": members.collect::<Vec<_>>(),
+        "members": replicas.collect::<Vec<_>>(),
     });
     let slots = places.iter().zip(0u8..);
     let slots: BTreeMap<Uuid, u8> = slots.map(|(place, slot)| (*place, slot)).collect();
@@ -128,7 +128,7 @@ fn start(etcd: &Members, prefix: &Prefix, number: u64) -> Node {
     let started = Node::start(&etcd.endpoints(), prefix.clone(), me, |link| {
         Box::new(AtOnce {
             link,
-            members: BTreeMap::new(),
+            replicas: BTreeMap::new(),
         })
     });
     started.expect("a thread")
@@ -138,7 +138,7 @@ fn start(etcd: &Members, prefix: &Prefix, number: u64) -> Node {
 fn held(node: &Node) -> usize {
     let volumes = node.volumes().into_iter();
     volumes
-        .filter(|(_, state)| *state == State::Holding)
+        .filter(|(_, state)| *state == HoldingState::Holding)
         .count()
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use nacre_cluster_csi::node::{Guardian, HostId, Machine};
+use nacre_cluster_csi::node::{Reconnector, HostId, Machine};
 use nacre_cluster_csi::{Controller, Daemon, Driver, Endpoint, Identity, Node, serve};
 use nacre_engine::signals::Stops;
 use nacre_engine_rpc::client::Client;
@@ -65,7 +65,7 @@ pub(crate) fn run(args: CsiArgs) -> Result<(), Failure> {
         .transpose()?;
     let node = (args.node || is_both).then(|| node(&args)).transpose()?;
     if let Some(node) = &node {
-        Guardian::watch(node);
+        Reconnector::watch(node);
     }
     let ready = (controller.clone(), node.clone());
     let is_ready = move || {

@@ -58,7 +58,7 @@ pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     let Some(cluster) = store.and_then(|store| store.cluster.as_ref()) else {
         return;
     };
-    findings.push(membership(cluster));
+    findings.push(joined(cluster));
     if let (Ok(found), Some(answer)) = (&cluster.found, cluster.answer) {
         findings.push(latency(answer, found.lease));
     }
@@ -66,8 +66,8 @@ pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     findings.extend(cluster.peers.iter().map(peer));
 }
 
-fn membership(cluster: &Cluster) -> Finding {
-    const ID: &str = "cluster.member";
+fn joined(cluster: &Cluster) -> Finding {
+    const ID: &str = "cluster.joined";
     let name = &cluster.name;
     match (&cluster.found, &cluster.joined) {
         (Err(why), Some(_)) => {
@@ -209,7 +209,7 @@ mod tests {
             }],
         };
         change(&mut cluster);
-        let mut findings = vec![membership(&cluster)];
+        let mut findings = vec![joined(&cluster)];
         if let (Ok(found), Some(answer)) = (&cluster.found, cluster.answer) {
             findings.push(latency(answer, found.lease));
         }
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn troubles_of_a_node() {
         let good = [
-            ("cluster.member", Status::Pass),
+            ("cluster.joined", Status::Pass),
             ("cluster.latency", Status::Pass),
             ("cluster.peers", Status::Pass),
         ];
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(found(other), with(0, Status::Fail));
         assert_eq!(found(|of| of.joined = None), with(0, Status::Pass));
         let lost = |of: &mut Cluster| of.found = Err("absent".to_owned());
-        assert_eq!(found(lost), [("cluster.member", Status::Fail), good[2]]);
+        assert_eq!(found(lost), [("cluster.joined", Status::Fail), good[2]]);
         let portals = |of: &mut Cluster, portals: &[Option<Result<Duration, String>>]| {
             let named = |tried: &Option<_>| ("tcp://192.0.2.2:4420".to_owned(), tried.clone());
             of.peers[0].portals = portals.iter().map(named).collect();

@@ -42,7 +42,7 @@ pub enum ClientError {
     Late { method: String, after: Duration },
     #[error("{method}: {error}")]
     Refused { method: String, error: RpcError },
-    #[error("the daemon's answer to {method} is no JSON-RPC: {text}")]
+    #[error("the daemon's answer to {method} cannot be read: {text}")]
     Strange { method: String, text: String },
 }
 

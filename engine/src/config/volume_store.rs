@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use nacre_cluster_etcd::{Place, Prefix};
+use nacre_cluster_etcd::{EndpointAddress, Prefix};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -101,8 +101,11 @@ impl VolumeStore {
             }
             Some(_) => {}
         }
-        let places: Result<Vec<Place>, _> =
-            self.endpoints.iter().map(|url| Place::parse(url)).collect();
+        let places: Result<Vec<EndpointAddress>, _> = self
+            .endpoints
+            .iter()
+            .map(|url| EndpointAddress::parse(url))
+            .collect();
         match &places {
             Err(error) => refuse("endpoints", &error.to_string(), ""),
             Ok(places) => {
@@ -117,7 +120,8 @@ impl VolumeStore {
                     let remedy = "write https in endpoints, or leave it out";
                     refuse(key, "all endpoints are without TLS", remedy);
                 }
-                let is_open = |place: &&Place| !place.is_https && !is_loopback(&place.host);
+                let is_open =
+                    |place: &&EndpointAddress| !place.is_https && !is_loopback(&place.host);
                 if self.user.is_some()
                     && let Some(place) = places.iter().find(is_open)
                 {

@@ -77,7 +77,7 @@ impl MetricsSource for ClusterMetrics {
         let counts = figures.counts;
         for (decision, count) in [
             ("volume_taken", counts.takes),
-            ("volume_handed_over", counts.hand_overs),
+            ("volume_handed_over", counts.handovers),
             ("volume_lost", counts.volumes_lost),
             ("node_fenced", counts.fences),
             ("lease_lost", counts.incarnations_lost),

@@ -62,8 +62,8 @@ pub(crate) struct Leases {
 /// The leases by holder.
 pub(crate) struct LeaseBook {
     clock: VirtualClock,
-    /// Answers of this run leave only by assent: the clocks of its nodes cannot be trusted.
-    by_assent: bool,
+    /// Answers of this run leave only by confirmation: the clocks of its nodes cannot be trusted.
+    by_confirmation: bool,
     leases: Mutex<BTreeMap<u64, Lease>>,
 }
 
@@ -85,7 +85,7 @@ impl LeaseBook {
     pub(crate) fn is_good(&self, holder: u64) -> bool {
         let lease = self.leases.lock().get(&holder).copied();
         let good = lease.is_some_and(|lease| !lease.ended && self.clock.now() < lease.until);
-        good && !self.by_assent
+        good && !self.by_confirmation
     }
 
     /// Ends an incarnation: of a process that is known to be dead.
@@ -124,7 +124,7 @@ impl Leases {
         let length = Duration::from_millis(*random.pick(&[50, 200, 800]));
         let book = LeaseBook {
             clock: clock.clone(),
-            by_assent: random.one_in(8),
+            by_confirmation: random.one_in(8),
             leases: Mutex::default(),
         };
         let only_reads = random.one_in(2);

@@ -53,8 +53,8 @@ pub struct Report {
     pub leases_ended: u64,
     /// Stopped holders with an open volume that went on while a successor served.
     pub outlived: u64,
-    /// I/Os with success whose holder had no good lease: their answers left by assent.
-    pub assented: u64,
+    /// I/Os with success whose holder had no good lease: their answers left by confirmation.
+    pub confirmed: u64,
     pub virtual_ms: u64,
 }
 
@@ -84,7 +84,7 @@ impl std::ops::Add for Report {
             taken_over: self.taken_over + other.taken_over,
             leases_ended: self.leases_ended + other.leases_ended,
             outlived: self.outlived + other.outlived,
-            assented: self.assented + other.assented,
+            confirmed: self.confirmed + other.confirmed,
             virtual_ms: self.virtual_ms + other.virtual_ms,
         }
     }

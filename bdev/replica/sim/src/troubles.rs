@@ -54,8 +54,8 @@ impl World {
         leases.is_some_and(|leases| leases.stopped.contains(&holder))
     }
 
-    /// True if the lease of the holder is not good: its answers need assent.
-    pub(crate) fn needs_assent(&self, holder: u64) -> bool {
+    /// True if the lease of the holder is not good: its answers need confirmation.
+    pub(crate) fn needs_confirmation(&self, holder: u64) -> bool {
         let leases = self.leases.as_ref();
         leases.is_some_and(|leases| !leases.book.is_good(holder))
     }

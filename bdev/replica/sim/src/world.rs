@@ -157,8 +157,8 @@ impl World {
             }
         };
         let answered = lane.poll(now, numbers, checker, on_completion)?;
-        if self.needs_assent(self.holders[holder].number) {
-            self.report.assented += successes;
+        if self.needs_confirmation(self.holders[holder].number) {
+            self.report.confirmed += successes;
         }
         match early {
             Some(number) => Err(format!("{number} is done, and the volume is not open")),

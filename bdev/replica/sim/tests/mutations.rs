@@ -102,13 +102,13 @@ fn checking_the_lease_before_the_collection() {
 }
 
 #[test]
-fn assent_of_too_few_replicas() {
-    is_caught_with_leases(Mutation::AssentOfFewer, 2133);
+fn confirmation_by_too_few_replicas() {
+    is_caught_with_leases(Mutation::ConfirmedByFewer, 2133);
 }
 
 #[test]
-fn assent_that_covers_later_answers() {
-    is_caught_with_leases(Mutation::AssentLate, 685);
+fn confirmation_that_covers_later_answers() {
+    is_caught_with_leases(Mutation::ConfirmedLate, 685);
 }
 
 #[test]

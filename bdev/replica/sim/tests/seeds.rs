@@ -29,7 +29,7 @@ fn many_short_runs() {
         ("disks that lost their end", sum.cut, runs / 10),
         ("leases that ended", sum.leases_ended, runs / 8),
         ("former holders that went on", sum.outlived, runs / 40),
-        ("answers by assent", sum.assented, runs),
+        ("answers by confirmation", sum.confirmed, runs),
         ("replicas that had it back", sum.cut_replicas, runs / 20),
     ];
     assert_enough(runs, &enough);

@@ -59,8 +59,8 @@ pub(super) struct Signals {
     pub watch: Notify,
     /// A replica was attached.
     pub attached: Notify,
-    /// Replicas to ask for their assent.
-    pub assent: Notify,
+    /// Replicas to ask for their confirmation.
+    pub confirmation: Notify,
     /// A replica has this holder's reservation.
     pub fence: Notify,
 }

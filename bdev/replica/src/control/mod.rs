@@ -5,7 +5,7 @@
 //!   lanes ── news ──▶ listen ─┬─ wanted regions ──▶ LogWriter  page on the media, then dirty
 //!                             ├─ failures ────────▶ FailureHandler  out of sync, then a view
 //!                             ├─ repairs ─────────▶ ReadRepair
-//!                             └─ held answers ────▶ AssentKeeper  the replicas confirm the holder
+//!                             └─ held answers ────▶ HolderConfirmation  replicas confirm it
 //!   time ──▶ LogWriter clears idle regions         ▶ FailureHandler finds losses of devices
 //!        ──▶ Attacher attaches absent replicas     ▶ Resyncer copies missing data, promotes
 //!        ──▶ LabelPoll, Lease find other holders   ▶ Verify compares the replicas
@@ -27,11 +27,11 @@
 //! [`Membership::turn`]. The log's pages are written under [`LogWriter::turn`], one writer at a
 //! time, so that an older page never overwrites a newer one.
 
-mod assent;
 mod attach;
 mod chunk;
 mod clean;
 mod commands;
+mod confirmation;
 mod context;
 mod create;
 mod departure;
@@ -70,9 +70,9 @@ use uuid::Uuid;
 pub use self::create::{create, delete, force_in_sync};
 pub use self::open::{open, open_prepared};
 
-use self::assent::AssentKeeper;
 use self::attach::Attacher;
 use self::chunk::Copier;
+use self::confirmation::HolderConfirmation;
 use self::context::Context;
 use self::failures::FailureHandler;
 use self::label_poll::LabelPoll;
@@ -104,7 +104,7 @@ pub(crate) struct Control {
     resync: Rc<Resyncer>,
     verify: Rc<Verify>,
     lease: Rc<Lease>,
-    assent: Rc<AssentKeeper>,
+    confirmations: Rc<HolderConfirmation>,
 }
 
 impl Control {
@@ -118,7 +118,7 @@ impl Control {
             context: Rc::clone(&context),
             store: Arc::clone(&store),
         });
-        let assent = Rc::new(AssentKeeper {
+        let confirmations = Rc::new(HolderConfirmation {
             context: Rc::clone(&context),
             holder,
         });
@@ -185,7 +185,7 @@ impl Control {
             resync,
             verify,
             lease,
-            assent,
+            confirmations,
         })
     }
 
@@ -225,7 +225,8 @@ impl Control {
         self.context.spawn(Rc::clone(&self.resync).copy_regions());
         self.context.spawn(Rc::clone(&self.verify).verify_in_time());
         if self.context.lease.is_some() {
-            self.context.spawn(Rc::clone(&self.assent).keep_assent());
+            self.context
+                .spawn(Rc::clone(&self.confirmations).run_rounds());
         } else if self.replicas.store.is_shared() {
             self.context.spawn(Rc::clone(&self.lease).keep_lease());
         }
@@ -254,8 +255,8 @@ impl Control {
             self.context.signals.news.notified().await;
             let (news, counts) = self.context.shared.take_news();
             let mut state = self.context.state.borrow_mut();
-            if self.context.shared.assent.is_holding() {
-                self.context.signals.assent.notify_one();
+            if self.context.shared.confirmations.is_holding() {
+                self.context.signals.confirmation.notify_one();
             }
             if !news.wanted.is_empty() {
                 state.wanted.extend(news.wanted);

@@ -4,7 +4,7 @@
 //!   replicas ─▶ collected ─▶ lease good now? ── yes ─────────────────────▶ caller
 //!                                │ no                                        ▲
 //!                                ▼                                           │
-//!                               held ── good later, or a later round of assent
+//!                               held ── good later, or a later round of confirmation
 //!                                └───── abort, hold time, end of the lease ──▶ error
 //! ```
 //!
@@ -46,7 +46,7 @@ pub(super) struct Answers {
 struct Held {
     completion: Completion,
     since: Nanos,
-    /// The last round of assent that had begun when the answer was collected.
+    /// The last round of confirmation that had begun when the answer was collected.
     begun: u64,
 }
 
@@ -95,7 +95,7 @@ impl Answers {
 
     fn hold(&mut self, completion: Completion, begun: u64, now: Nanos) {
         if self.held.is_empty() {
-            self.shared.assent.hold(true);
+            self.shared.confirmations.hold(true);
             self.shared.wake_control();
         }
         self.held.push_back(Held {
@@ -108,7 +108,7 @@ impl Answers {
     fn pop(&mut self) -> Option<Completion> {
         let first = self.held.pop_front()?;
         if self.held.is_empty() {
-            self.shared.assent.hold(false);
+            self.shared.confirmations.hold(false);
         }
         Some(first.completion)
     }
@@ -120,7 +120,7 @@ impl Answers {
             .position(|held| held.completion.token == token)?;
         let removed = self.held.remove(at)?;
         if self.held.is_empty() {
-            self.shared.assent.hold(false);
+            self.shared.confirmations.hold(false);
         }
         Some(removed.completion)
     }
@@ -167,7 +167,7 @@ pub(super) fn check_answers(lane: &mut Lane, done: &mut Done, from: usize) {
 
 #[cold]
 fn hold_answers(lane: &mut Lane, done: &mut Done, from: usize) {
-    let begun = lane.shared.assent.begun();
+    let begun = lane.shared.confirmations.begun();
     let mut at = from;
     while let Some(completion) = done.get_mut(at) {
         if completion.status.is_ok() {
@@ -189,7 +189,7 @@ fn release_answers(lane: &mut Lane, good: bool, done: &mut Done) {
     while done.has_room()
         && let Some(first) = lane.answers.held.front()
     {
-        let leaves = answers && !refused && (good || lane.shared.assent.covers(first.begun));
+        let leaves = answers && !refused && (good || lane.shared.confirmations.covers(first.begun));
         if !leaves && !refused && lane.now.since(first.since) < hold {
             return;
         }

@@ -1,10 +1,10 @@
 //! A stand-in for the daemon's control of an open volume. It does what `bdev/replica` does on the
-//! holder: a change of the record with the next epoch, the members' gates, the merge, and each
-//! change of the members' states.
+//! holder: a change of the record with the next epoch, the replicas' gates, the merge, and each
+//! change of the replicas' states.
 //!
 //! ```text
 //!   Closed ─ open ▶ Swap ─ epoch + 1 ▶ Gates ▶ Serve ─ commit ▶ Merge ▶ Open ─ drained ▶ Closed
-//!                     └── another holder ──┴─ no member ─▶ Failed, reported as not opened
+//!                     └── another holder ──┴─ no replica ─▶ Failed, reported as not opened
 //! ```
 //!
 //! It learns of the record only by the answers to its own changes.
@@ -13,38 +13,38 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use nacre_cluster_core::assent::Members;
+use nacre_cluster_core::confirmation::ReplicaIds;
 use nacre_cluster_core::gate::Key;
-use nacre_cluster_core::ids::MAX_MEMBERS;
+use nacre_cluster_core::ids::MAX_REPLICAS;
 use nacre_cluster_core::mutation::Mutation;
 use nacre_cluster_core::{
-    BootTime, Holder, Incarnation, Member, MemberId, MemberState, NodeId, Record, Revision,
+    BootTime, Holder, Incarnation, NodeId, Record, Replica, ReplicaId, ReplicaState, Revision,
     Transaction,
 };
 
 use crate::names::VOLUME;
 use crate::ungated::Ungated;
 
-/// How long an opening waits for the gates of members whose nodes live.
+/// How long an opening waits for the gates of replicas whose nodes live.
 const GATE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The node's view of the cluster, at the time of a call.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct View<'a> {
+pub(crate) struct ControlView<'a> {
     pub now: BootTime,
     pub standing: &'a BTreeMap<NodeId, Incarnation>,
-    pub reached: &'a [MemberId],
+    pub reached: &'a [ReplicaId],
 }
 
 /// What the node does next.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Act {
+pub(crate) enum ControlAct {
     Commit {
         number: u64,
         transaction: Transaction,
     },
     Acquire {
-        member: MemberId,
+        replica: ReplicaId,
         key: Key,
     },
     Merge {
@@ -62,27 +62,27 @@ pub(crate) enum Act {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum ControlStep {
     Closed,
     /// The record gets the next epoch.
     Swap,
-    /// The members' gates are being acquired.
+    /// The replicas' gates are being acquired.
     Gates {
         from: BootTime,
     },
-    /// The members without a granted gate leave the record, and the epoch becomes a served one.
+    /// The replicas without a granted gate leave the record, and the epoch becomes a served one.
     Serve,
     Merge {
         /// The number of the merge; `None` before it starts.
         number: Option<u64>,
     },
     Open,
-    /// Another holder has the volume, or no member is reached.
+    /// Another holder has the volume, or no replica is reached.
     Failed,
 }
 
 #[derive(Debug)]
-struct Pending {
+struct PendingChange {
     number: u64,
     transaction: Transaction,
     record: Record,
@@ -98,20 +98,20 @@ struct Close {
 
 #[derive(Debug)]
 pub(crate) struct Control {
-    step: Step,
+    step: ControlStep,
     /// The number of the opening.
     opening: u64,
     /// This node in its incarnation.
     own: Option<Holder>,
     record: Option<(Revision, Record)>,
-    pending: Option<Pending>,
+    pending: Option<PendingChange>,
     last_number: u64,
-    /// Members whose gates have this holder's key.
-    granted: ArrayVec<MemberId, MAX_MEMBERS>,
-    asked: ArrayVec<MemberId, MAX_MEMBERS>,
+    /// Replicas whose gates have this holder's key.
+    granted: ArrayVec<ReplicaId, MAX_REPLICAS>,
+    asked: ArrayVec<ReplicaId, MAX_REPLICAS>,
     ungated: Ungated,
-    /// Changes of members that are wanted.
-    wanted: ArrayVec<(MemberId, MemberState), MAX_MEMBERS>,
+    /// Changes of replicas that are wanted.
+    wanted: ArrayVec<(ReplicaId, ReplicaState), MAX_REPLICAS>,
     close: Option<Close>,
     /// The next opening, after the close.
     next: Option<u64>,
@@ -121,7 +121,7 @@ impl Control {
     /// `last_number`: changes are numbered from there, over the whole life of the node.
     pub(crate) fn new(last_number: u64) -> Self {
         Self {
-            step: Step::Closed,
+            step: ControlStep::Closed,
             opening: 0,
             own: None,
             record: None,
@@ -151,7 +151,7 @@ impl Control {
         self.opening = number;
         self.own = Some(own);
         self.record = Some(seen);
-        self.step = Step::Swap;
+        self.step = ControlStep::Swap;
     }
 
     pub(crate) fn close(&mut self, number: u64) {
@@ -175,50 +175,53 @@ impl Control {
     }
 
     pub(crate) fn is_open(&self) -> bool {
-        self.step == Step::Open
+        self.step == ControlStep::Open
     }
 
     pub(crate) fn record(&self) -> Option<&Record> {
         self.record.as_ref().map(|(_, record)| record)
     }
 
-    /// The key of this holder at the members' gates.
+    /// The key of this holder at the replicas' gates.
     pub(crate) fn key(&self) -> Option<Key> {
         let record = self.record()?;
         let holder = record.holder.filter(|holder| Some(*holder) == self.own)?;
-        if matches!(self.step, Step::Closed | Step::Swap) {
+        if matches!(self.step, ControlStep::Closed | ControlStep::Swap) {
             return None;
         }
         let epoch = record.epoch;
         Some(Key { epoch, holder })
     }
 
-    pub(crate) fn has_gate(&self, member: MemberId) -> bool {
-        self.granted.contains(&member)
+    pub(crate) fn has_gate(&self, replica: ReplicaId) -> bool {
+        self.granted.contains(&replica)
     }
 
-    /// The members that may be in sync in the store: those of the record, of a change whose answer
+    /// The replicas that may be in sync in the store: those of the record, of a change whose answer
     /// is missing, and of a promotion that waits to be sent. Each write waits for all of them, and
-    /// assent needs all of them. `None` once the control has failed: no answer may leave, although
-    /// its lanes may go on until they are dropped.
-    pub(crate) fn may_be_in_sync(&self) -> Option<Members> {
-        let is_over = matches!(self.step, Step::Closed | Step::Failed);
+    /// all of them must confirm the holder. `None` once the control has failed: no answer may
+    /// leave, although its lanes may go on until they are dropped.
+    pub(crate) fn may_be_in_sync(&self) -> Option<ReplicaIds> {
+        let is_over = matches!(self.step, ControlStep::Closed | ControlStep::Failed);
         if is_over && !Mutation::FencedForgets.is_active() {
             return None;
         }
-        let mut found = Members::new();
-        let by_record = Mutation::AssentByRecord.is_active();
+        let mut found = ReplicaIds::new();
+        let by_record = Mutation::ConfirmedByRecord.is_active();
         let pending = self.pending.as_ref().map(|pending| &pending.record);
         let pending = pending.filter(|_| !by_record);
-        let is_wanted = |member: &&Member| {
-            !by_record && self.wanted.contains(&(member.id, MemberState::InSync))
+        let is_wanted = |replica: &&Replica| {
+            !by_record && self.wanted.contains(&(replica.id, ReplicaState::InSync))
         };
-        let members = self.record().into_iter().flat_map(|record| &record.members);
-        let promoted = members.filter(is_wanted);
+        let replicas = self
+            .record()
+            .into_iter()
+            .flat_map(|record| &record.replicas);
+        let promoted = replicas.filter(is_wanted);
         let records = self.record().into_iter().chain(pending);
-        for member in records.flat_map(Record::in_sync).chain(promoted) {
-            if !found.contains(&member.id) {
-                found.push(member.id);
+        for replica in records.flat_map(Record::in_sync).chain(promoted) {
+            if !found.contains(&replica.id) {
+                found.push(replica.id);
             }
         }
         Some(found)
@@ -231,8 +234,8 @@ impl Control {
         };
         self.record = Some((revision, pending.record));
         match self.step {
-            Step::Swap => self.step = Step::Gates { from: now },
-            Step::Serve => self.step = Step::Merge { number: None },
+            ControlStep::Swap => self.step = ControlStep::Gates { from: now },
+            ControlStep::Serve => self.step = ControlStep::Merge { number: None },
             _ => {}
         }
     }
@@ -253,7 +256,7 @@ impl Control {
         }
         self.pending = None;
         // Before the epoch is this control's own, the node may have seen an old record.
-        if self.step == Step::Swap && record.holder == self.own {
+        if self.step == ControlStep::Swap && record.holder == self.own {
             self.record = Some((revision, record));
         } else {
             self.failed();
@@ -267,47 +270,47 @@ impl Control {
         }
     }
 
-    /// The member's gate was granted to this holder's key.
-    pub(crate) fn granted(&mut self, member: MemberId, key: Key) {
-        let is_known = self.granted.contains(&member);
+    /// The replica's gate was granted to this holder's key.
+    pub(crate) fn granted(&mut self, replica: ReplicaId, key: Key) {
+        let is_known = self.granted.contains(&replica);
         if self.key() == Some(key) && !is_known && !self.granted.is_full() {
-            self.granted.push(member);
+            self.granted.push(replica);
         }
     }
 
-    /// The member's gate has a later key than `key`.
+    /// The replica's gate has a later key than `key`.
     pub(crate) fn gate_refused(&mut self, key: Key) {
         if self.key() == Some(key) {
             self.failed();
         }
     }
 
-    /// The member's gate was asked without success, or its session ended: it is asked again. The
-    /// member may lack writes from here on, so a promotion that waits to be sent is forgotten.
-    pub(crate) fn lost_gate(&mut self, member: MemberId) {
-        self.granted.retain(|other| *other != member);
-        self.asked.retain(|other| *other != member);
-        let promotion = (member, MemberState::InSync);
+    /// The replica's gate was asked without success, or its session ended: it is asked again. The
+    /// replica may lack writes from here on, so a promotion that waits to be sent is forgotten.
+    pub(crate) fn lost_gate(&mut self, replica: ReplicaId) {
+        self.granted.retain(|other| *other != replica);
+        self.asked.retain(|other| *other != replica);
+        let promotion = (replica, ReplicaState::InSync);
         self.wanted.retain(|wanted| *wanted != promotion);
-        if let Step::Merge { .. } = self.step {
-            self.step = Step::Serve;
+        if let ControlStep::Merge { .. } = self.step {
+            self.step = ControlStep::Serve;
         }
     }
 
     fn failed(&mut self) {
         self.pending = None;
-        self.step = Step::Failed;
+        self.step = ControlStep::Failed;
     }
 
-    /// The merge with this number made the members equal.
+    /// The merge with this number made the replicas equal.
     pub(crate) fn merged(&mut self, number: u64) -> bool {
         let is_due = self.step
-            == Step::Merge {
+            == ControlStep::Merge {
                 number: Some(number),
             }
             && self.has_all_gates();
         if is_due {
-            self.step = Step::Open;
+            self.step = ControlStep::Open;
         }
         is_due
     }
@@ -317,77 +320,77 @@ impl Control {
         self.opening
     }
 
-    /// True if the gate of every in-sync member has this holder's key.
+    /// True if the gate of every in-sync replica has this holder's key.
     fn has_all_gates(&self) -> bool {
         let mut in_sync = self.record().into_iter().flat_map(Record::in_sync);
-        in_sync.all(|member| self.has_gate(member.id))
+        in_sync.all(|replica| self.has_gate(replica.id))
     }
 
-    /// A member does not answer, or answers with errors: it leaves the record. A write is
+    /// A replica does not answer, or answers with errors: it leaves the record. A write is
     /// acknowledged without it only when [`Control::may_be_in_sync`] no longer has it.
-    pub(crate) fn put_out(&mut self, member: MemberId) {
-        self.lost_gate(member);
-        if self.step == Step::Open {
-            self.want(member, MemberState::Out);
+    pub(crate) fn put_out(&mut self, replica: ReplicaId) {
+        self.lost_gate(replica);
+        if self.step == ControlStep::Open {
+            self.want(replica, ReplicaState::Out);
         }
     }
 
-    /// The member has everything, and gets every write: it becomes in sync.
-    pub(crate) fn promote(&mut self, member: MemberId) {
-        if self.step == Step::Open && self.close.is_none() && self.has_gate(member) {
-            self.want(member, MemberState::InSync);
+    /// The replica has everything, and gets every write: it becomes in sync.
+    pub(crate) fn promote(&mut self, replica: ReplicaId) {
+        if self.step == ControlStep::Open && self.close.is_none() && self.has_gate(replica) {
+            self.want(replica, ReplicaState::InSync);
         }
     }
 
-    /// True while a change of the member is wanted or in flight.
-    pub(crate) fn is_changing(&self, member: MemberId) -> bool {
-        self.wanted.iter().any(|(of, _)| *of == member) || self.pending.is_some()
+    /// True while a change of the replica is wanted or in flight.
+    pub(crate) fn is_changing(&self, replica: ReplicaId) -> bool {
+        self.wanted.iter().any(|(of, _)| *of == replica) || self.pending.is_some()
     }
 
-    fn want(&mut self, member: MemberId, state: MemberState) {
-        self.wanted.retain(|(of, _)| *of != member);
+    fn want(&mut self, replica: ReplicaId, state: ReplicaState) {
+        self.wanted.retain(|(of, _)| *of != replica);
         if !self.wanted.is_full() {
-            self.wanted.push((member, state));
+            self.wanted.push((replica, state));
         }
     }
 
     /// The next act; call it until it returns `None`.
-    pub(crate) fn poll(&mut self, view: &View) -> Option<Act> {
+    pub(crate) fn poll(&mut self, view: &ControlView) -> Option<ControlAct> {
         if let Some(pending) = &mut self.pending {
             let (number, transaction) = (pending.number, pending.transaction.clone());
-            let act = Act::Commit {
+            let act = ControlAct::Commit {
                 number,
                 transaction,
             };
             return std::mem::take(&mut pending.send).then_some(act);
         }
         match self.step {
-            Step::Closed => None,
-            Step::Swap => self.swap(),
-            Step::Gates { from } => self.poll_gates(view, from),
-            Step::Serve => self.serve(view),
-            Step::Merge { .. } if !self.has_all_gates() => self.serve(view),
-            Step::Merge { number: Some(_) } => None,
-            Step::Merge { number: None } => {
+            ControlStep::Closed => None,
+            ControlStep::Swap => self.swap(),
+            ControlStep::Gates { from } => self.poll_gates(view, from),
+            ControlStep::Serve => self.serve(view),
+            ControlStep::Merge { .. } if !self.has_all_gates() => self.serve(view),
+            ControlStep::Merge { number: Some(_) } => None,
+            ControlStep::Merge { number: None } => {
                 self.last_number += 1;
                 let number = self.last_number;
-                self.step = Step::Merge {
+                self.step = ControlStep::Merge {
                     number: Some(number),
                 };
-                Some(Act::Merge { number })
+                Some(ControlAct::Merge { number })
             }
-            Step::Open => self.poll_open(view),
-            Step::Failed => {
+            ControlStep::Open => self.poll_open(view),
+            ControlStep::Failed => {
                 let opening = self.next.unwrap_or(self.opening);
                 let close = self.closing();
                 self.drop_all();
-                Some(Act::Ended { opening, close })
+                Some(ControlAct::Ended { opening, close })
             }
         }
     }
 
     /// The first change: from then on, the store refuses the changes of earlier controls.
-    fn swap(&mut self) -> Option<Act> {
+    fn swap(&mut self) -> Option<ControlAct> {
         let mut record = self.record()?.clone();
         if record.holder != self.own {
             self.failed();
@@ -397,29 +400,29 @@ impl Control {
         self.submit(record)
     }
 
-    fn submit(&mut self, record: Record) -> Option<Act> {
+    fn submit(&mut self, record: Record) -> Option<ControlAct> {
         let (me, revision) = (self.own?, self.record.as_ref()?.0);
         let transaction = Transaction::commit(me, VOLUME, revision, record.clone());
         self.last_number += 1;
         let number = self.last_number;
-        self.pending = Some(Pending {
+        self.pending = Some(PendingChange {
             number,
             transaction: transaction.clone(),
             record,
             send: false,
         });
-        Some(Act::Commit {
+        Some(ControlAct::Commit {
             number,
             transaction,
         })
     }
 
-    fn poll_gates(&mut self, view: &View, from: BootTime) -> Option<Act> {
+    fn poll_gates(&mut self, view: &ControlView, from: BootTime) -> Option<ControlAct> {
         let record = self.record()?;
-        let missing: ArrayVec<_, MAX_MEMBERS> = record
+        let missing: ArrayVec<_, MAX_REPLICAS> = record
             .in_sync()
-            .filter(|member| !self.granted.contains(&member.id))
-            .map(|member| (member.id, view.standing.contains_key(&member.node)))
+            .filter(|replica| !self.granted.contains(&replica.id))
+            .map(|replica| (replica.id, view.standing.contains_key(&replica.node)))
             .collect();
         if let Some(act) = self.acquire(view, missing.iter().map(|(id, _)| *id)) {
             return Some(act);
@@ -430,57 +433,61 @@ impl Control {
             return None;
         }
         if self.granted.is_empty() {
-            // Another node may reach a member that this one does not.
+            // Another node may reach a replica that this one does not.
             if is_over {
                 self.failed();
             }
             return None;
         }
-        self.step = Step::Serve;
+        self.step = ControlStep::Serve;
         self.serve(view)
     }
 
     /// Asks for the first gate that was not asked for yet.
-    fn acquire(&mut self, view: &View, mut members: impl Iterator<Item = MemberId>) -> Option<Act> {
+    fn acquire(
+        &mut self,
+        view: &ControlView,
+        mut replicas: impl Iterator<Item = ReplicaId>,
+    ) -> Option<ControlAct> {
         let key = self.key()?;
-        let member = members.find(|id| view.reached.contains(id) && !self.asked.contains(id))?;
-        self.asked.try_push(member).ok()?;
-        Some(Act::Acquire { member, key })
+        let replica = replicas.find(|id| view.reached.contains(id) && !self.asked.contains(id))?;
+        self.asked.try_push(replica).ok()?;
+        Some(ControlAct::Acquire { replica, key })
     }
 
-    fn serve(&mut self, view: &View) -> Option<Act> {
-        self.step = Step::Serve;
+    fn serve(&mut self, view: &ControlView) -> Option<ControlAct> {
+        self.step = ControlStep::Serve;
         let mut record = self.record()?.clone();
         let has_source = record.in_sync().any(|m| self.granted.contains(&m.id));
         if !has_source {
-            self.step = Step::Gates { from: view.now };
+            self.step = ControlStep::Gates { from: view.now };
             return None;
         }
-        for member in &mut record.members {
-            if !self.granted.contains(&member.id) {
-                member.state = MemberState::Out;
+        for replica in &mut record.replicas {
+            if !self.granted.contains(&replica.id) {
+                replica.state = ReplicaState::Out;
             }
         }
         record.serving = record.epoch;
         if Some(&record) == self.record() {
-            self.step = Step::Merge { number: None };
+            self.step = ControlStep::Merge { number: None };
             return None;
         }
         self.submit(record)
     }
 
-    fn poll_open(&mut self, view: &View) -> Option<Act> {
+    fn poll_open(&mut self, view: &ControlView) -> Option<ControlAct> {
         let mut record = self.record()?.clone();
         let late = self
             .ungated
             .late(&record, &self.granted, view.now, view.standing);
-        for member in late {
-            self.want(member, MemberState::Out);
+        for replica in late {
+            self.want(replica, ReplicaState::Out);
         }
-        // The last in-sync member stays: without it no data is left to serve.
+        // The last in-sync replica stays: without it no data is left to serve.
         for (id, state) in std::mem::take(&mut self.wanted) {
-            let is_last = record.in_sync().all(|member| member.id == id);
-            if state == MemberState::InSync || !is_last {
+            let is_last = record.in_sync().all(|replica| replica.id == id);
+            if state == ReplicaState::InSync || !is_last {
                 record.set(id, state);
             }
         }
@@ -494,11 +501,11 @@ impl Control {
                 self.open(next, own, known);
             }
             let number = close.number;
-            return Some(Act::Drained { number });
+            return Some(ControlAct::Drained { number });
         }
-        let all: ArrayVec<_, MAX_MEMBERS> = record.members.iter().map(|m| m.id).collect();
+        let all: ArrayVec<_, MAX_REPLICAS> = record.replicas.iter().map(|m| m.id).collect();
         let missing = all.into_iter().filter(|id| !self.granted.contains(id));
-        let missing: ArrayVec<_, MAX_MEMBERS> = missing.collect();
+        let missing: ArrayVec<_, MAX_REPLICAS> = missing.collect();
         self.acquire(view, missing.into_iter())
     }
 }

@@ -1,13 +1,13 @@
-//! Copies between members: the merge of a take, and the copy to a member that returns.
+//! Copies between replicas: the merge of a take, and the copy to a replica that returns.
 
 use std::collections::BTreeMap;
 
 use nacre_cluster_core::mutation::Mutation;
 
 use crate::events::Core;
-use crate::member::{Io, IoResult};
-use crate::names::{BLOCKS, member_id, member_index};
+use crate::names::{BLOCKS, replica_id, replica_index};
 use crate::node::{Copying, Target};
+use crate::replica::{Io, IoResult};
 use crate::world::World;
 
 pub(crate) fn start_copy(world: &mut World, node: usize, target: Target) {
@@ -16,7 +16,7 @@ pub(crate) fn start_copy(world: &mut World, node: usize, target: Target) {
     {
         return merged(world, node, number);
     }
-    let is_full = matches!(target, Target::Member(_));
+    let is_full = matches!(target, Target::Replica(_));
     if world.nodes[node].copy.is_some() {
         // Ending its sessions makes the volume ask again.
         return end_copy(world, node);
@@ -27,13 +27,13 @@ pub(crate) fn start_copy(world: &mut World, node: usize, target: Target) {
     };
     let sources: Vec<usize> = record
         .in_sync()
-        .filter(|member| place.control.has_gate(member.id))
-        .map(|member| member_index(member.id))
+        .filter(|replica| place.control.has_gate(replica.id))
+        .map(|replica| replica_index(replica.id))
         .collect();
     let mut missing = BTreeMap::new();
-    for member in sources {
-        let id = world.send_io(node, Core::Management, member, Io::ReadAll);
-        missing.insert(id, member);
+    for replica in sources {
+        let id = world.send_io(node, Core::Management, replica, Io::ReadAll);
+        missing.insert(id, replica);
         if is_full {
             break;
         }
@@ -51,14 +51,14 @@ pub(crate) fn start_copy(world: &mut World, node: usize, target: Target) {
 pub(crate) fn copied(world: &mut World, node: usize, id: u64, result: IoResult) {
     let place = &mut world.nodes[node];
     let Some(copy) = &mut place.copy else { return };
-    let Some(member) = copy.missing.remove(&id) else {
+    let Some(replica) = copy.missing.remove(&id) else {
         return;
     };
     match result {
         IoResult::Refused(current) => {
             end_copy(world, node);
-            world.gate_said_no(node, member, current);
-            world.nodes[node].control.put_out(member_id(member));
+            world.gate_said_no(node, replica, current);
+            world.nodes[node].control.put_out(replica_id(replica));
             return;
         }
         IoResult::All(blocks, dirty) => {
@@ -77,10 +77,10 @@ pub(crate) fn copied(world: &mut World, node: usize, id: u64, result: IoResult) 
         end_copy(world, node);
         match target {
             Target::Merge(number) => merged(world, node, number),
-            Target::Member(member) => {
+            Target::Replica(replica) => {
                 world.report.promotions += 1;
-                world.nodes[node].filled.insert(member);
-                world.nodes[node].control.promote(member_id(member));
+                world.nodes[node].filled.insert(replica);
+                world.nodes[node].control.promote(replica_id(replica));
                 plan_promotion(world, node);
             }
         }
@@ -93,25 +93,25 @@ pub(crate) fn copied(world: &mut World, node: usize, id: u64, result: IoResult) 
         .map(|block| (block, source[block]))
         .collect();
     let targets: Vec<usize> = match copy.target {
-        Target::Member(target) => vec![target],
+        Target::Replica(target) => vec![target],
         Target::Merge(_) => {
             let record = place.control.record();
-            let members = record.into_iter().flat_map(|record| record.in_sync());
-            members.map(|member| member_index(member.id)).collect()
+            let replicas = record.into_iter().flat_map(|record| record.in_sync());
+            replicas.map(|replica| replica_index(replica.id)).collect()
         }
     };
     let mut missing = BTreeMap::new();
-    for member in targets {
+    for replica in targets {
         let blocks = blocks.clone();
-        let id = world.send_io(node, Core::Management, member, Io::WriteSome { blocks });
-        missing.insert(id, member);
+        let id = world.send_io(node, Core::Management, replica, Io::WriteSome { blocks });
+        missing.insert(id, replica);
     }
     if let Some(copy) = &mut world.nodes[node].copy {
         copy.missing = missing;
     }
 }
 
-/// The members are equal: the volume opens to hosts.
+/// The replicas are equal: the volume opens to hosts.
 fn merged(world: &mut World, node: usize, number: u64) {
     if !world.nodes[node].control.merged(number) {
         return;
@@ -128,8 +128,8 @@ pub(crate) fn end_copy(world: &mut World, node: usize) {
     let place = &mut world.nodes[node];
     place.lane.frozen = false;
     let missing = place.copy.take().map(|copy| copy.missing);
-    for member in missing.unwrap_or_default().into_values() {
-        world.lose_session(node, member);
+    for replica in missing.unwrap_or_default().into_values() {
+        world.lose_session(node, replica);
     }
 }
 

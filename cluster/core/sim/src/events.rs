@@ -4,8 +4,8 @@ use nacre_cluster_core::Holder;
 use nacre_cluster_core::gate::Key;
 
 use crate::client::Command;
-use crate::member::{Io, IoResult};
 use crate::node::{Answer, Request};
+use crate::replica::{Io, IoResult};
 
 /// A trouble that ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,12 +36,12 @@ pub(crate) enum Message {
     Store(u64, Answer),
     Watch(usize),
     Granted {
-        member: usize,
+        replica: usize,
         key: Key,
         session: u64,
     },
     GateRefused {
-        member: usize,
+        replica: usize,
         key: Key,
         session: u64,
         current: Option<Key>,
@@ -63,15 +63,15 @@ pub(crate) enum Message {
     Hand {
         clock: u64,
     },
-    Assent {
+    Confirmation {
         round: u64,
-        member: usize,
+        replica: usize,
         key: Option<Key>,
     },
     Acquire {
         from: usize,
         life: u64,
-        member: usize,
+        replica: usize,
         key: Key,
         session: u64,
     },
@@ -80,7 +80,7 @@ pub(crate) enum Message {
         life: u64,
         core: Core,
         id: u64,
-        member: usize,
+        replica: usize,
         io: Io,
         key: Key,
         session: u64,
@@ -90,17 +90,17 @@ pub(crate) enum Message {
         life: u64,
         core: Core,
         id: u64,
-        member: usize,
+        replica: usize,
     },
     KeyStored {
-        member: usize,
+        replica: usize,
         key: Key,
     },
     Report {
         from: usize,
         life: u64,
         round: u64,
-        member: usize,
+        replica: usize,
     },
 }
 

@@ -1,4 +1,4 @@
-//! The gates of the members on a node, driven by messages, and their disks.
+//! The gates of the replicas on a node, driven by messages, and their disks.
 
 use nacre_cluster_core::gate::GateStep;
 
@@ -14,34 +14,34 @@ impl Gates<'_> {
             Message::Acquire {
                 from,
                 life,
-                member,
+                replica,
                 key,
                 session,
             } => {
-                if let Err(refused) = self.0.members[member].gate.acquire(key, session) {
+                if let Err(refused) = self.0.replicas[replica].gate.acquire(key, session) {
                     let current = refused.current;
                     let answer = Message::GateRefused {
-                        member,
+                        replica,
                         key,
                         session,
                         current,
                     };
                     self.0.transmit(node, from, life, Core::Management, answer);
                 }
-                self.poll_gate(node, member);
+                self.poll_gate(node, replica);
             }
             Message::Io {
                 from,
                 life,
                 core,
                 id,
-                member,
+                replica,
                 io,
                 key,
                 session,
             } => {
                 let is_local = from == node;
-                let submitted = self.0.members[member].submit(id, io, key, session, is_local);
+                let submitted = self.0.replicas[replica].submit(id, io, key, session, is_local);
                 match submitted {
                     Ok(()) => {
                         let delay = self.disk_delay();
@@ -50,7 +50,7 @@ impl Gates<'_> {
                             life,
                             core,
                             id,
-                            member,
+                            replica,
                         };
                         self.0.send(delay, node, Core::Gates, done);
                     }
@@ -65,45 +65,53 @@ impl Gates<'_> {
                 life,
                 core,
                 id,
-                member,
+                replica,
             } => {
-                if let Some(result) = self.0.members[member].complete(id) {
+                if let Some(result) = self.0.replicas[replica].complete(id) {
                     self.0
                         .transmit(node, from, life, core, Message::IoDone { id, result });
                 }
-                self.poll_gate(node, member);
+                self.poll_gate(node, replica);
             }
-            Message::KeyStored { member, key } => {
-                self.0.members[member].store_key(key);
-                self.poll_gate(node, member);
+            Message::KeyStored { replica, key } => {
+                self.0.replicas[replica].store_key(key);
+                self.poll_gate(node, replica);
             }
             Message::Report {
                 from,
                 life,
                 round,
-                member,
+                replica,
             } => {
-                let key = self.0.members[member].gate.key();
-                let answer = Message::Assent { round, member, key };
+                let key = self.0.replicas[replica].gate.key();
+                let answer = Message::Confirmation {
+                    round,
+                    replica,
+                    key,
+                };
                 self.0.transmit(node, from, life, Core::Lanes, answer);
             }
             _ => unreachable!("not a message of gates"),
         }
     }
 
-    fn poll_gate(&mut self, node: usize, member: usize) {
-        while let Some(intent) = self.0.members[member].gate.poll() {
+    fn poll_gate(&mut self, node: usize, replica: usize) {
+        while let Some(intent) = self.0.replicas[replica].gate.poll() {
             match intent {
                 GateStep::Store(key) => {
                     let delay = self.disk_delay();
-                    self.0
-                        .send(delay, node, Core::Gates, Message::KeyStored { member, key });
+                    self.0.send(
+                        delay,
+                        node,
+                        Core::Gates,
+                        Message::KeyStored { replica, key },
+                    );
                 }
                 GateStep::Grant { key, session } => {
                     let to = index_of(key.holder.node);
                     let life = self.0.nodes[to].life;
                     let granted = Message::Granted {
-                        member,
+                        replica,
                         key,
                         session,
                     };

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use nacre_cluster_core::Assent;
-use nacre_cluster_core::assent::Members;
+use nacre_cluster_core::Confirmations;
+use nacre_cluster_core::confirmation::ReplicaIds;
 
 use crate::client::Command;
 
@@ -20,9 +20,9 @@ pub(crate) struct Lane {
     /// Answers without a lease, in order of collection: ticket and operation.
     pub held: BTreeMap<u64, u64>,
     pub last_ticket: u64,
-    pub assent: Assent,
-    pub round: Option<(u64, Members)>,
-    /// No operation starts while a member is copied.
+    pub confirmations: Confirmations,
+    pub round: Option<(u64, ReplicaIds)>,
+    /// No operation starts while a replica is copied.
     pub frozen: bool,
     /// I/O under way.
     pub outstanding: BTreeMap<u64, Outstanding>,
@@ -31,14 +31,14 @@ pub(crate) struct Lane {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Outstanding {
     pub operation: u64,
-    pub member: usize,
+    pub replica: usize,
     pub sent: u64,
 }
 
 #[derive(Debug)]
 pub(crate) struct Running {
     pub command: Command,
-    /// The members that have the write.
+    /// The replicas that have the write.
     pub done: BTreeSet<usize>,
     pub value: Option<u64>,
     pub is_collected: bool,

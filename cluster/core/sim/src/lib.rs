@@ -7,7 +7,7 @@
 //!     │   │            runs up to 2.4 % too fast or too slow; kill -9, with a fence or without
 //!     │   ├ Control    a stand-in for the daemon's control of an open volume
 //!     │   ├ Lane       a model of the data path: locks, reads, writes, held answers
-//!     │   └ Member     a model of a replica behind its shipped gate
+//!     │   └ Replica     a model of a replica behind its shipped gate
 //!     ├ Store          revisions, conditions, a watch; slow, unsure, away, full, stale reads
 //!     └ Hosts          several paths, retries, late copies ──▶ Checker: linearizable registers
 //! ```
@@ -30,9 +30,9 @@ mod gates;
 mod hosts;
 mod lane;
 mod management;
-mod member;
 mod names;
 mod node;
+mod replica;
 mod report;
 mod requests;
 mod run;

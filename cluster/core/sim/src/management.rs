@@ -5,24 +5,24 @@ use std::collections::BTreeSet;
 use nacre_cluster_core::gate::Key;
 use nacre_cluster_core::join::JoinStep;
 use nacre_cluster_core::lease::Word;
-use nacre_cluster_core::observer::{Observer, Role};
-use nacre_cluster_core::volume::{Intent, State, View};
+use nacre_cluster_core::observer::{Observer, ObserverRole};
+use nacre_cluster_core::volume::{HoldingState, Intent, View};
 use nacre_cluster_core::{
-    BootTime, Effect, Incarnation, Join, Lease, MemberId, NodeId, Volume, ranks,
+    BootTime, Effect, Incarnation, Join, Lease, NodeId, ReplicaId, Volume, ranks,
 };
 
-use crate::control::{self, Act, Control};
+use crate::control::{self, Control, ControlAct};
 use crate::copying;
 use crate::events::{Core, Event, Message};
 use crate::lane::Lane;
 use crate::names::{
-    MICRO, MILLI, SECOND, TURN, VOLUME, index_of, member_id, member_index, node_id,
+    MICRO, MILLI, SECOND, TURN, VOLUME, index_of, node_id, replica_id, replica_index,
 };
 use crate::node::{Ask, Request, Target};
 use crate::requests::Purpose;
 use crate::world::World;
 
-/// Time without an answer after which a member is lost while its node's lease stands.
+/// Time without an answer after which a replica is lost while its node's lease stands.
 const PATIENCE: u64 = 2 * SECOND;
 /// The same, when its node has no lease.
 const OWED: u64 = 500 * MILLI;
@@ -32,7 +32,7 @@ const COPY: u64 = 2 * SECOND;
 impl World {
     pub(crate) fn start_node(&mut self, node: usize) {
         let timing = self.timing;
-        let members = self.members.len();
+        let replicas = self.replicas.len();
         let place = &mut self.nodes[node];
         if place.up || self.lost.contains(&node) {
             return;
@@ -53,7 +53,7 @@ impl World {
         place.asked_gates.clear();
         place.requests.clear();
         place.watched = 0;
-        for session in &mut place.sessions[..members] {
+        for session in &mut place.sessions[..replicas] {
             *session += 1;
         }
         place.connections += 1;
@@ -79,18 +79,18 @@ impl World {
                 self.nodes[node].watch(node_id(node), log, self.timing, now);
             }
             Message::Granted {
-                member,
+                replica,
                 key,
                 session,
             } => {
                 let place = &mut self.nodes[node];
-                if place.sessions[member] == session {
-                    place.asked_gates.remove(&member);
-                    place.control.granted(member_id(member), key);
+                if place.sessions[replica] == session {
+                    place.asked_gates.remove(&replica);
+                    place.control.granted(replica_id(replica), key);
                 }
             }
             Message::GateRefused {
-                member,
+                replica,
                 key,
                 session,
                 current,
@@ -98,8 +98,8 @@ impl World {
                 let place = &mut self.nodes[node];
                 if current.is_some_and(|current| current.epoch > key.epoch) {
                     place.control.gate_refused(key);
-                } else if place.sessions[member] == session {
-                    self.lose_session(node, member);
+                } else if place.sessions[replica] == session {
+                    self.lose_session(node, replica);
                 }
             }
             Message::Drained { number } => self.nodes[node].control.lanes_are_idle(number),
@@ -172,7 +172,9 @@ impl World {
         let Some(lease) = &place.lease else { return };
         for of in live.iter().filter(|of| **of != me) {
             let rank = ranks::observers(*of, &live).iter().position(|n| *n == me);
-            let role = rank.map_or(Role::Other, |rank| Role::Observer(rank as u8));
+            let role = rank.map_or(ObserverRole::Other, |rank| {
+                ObserverRole::Observer(rank as u8)
+            });
             let observer = place
                 .observers
                 .entry(*of)
@@ -219,13 +221,13 @@ impl World {
         }
     }
 
-    fn perform(&mut self, node: usize, before: State, intent: Intent) {
+    fn perform(&mut self, node: usize, before: HoldingState, intent: Intent) {
         match intent {
             Intent::Commit {
                 number,
                 transaction,
             } => {
-                if before == State::Standby {
+                if before == HoldingState::Standby {
                     self.note(|| format!("node {node} takes"));
                 }
                 let holder = self.nodes[node].holder();
@@ -262,7 +264,7 @@ impl World {
         let reached = self.reached(node);
         for _ in 0..64 {
             let place = &mut self.nodes[node];
-            let view = control::View {
+            let view = control::ControlView {
                 now,
                 standing: &place.standing,
                 reached: &reached,
@@ -274,9 +276,9 @@ impl World {
         }
     }
 
-    fn act(&mut self, node: usize, act: Act) {
+    fn act(&mut self, node: usize, act: ControlAct) {
         match act {
-            Act::Commit {
+            ControlAct::Commit {
                 number,
                 transaction,
             } => {
@@ -285,23 +287,23 @@ impl World {
                 let purpose = Purpose::Change(of, number);
                 self.ask(node, purpose, Ask::Transaction(transaction));
             }
-            Act::Acquire { member, key } => {
-                let member = member_index(member);
-                let (life, to) = (self.nodes[node].life, self.members[member].node);
-                let session = self.nodes[node].sessions[member];
-                self.nodes[node].asked_gates.insert(member, self.now);
+            ControlAct::Acquire { replica, key } => {
+                let replica = replica_index(replica);
+                let (life, to) = (self.nodes[node].life, self.replicas[replica].node);
+                let session = self.nodes[node].sessions[replica];
+                self.nodes[node].asked_gates.insert(replica, self.now);
                 let message = Message::Acquire {
                     from: node,
                     life,
-                    member,
+                    replica,
                     key,
                     session,
                 };
                 self.transmit(node, to, self.nodes[to].life, Core::Gates, message);
             }
-            Act::Merge { number } => copying::start_copy(self, node, Target::Merge(number)),
-            Act::Drained { number } => self.nodes[node].volume.drained(number),
-            Act::Ended { opening, close } => {
+            ControlAct::Merge { number } => copying::start_copy(self, node, Target::Merge(number)),
+            ControlAct::Drained { number } => self.nodes[node].volume.drained(number),
+            ControlAct::Ended { opening, close } => {
                 self.drop_volume(node);
                 let volume = &mut self.nodes[node].volume;
                 volume.not_opened(opening);
@@ -312,10 +314,10 @@ impl World {
         }
     }
 
-    fn reached(&self, node: usize) -> Vec<MemberId> {
-        (0..self.members.len())
-            .filter(|member| self.reaches(node, self.members[*member].node))
-            .map(member_id)
+    fn reached(&self, node: usize) -> Vec<ReplicaId> {
+        (0..self.replicas.len())
+            .filter(|replica| self.reaches(node, self.replicas[*replica].node))
+            .map(replica_id)
             .collect()
     }
 
@@ -323,18 +325,23 @@ impl World {
         self.nodes[to].up && !self.cut[from][to] && !self.cut[to][from]
     }
 
-    /// Loses silent members, and copies to members that return.
+    /// Loses silent replicas, and copies to replicas that return.
     fn upkeep(&mut self, node: usize) {
         let place = &self.nodes[node];
         let mut owed = self.owed(node);
-        owed.extend(place.asked_gates.iter().map(|(member, at)| (*member, *at)));
-        for (member, since) in owed {
-            let of = self.members[member].node;
+        owed.extend(
+            place
+                .asked_gates
+                .iter()
+                .map(|(replica, at)| (*replica, *at)),
+        );
+        for (replica, since) in owed {
+            let of = self.replicas[replica].node;
             let stands = self.nodes[node].standing.contains_key(&node_id(of));
             let patience = if stands { PATIENCE } else { OWED };
             if self.now - since >= patience || !self.nodes[of].up {
-                self.lose_session(node, member);
-                self.nodes[node].control.put_out(member_id(member));
+                self.lose_session(node, replica);
+                self.nodes[node].control.put_out(replica_id(replica));
             }
         }
         let place = &mut self.nodes[node];
@@ -343,8 +350,8 @@ impl World {
         {
             let late: BTreeSet<usize> = copy.missing.values().copied().collect();
             copying::end_copy(self, node);
-            for member in late {
-                self.nodes[node].control.put_out(member_id(member));
+            for replica in late {
+                self.nodes[node].control.put_out(replica_id(replica));
             }
             return;
         }
@@ -355,35 +362,35 @@ impl World {
         let Some(record) = control.record() else {
             return;
         };
-        let outdated = record.members.iter().find(|member| {
-            !record.is_in_sync(member.id)
-                && control.has_gate(member.id)
-                && !control.is_changing(member.id)
-                && !place.filled.contains(&member_index(member.id))
+        let outdated = record.replicas.iter().find(|replica| {
+            !record.is_in_sync(replica.id)
+                && control.has_gate(replica.id)
+                && !control.is_changing(replica.id)
+                && !place.filled.contains(&replica_index(replica.id))
         });
-        if let Some(member) = outdated {
-            let member = member_index(member.id);
+        if let Some(replica) = outdated {
+            let replica = replica_index(replica.id);
             place.lane.frozen = true;
             if place.lane.is_idle() {
-                copying::start_copy(self, node, Target::Member(member));
+                copying::start_copy(self, node, Target::Replica(replica));
             }
         } else {
             place.lane.frozen = false;
         }
     }
 
-    /// The connection to a member ends: its I/O is lost, and its gate must be acquired again.
-    pub(crate) fn lose_session(&mut self, node: usize, member: usize) {
+    /// The connection to a replica ends: its I/O is lost, and its gate must be acquired again.
+    pub(crate) fn lose_session(&mut self, node: usize, replica: usize) {
         let place = &mut self.nodes[node];
-        place.sessions[member] += 1;
-        place.asked_gates.remove(&member);
-        place.filled.remove(&member);
-        place.control.lost_gate(member_id(member));
-        self.forget_member(node, member);
+        place.sessions[replica] += 1;
+        place.asked_gates.remove(&replica);
+        place.filled.remove(&replica);
+        place.control.lost_gate(replica_id(replica));
+        self.forget_replica(node, replica);
     }
 
     /// A gate has another key, or none.
-    pub(crate) fn gate_said_no(&mut self, node: usize, member: usize, current: Option<Key>) {
+    pub(crate) fn gate_said_no(&mut self, node: usize, replica: usize, current: Option<Key>) {
         let place = &mut self.nodes[node];
         let Some(own) = place.control.key() else {
             return;
@@ -391,7 +398,7 @@ impl World {
         if current.is_some_and(|current| current.epoch > own.epoch) {
             place.control.gate_refused(own);
         } else {
-            self.lose_session(node, member);
+            self.lose_session(node, replica);
         }
     }
 

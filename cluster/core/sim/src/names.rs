@@ -1,6 +1,6 @@
 //! Constants of the simulator, and the names of its parts.
 
-use nacre_cluster_core::{MemberId, NodeId, VolumeId};
+use nacre_cluster_core::{NodeId, ReplicaId, VolumeId};
 use uuid::Uuid;
 
 pub(crate) const BLOCKS: usize = 3;
@@ -21,10 +21,10 @@ pub(crate) fn index_of(node: NodeId) -> usize {
     (node.0.as_u128() - 0x1000) as usize
 }
 
-pub(crate) fn member_id(index: usize) -> MemberId {
-    MemberId(Uuid::from_u128(0x2000 + index as u128))
+pub(crate) fn replica_id(index: usize) -> ReplicaId {
+    ReplicaId(Uuid::from_u128(0x2000 + index as u128))
 }
 
-pub(crate) fn member_index(member: MemberId) -> usize {
-    (member.0.as_u128() - 0x2000) as usize
+pub(crate) fn replica_index(replica: ReplicaId) -> usize {
+    (replica.0.as_u128() - 0x2000) as usize
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use nacre_cluster_core::join::Found;
 use nacre_cluster_core::lease::Word;
-use nacre_cluster_core::observer::{Observer, Role};
+use nacre_cluster_core::observer::{Observer, ObserverRole};
 use nacre_cluster_core::{
     BootTime, Holder, Incarnation, Join, Lease, NodeId, Timing, Transaction, Volume, ranks,
 };
@@ -14,7 +14,7 @@ use crate::control::Control;
 use crate::lane::Lane;
 use crate::names::{BLOCKS, SECOND, VOLUME, node_id};
 use crate::requests::{Purpose, Requests};
-use crate::store::{Change, LeaseKey, Outcome};
+use crate::store::{LeaseKey, Outcome, StoreChange};
 
 /// A request to the store.
 #[derive(Debug, Clone)]
@@ -38,19 +38,19 @@ pub(crate) enum Answer {
     Read(Option<LeaseKey>),
 }
 
-/// A merge of the in-sync members, or a copy to a member that returns.
+/// A merge of the in-sync replicas, or a copy to a replica that returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Target {
     /// With its number.
     Merge(u64),
-    Member(usize),
+    Replica(usize),
 }
 
 #[derive(Debug)]
 pub(crate) struct Copying {
     pub target: Target,
     pub began: u64,
-    /// I/O under way: id and member.
+    /// I/O under way: id and replica.
     pub missing: BTreeMap<u64, usize>,
     pub source: Option<[u64; BLOCKS]>,
     pub dirty: [bool; BLOCKS],
@@ -87,9 +87,9 @@ pub(crate) struct SimNode {
     pub volume: Volume,
     pub control: Control,
     pub lane: Lane,
-    /// The connection to each member.
+    /// The connection to each replica.
     pub sessions: [u64; 8],
-    /// Members that get every write before they are in sync.
+    /// Replicas that get every write before they are in sync.
     pub filled: BTreeSet<usize>,
     pub copy: Option<Copying>,
     pub asked_gates: BTreeMap<usize, u64>,
@@ -218,11 +218,11 @@ impl SimNode {
         true
     }
 
-    pub(crate) fn watch(&mut self, me: NodeId, log: &[Change], timing: Timing, now: BootTime) {
+    pub(crate) fn watch(&mut self, me: NodeId, log: &[StoreChange], timing: Timing, now: BootTime) {
         while let Some(change) = log.get(self.watched).cloned() {
             self.watched += 1;
             match change {
-                Change::Lease {
+                StoreChange::Lease {
                     node: of,
                     key,
                     number,
@@ -241,7 +241,7 @@ impl SimNode {
                     let live: Vec<NodeId> = self.standing.keys().copied().collect();
                     let rank = ranks::observers(of, &live).iter().position(|n| *n == me);
                     if let Some(rank) = rank {
-                        let role = Role::Observer(rank as u8);
+                        let role = ObserverRole::Observer(rank as u8);
                         let observer = self
                             .observers
                             .entry(of)
@@ -250,7 +250,7 @@ impl SimNode {
                         observer.observe(key.modified, now);
                     }
                 }
-                Change::LeaseEnd {
+                StoreChange::LeaseEnd {
                     node: of,
                     incarnation,
                     at,
@@ -267,7 +267,7 @@ impl SimNode {
                         lease.end(incarnation);
                     }
                 }
-                Change::Record(revision, record) => self.volume.update(revision, *record),
+                StoreChange::Record(revision, record) => self.volume.update(revision, *record),
             }
         }
     }

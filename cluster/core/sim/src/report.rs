@@ -26,16 +26,16 @@ pub struct Report {
     pub retries: u64,
     pub takes: u64,
     pub fences: u64,
-    pub hand_overs: u64,
+    pub handovers: u64,
     pub crashes: u64,
     /// Losses of two nodes at once.
     pub losses: u64,
     pub stalls: u64,
     pub promotions: u64,
-    /// Answers that waited for a lease or for assent.
+    /// Answers that waited for a lease or for confirmation.
     pub held: u64,
-    /// Rounds of assent that let answers leave.
-    pub assents: u64,
+    /// Rounds of confirmation that let answers leave.
+    pub confirmations: u64,
     pub virtual_ms: u64,
 }
 
@@ -49,13 +49,13 @@ impl std::ops::Add for Report {
             retries: self.retries + other.retries,
             takes: self.takes + other.takes,
             fences: self.fences + other.fences,
-            hand_overs: self.hand_overs + other.hand_overs,
+            handovers: self.handovers + other.handovers,
             crashes: self.crashes + other.crashes,
             losses: self.losses + other.losses,
             stalls: self.stalls + other.stalls,
             promotions: self.promotions + other.promotions,
             held: self.held + other.held,
-            assents: self.assents + other.assents,
+            confirmations: self.confirmations + other.confirmations,
             virtual_ms: self.virtual_ms + other.virtual_ms,
         }
     }

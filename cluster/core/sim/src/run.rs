@@ -2,8 +2,8 @@
 
 use std::cmp::Reverse;
 
-use nacre_cluster_core::Member;
-use nacre_cluster_core::volume::State;
+use nacre_cluster_core::Replica;
+use nacre_cluster_core::volume::HoldingState;
 
 use crate::events::{Core, Event, Scheduled};
 use crate::gates::Gates;
@@ -44,7 +44,7 @@ impl Run {
             self.until(end + RECOVERY)?;
             self.check_leases()?;
             let (_, record) = self.0.store.record();
-            let lost = |member: &Member| self.0.lost.contains(&index_of(member.node));
+            let lost = |replica: &Replica| self.0.lost.contains(&index_of(replica.node));
             if record.in_sync().all(lost) {
                 // The data is on the nodes that are down.
                 return self.0.checker.check(BLOCKS);
@@ -101,7 +101,7 @@ impl Run {
     /// Nodes that hold the volume, with a lease that is good by their own clock.
     fn holders(&self) -> usize {
         let holds = |node: &&SimNode| {
-            node.volume.state() == State::Holding && node.has_good_lease(self.0.now)
+            node.volume.state() == HoldingState::Holding && node.has_good_lease(self.0.now)
         };
         self.0.nodes.iter().filter(holds).count()
     }

@@ -1,21 +1,21 @@
-//! A model of the data path of a holder: locks per block, reads from one member, writes to all, and
-//! answers that leave by the clock or by assent.
+//! A model of the data path of a holder: locks per block, reads from one replica, writes to all
+//! replicas, and answers that leave by the clock or by confirmation.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use nacre_cluster_core::BootTime;
-use nacre_cluster_core::assent::Members;
+use nacre_cluster_core::confirmation::ReplicaIds;
 use nacre_cluster_core::gate::Key;
 use nacre_cluster_core::mutation::Mutation;
 
 use crate::client::Command;
 use crate::events::{Core, Event, Message};
 use crate::lane::{Outstanding, Running};
-use crate::member::{Io, IoResult};
-use crate::names::{ALL_CORES, MICRO, MILLI, SECOND, TURN, member_id, member_index};
+use crate::names::{ALL_CORES, MICRO, MILLI, SECOND, TURN, replica_id, replica_index};
+use crate::replica::{Io, IoResult};
 use crate::world::World;
 
-/// Time after which a round of assent is given up.
+/// Time after which a round of confirmation is given up.
 const ROUND: u64 = 500 * MILLI;
 
 impl World {
@@ -50,7 +50,11 @@ impl World {
                 }
                 self.report_drained(node);
             }
-            Message::Assent { round, member, key } => self.assented(node, round, member, key),
+            Message::Confirmation {
+                round,
+                replica,
+                key,
+            } => self.confirmed(node, round, replica, key),
             _ => unreachable!("not a message of lanes"),
         }
     }
@@ -124,11 +128,11 @@ impl World {
             .may_be_in_sync()
             .unwrap_or_default()
             .iter()
-            .map(|member| member_index(*member))
+            .map(|replica| replica_index(*replica))
             .collect();
-        let is_under_way = |member: usize| {
+        let is_under_way = |replica: usize| {
             let mut all = place.lane.outstanding.values();
-            all.any(|o| o.operation == id && o.member == member)
+            all.any(|o| o.operation == id && o.replica == replica)
         };
         let block = operation.command.block;
         let mut sends = Vec::new();
@@ -138,37 +142,37 @@ impl World {
                     return self.collect(node, id);
                 }
                 let targets = required.iter().chain(&place.filled);
-                for member in targets.copied().collect::<BTreeSet<_>>() {
-                    if !operation.done.contains(&member) && !is_under_way(member) {
-                        sends.push((member, Io::Write { block, value }));
+                for replica in targets.copied().collect::<BTreeSet<_>>() {
+                    if !operation.done.contains(&replica) && !is_under_way(replica) {
+                        sends.push((replica, Io::Write { block, value }));
                     }
                 }
             }
             None => {
                 let any = place.lane.outstanding.values().any(|o| o.operation == id);
                 let record = place.control.record();
-                let members: Vec<usize> = record
+                let replicas: Vec<usize> = record
                     .into_iter()
                     .flat_map(|record| record.in_sync())
-                    .filter(|member| place.control.has_gate(member.id))
-                    .map(|member| member_index(member.id))
+                    .filter(|replica| place.control.has_gate(replica.id))
+                    .map(|replica| replica_index(replica.id))
                     .collect();
-                if !any && !members.is_empty() {
-                    sends.push((*self.random.pick(&members), Io::Read { block }));
+                if !any && !replicas.is_empty() {
+                    sends.push((*self.random.pick(&replicas), Io::Read { block }));
                 }
             }
         }
         let client = operation.command.client;
-        for (member, io) in sends {
+        for (replica, io) in sends {
             if matches!(io, Io::Read { .. }) && self.lively && self.random.one_in(60) {
                 self.stall_at_read(node, client);
             }
-            if self.nodes[node].control.has_gate(member_id(member)) {
-                let io_id = self.send_io(node, Core::Lanes, member, io);
+            if self.nodes[node].control.has_gate(replica_id(replica)) {
+                let io_id = self.send_io(node, Core::Lanes, replica, io);
                 let sent = self.now;
                 let outstanding = Outstanding {
                     operation: id,
-                    member,
+                    replica,
                     sent,
                 };
                 self.nodes[node].lane.outstanding.insert(io_id, outstanding);
@@ -176,7 +180,7 @@ impl World {
         }
     }
 
-    /// The node stalls with a read under way, for so long that another node takes over. Its member
+    /// The node stalls with a read under way, for so long that another node takes over. Its replica
     /// may do the read afterwards, with data that is stale by then.
     fn stall_at_read(&mut self, node: usize, client: usize) {
         let ms = self.random.within(2500, 5000);
@@ -185,21 +189,21 @@ impl World {
         self.clients[client].be_patient(self.now + 10 * SECOND);
     }
 
-    /// Sends an I/O to a member; returns its id.
-    pub(crate) fn send_io(&mut self, node: usize, core: Core, member: usize, io: Io) -> u64 {
+    /// Sends an I/O to a replica; returns its id.
+    pub(crate) fn send_io(&mut self, node: usize, core: Core, replica: usize, io: Io) -> u64 {
         let id = self.new_id();
         let place = &self.nodes[node];
         let Some(key) = place.control.key() else {
             return id;
         };
-        let (session, life) = (place.sessions[member], place.life);
-        let to = self.members[member].node;
+        let (session, life) = (place.sessions[replica], place.life);
+        let to = self.replicas[replica].node;
         let message = Message::Io {
             from: node,
             life,
             core,
             id,
-            member,
+            replica,
             io,
             key,
             session,
@@ -210,22 +214,22 @@ impl World {
 
     fn io_done(&mut self, node: usize, id: u64, result: IoResult) {
         let Some(Outstanding {
-            operation, member, ..
+            operation, replica, ..
         }) = self.nodes[node].lane.outstanding.remove(&id)
         else {
             return;
         };
         match result {
             IoResult::Refused(current) => {
-                self.gate_said_no(node, member, current);
+                self.gate_said_no(node, replica, current);
             }
             IoResult::Done(value) => {
                 let place = &mut self.nodes[node];
                 let in_sync = place.control.record();
-                let in_sync = in_sync.is_some_and(|r| r.is_in_sync(member_id(member)));
+                let in_sync = in_sync.is_some_and(|r| r.is_in_sync(replica_id(replica)));
                 if let Some(found) = place.lane.running.get_mut(&operation) {
                     if found.command.write.is_some() {
-                        found.done.insert(member);
+                        found.done.insert(replica);
                     } else if in_sync {
                         found.value = Some(value);
                         return self.collect(node, operation);
@@ -262,7 +266,7 @@ impl World {
         };
         let is_good = place.word.is_good(now);
         for id in std::mem::take(&mut self.nodes[node].lane.collected) {
-            if is_good || self.has_own_assent(node, id) {
+            if is_good || self.has_own_confirmations(node, id) {
                 self.leave(node, id);
                 continue;
             }
@@ -273,15 +277,15 @@ impl World {
         }
     }
 
-    /// A write on all members that may be in sync: its completions are their assent.
-    fn has_own_assent(&self, node: usize, id: u64) -> bool {
+    /// A write on all replicas that may be in sync: its completions are their confirmations.
+    fn has_own_confirmations(&self, node: usize, id: u64) -> bool {
         let place = &self.nodes[node];
         let Some(operation) = place.lane.running.get(&id) else {
             return false;
         };
-        let has = |member: &_| operation.done.contains(&member_index(*member));
-        let members = place.control.may_be_in_sync();
-        operation.command.write.is_some() && members.is_some_and(|m| m.iter().all(has))
+        let has = |replica: &_| operation.done.contains(&replica_index(*replica));
+        let replicas = place.control.may_be_in_sync();
+        operation.command.write.is_some() && replicas.is_some_and(|m| m.iter().all(has))
     }
 
     /// The answer leaves, and the block is free.
@@ -319,47 +323,52 @@ impl World {
         if !place.control.is_open() {
             return;
         }
-        let Some(members) = place.control.may_be_in_sync() else {
+        let Some(replicas) = place.control.may_be_in_sync() else {
             return;
         };
         let lane = &mut self.nodes[node].lane;
-        let is_over = |(began, of): &(u64, Members)| self.now - began >= ROUND || *of != members;
+        let is_over =
+            |(began, of): &(u64, ReplicaIds)| self.now - began >= ROUND || *of != replicas;
         if lane.round.as_ref().is_some_and(is_over) {
-            lane.assent.abandon();
+            lane.confirmations.abandon();
             lane.round = None;
         }
-        let Some(round) = lane.assent.start(lane.last_ticket, members.clone()) else {
+        let Some(round) = lane.confirmations.start(lane.last_ticket, replicas.clone()) else {
             return;
         };
-        lane.round = Some((self.now, members.clone()));
+        lane.round = Some((self.now, replicas.clone()));
         let life = self.nodes[node].life;
-        for member in members {
-            let member = member_index(member);
-            let to = self.members[member].node;
+        for replica in replicas {
+            let replica = replica_index(replica);
+            let to = self.replicas[replica].node;
             let message = Message::Report {
                 from: node,
                 life,
                 round,
-                member,
+                replica,
             };
             self.transmit(node, to, self.nodes[to].life, Core::Gates, message);
         }
     }
 
-    fn assented(&mut self, node: usize, round: u64, member: usize, key: Option<Key>) {
+    fn confirmed(&mut self, node: usize, round: u64, replica: usize, key: Option<Key>) {
         let place = &mut self.nodes[node];
         let own = place.control.key();
         if own.is_none() || key != own {
-            return self.gate_said_no(node, member, key);
+            return self.gate_said_no(node, replica, key);
         }
-        let members = place.control.may_be_in_sync();
+        let replicas = place.control.may_be_in_sync();
         let of = place.lane.round.as_ref().map(|(_, of)| of.clone());
-        if of.is_none() || of != members {
+        if of.is_none() || of != replicas {
             return;
         }
-        if let Some(covers) = place.lane.assent.confirmed(round, member_id(member)) {
+        if let Some(covers) = place
+            .lane
+            .confirmations
+            .confirmed(round, replica_id(replica))
+        {
             place.lane.round = None;
-            self.report.assents += 1;
+            self.report.confirmations += 1;
             self.release_held(node, covers);
         }
     }
@@ -371,15 +380,15 @@ impl World {
         ready.into_values().for_each(|id| self.leave(node, id));
     }
 
-    /// The member's I/O is lost: what lacks it is sent again, when the member has a gate.
-    pub(crate) fn forget_member(&mut self, node: usize, member: usize) {
+    /// The replica's I/O is lost: what lacks it is sent again, when the replica has a gate.
+    pub(crate) fn forget_replica(&mut self, node: usize, replica: usize) {
         let lane = &mut self.nodes[node].lane;
-        lane.outstanding.retain(|_, o| o.member != member);
+        lane.outstanding.retain(|_, o| o.replica != replica);
     }
 
-    /// The members that owe an answer, with the time since which they do.
+    /// The replicas that owe an answer, with the time since which they do.
     pub(crate) fn owed(&self, node: usize) -> Vec<(usize, u64)> {
         let outstanding = self.nodes[node].lane.outstanding.values();
-        outstanding.map(|o| (o.member, o.sent)).collect()
+        outstanding.map(|o| (o.replica, o.sent)).collect()
     }
 }

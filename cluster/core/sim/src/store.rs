@@ -12,7 +12,7 @@ pub(crate) struct LeaseKey {
 
 /// A change, as a watch shows it.
 #[derive(Debug, Clone)]
-pub(crate) enum Change {
+pub(crate) enum StoreChange {
     Lease {
         node: NodeId,
         key: LeaseKey,
@@ -43,7 +43,7 @@ pub(crate) struct Store {
     /// The key before its last change, if there was one: a stale read returns it.
     former: BTreeMap<NodeId, Option<LeaseKey>>,
     record: (Revision, Record),
-    pub log: Vec<Change>,
+    pub log: Vec<StoreChange>,
 }
 
 impl Store {
@@ -53,7 +53,7 @@ impl Store {
             revision: 1,
             leases: BTreeMap::new(),
             former: BTreeMap::new(),
-            log: vec![Change::Record(record.0, Box::new(record.1.clone()))],
+            log: vec![StoreChange::Record(record.0, Box::new(record.1.clone()))],
             record,
         }
     }
@@ -105,7 +105,7 @@ impl Store {
                 if let Some(key) = self.leases.remove(&node) {
                     self.former.insert(node, Some(key));
                     let incarnation = key.created;
-                    self.log.push(Change::LeaseEnd {
+                    self.log.push(StoreChange::LeaseEnd {
                         node,
                         incarnation,
                         at,
@@ -115,7 +115,7 @@ impl Store {
             Effect::Commit { record, .. } => {
                 self.record = (at, *record);
                 self.log
-                    .push(Change::Record(at, Box::new(self.record.1.clone())));
+                    .push(StoreChange::Record(at, Box::new(self.record.1.clone())));
             }
         }
         Outcome::Made(at)
@@ -129,6 +129,6 @@ impl Store {
         };
         self.former.insert(node, former);
         self.leases.insert(node, key);
-        self.log.push(Change::Lease { node, key, number });
+        self.log.push(StoreChange::Lease { node, key, number });
     }
 }

@@ -1,7 +1,7 @@
 //! The troubles of a run.
 
 use nacre_cluster_core::slots::controller_ids;
-use nacre_cluster_core::volume::State;
+use nacre_cluster_core::volume::HoldingState;
 
 use crate::events::{Event, Trouble};
 use crate::names::{ALL_CORES, MILLI, SECOND, node_id};
@@ -20,7 +20,7 @@ impl Troubles<'_> {
             return;
         }
         let count = self.0.nodes.len();
-        let holder = (0..count).find(|n| self.0.nodes[*n].volume.state() == State::Holding);
+        let holder = (0..count).find(|n| self.0.nodes[*n].volume.state() == HoldingState::Holding);
         // Most troubles meet the holder.
         let node = match holder {
             Some(holder) if self.0.random.percent(60) => holder,
@@ -46,7 +46,7 @@ impl Troubles<'_> {
                 self.begin(Trouble::Link(node, other, both), 6000);
             }
             15 | 16 => self.begin(Trouble::Isolation(node), 6000),
-            17 | 18 => self.hand_over(node, other),
+            17 | 18 => self.handover(node, other),
             19 => self.begin(Trouble::Slow(node), 3000),
             20 | 21 => self.restart_others(node),
             _ => self.publish(node),
@@ -129,15 +129,15 @@ impl Troubles<'_> {
     }
 
     /// The node stalls and loses the store until another one has taken over. Then all other nodes
-    /// restart: the gates of their members must know the new holder when the old one goes on.
+    /// restart: the gates of their replicas must know the new holder when the old one goes on.
     fn restart_others(&mut self, node: usize) {
         let lasts = self.0.random.within(4600, 5200);
         self.0.stall(node, ALL_CORES, lasts);
         self.begin(Trouble::StoreCut(node), 9000);
         let at = self.0.random.within(3500, 4500);
         for other in (0..self.0.nodes.len()).filter(|other| *other != node) {
-            let has_member = self.0.members.iter().any(|member| member.node == other);
-            let down_ms = if has_member { 300 } else { 3000 };
+            let has_replica = self.0.replicas.iter().any(|replica| replica.node == other);
+            let down_ms = if has_replica { 300 } else { 3000 };
             let event = Event::Crash {
                 node: other,
                 down_ms,
@@ -150,7 +150,7 @@ impl Troubles<'_> {
     /// been an observer of the other.
     pub(crate) fn lose_two(&mut self) {
         let count = self.0.nodes.len();
-        let holder = (0..count).find(|n| self.0.nodes[*n].volume.state() == State::Holding);
+        let holder = (0..count).find(|n| self.0.nodes[*n].volume.state() == HoldingState::Holding);
         let first = holder.unwrap_or(0);
         let second = (first + 1 + self.0.random.index(count - 1)) % count;
         for node in [first, second] {
@@ -187,16 +187,16 @@ impl Troubles<'_> {
         let place = &mut self.0.nodes[node];
         place.up = false;
         place.life += 1;
-        for member in self.0.members.iter_mut().filter(|m| m.node == node) {
-            member.die(|| self.0.random.one_in(2));
+        for replica in self.0.replicas.iter_mut().filter(|m| m.node == node) {
+            replica.die(|| self.0.random.one_in(2));
         }
     }
 
-    fn hand_over(&mut self, node: usize, to: usize) {
+    fn handover(&mut self, node: usize, to: usize) {
         let clock = self.0.nodes[node].clock(self.0.now);
         let place = &mut self.0.nodes[node];
-        if place.up && place.volume.hand_over(node_id(to), clock) {
-            self.0.report.hand_overs += 1;
+        if place.up && place.volume.handover(node_id(to), clock) {
+            self.0.report.handovers += 1;
             self.0
                 .note(|| format!("node {node} hands over to node {to}"));
         }

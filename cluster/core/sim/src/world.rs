@@ -5,15 +5,15 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use arrayvec::ArrayVec;
 use nacre_cluster_core::slots::Slots;
-use nacre_cluster_core::{Member, MemberState, Record, Timing};
+use nacre_cluster_core::{Record, Replica, ReplicaState, Timing};
 use nacre_random::Random;
 
 use crate::checker::Checker;
 use crate::client::Client;
 use crate::events::{Core, Event, Message, Scheduled};
-use crate::member::SimMember;
-use crate::names::{ALL_CORES, MICRO, MILLI, member_id, node_id};
+use crate::names::{ALL_CORES, MICRO, MILLI, node_id, replica_id};
 use crate::node::SimNode;
+use crate::replica::SimReplica;
 use crate::report::{Options, Report};
 use crate::store::Store;
 
@@ -34,7 +34,7 @@ pub(crate) struct World {
     scheduled: u64,
     pub timing: Timing,
     pub nodes: Vec<SimNode>,
-    pub members: Vec<SimMember>,
+    pub replicas: Vec<SimReplica>,
     pub store: Store,
     pub health: StoreHealth,
     /// `cut[a][b]`: messages from a to b are lost.
@@ -61,24 +61,24 @@ impl World {
     pub(crate) fn new(seed: u64, options: Options) -> Self {
         let mut random = Random::new(seed);
         let count = 3 + random.index(3);
-        let members = *random.pick(&[1, 2, 2, 2, 3, 3]);
+        let replicas = *random.pick(&[1, 2, 2, 2, 3, 3]);
         let mut places: Vec<usize> = (0..count).collect();
         random.shuffle(&mut places);
-        let members: Vec<SimMember> = places[..members]
+        let replicas: Vec<SimReplica> = places[..replicas]
             .iter()
-            .map(|n| SimMember::new(*n))
+            .map(|n| SimReplica::new(*n))
             .collect();
-        let of_record = members.iter().enumerate().map(|(index, member)| Member {
-            id: member_id(index),
-            node: node_id(member.node),
-            state: MemberState::InSync,
+        let of_record = replicas.iter().enumerate().map(|(index, replica)| Replica {
+            id: replica_id(index),
+            node: node_id(replica.node),
+            state: ReplicaState::InSync,
         });
         let record = Record {
             epoch: 0,
             serving: 0,
             holder: None,
             next: None,
-            members: ArrayVec::from_iter(of_record),
+            replicas: ArrayVec::from_iter(of_record),
         };
         let nodes = (0..count).map(|_| SimNode::new(&mut random)).collect();
         let clients = (0..7).map(|_| Client::default()).collect();
@@ -89,7 +89,7 @@ impl World {
             scheduled: 0,
             timing: Timing::default(),
             nodes,
-            members,
+            replicas,
             store: Store::new(record),
             health: StoreHealth::default(),
             cut: vec![vec![false; count]; count],

@@ -20,13 +20,13 @@ fn many_short_runs() {
         ("retries on another path", sum.retries, 3 * runs),
         ("takes", sum.takes, 2 * runs),
         ("fences", sum.fences, runs),
-        ("hand-overs", sum.hand_overs, runs / 4),
+        ("handovers", sum.handovers, runs / 4),
         ("crashes", sum.crashes, runs),
         ("losses of two nodes", sum.losses, runs / 8),
         ("stalls", sum.stalls, 2 * runs),
         ("promotions", sum.promotions, runs),
         ("held answers", sum.held, 2 * runs),
-        ("rounds of assent", sum.assents, runs),
+        ("rounds of confirmation", sum.confirmations, runs),
     ];
     assert_enough(runs, &enough);
 }

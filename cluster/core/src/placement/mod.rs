@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 
-use crate::ids::{MAX_MEMBERS, NodeId, PoolId, VolumeId};
+use crate::ids::{MAX_REPLICAS, NodeId, PoolId, VolumeId};
 use crate::ranks::weight;
 
 /// Most labels of a spread.
@@ -180,7 +180,7 @@ pub fn choose(
     kept: &[NodeId],
 ) -> Result<Vec<Choice>, Unplaced> {
     let named: BTreeSet<NodeId> = wish.nodes.iter().copied().collect();
-    if !(1..=MAX_MEMBERS).contains(&wish.count) || named.len() > wish.count {
+    if !(1..=MAX_REPLICAS).contains(&wish.count) || named.len() > wish.count {
         return Err(Unplaced::Count {
             wanted: wish.count,
             nodes: named.len(),
@@ -409,9 +409,9 @@ impl<'a, 'b> Search<'_, 'a, 'b> {
 }
 
 /// The UUID of the lvol that a node makes for a replica.
-pub fn lvol_of(member: Uuid) -> Uuid {
+pub fn lvol_of(replica: Uuid) -> Uuid {
     const MARK: [u8; 16] = *b"placed replica  ";
-    let mut bytes = member.into_bytes();
+    let mut bytes = replica.into_bytes();
     bytes
         .iter_mut()
         .zip(MARK)

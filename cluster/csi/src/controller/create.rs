@@ -37,9 +37,9 @@ impl Controller {
         let parameters = Parameters::read(&asked.parameters)?;
         let sizes = Sizes::read(asked.capacity_range.as_ref())?;
         let bytes = sizes.chosen()?;
-        let place = self.daemon.place()?;
-        parameters.refuse_ignored(place.is_cluster())?;
-        let id = place.volume_id(name);
+        let deployment = self.daemon.deployment()?;
+        parameters.refuse_ignored(deployment.is_cluster())?;
+        let id = deployment.volume_id(name);
         let _one = self.pending.start(&id.to_string())?;
         let volume = match self.daemon.volume(id)? {
             Some(volume) => volume,

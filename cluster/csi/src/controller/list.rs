@@ -56,7 +56,7 @@ impl Controller {
         asked: &GetCapacityRequest,
     ) -> Result<GetCapacityResponse, Status> {
         let parameters = Parameters::read(&asked.parameters)?;
-        parameters.refuse_ignored(self.daemon.place()?.is_cluster())?;
+        parameters.refuse_ignored(self.daemon.deployment()?.is_cluster())?;
         let capabilities = &asked.volume_capabilities;
         let is_unfit = capabilities
             .iter()

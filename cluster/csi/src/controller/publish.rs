@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::Controller;
 use crate::capability::{Capability, bounded, volume_id};
-use crate::daemon::{Place, Publication, Volume, listed};
+use crate::daemon::{Deployment, Publication, Volume, listed};
 use crate::messages::Nothing;
 use crate::messages::controller::{
     ControllerPublishVolumeRequest, ControllerPublishVolumeResponse,
@@ -135,9 +135,9 @@ impl Controller {
     /// Then no node that shows the volume may be silent with a lease, nor serve the volume without
     /// one.
     fn until_cut_off(&self, id: Uuid, host: Option<&str>, removed: Instant) -> Result<(), Status> {
-        let (others, is_in_cluster) = match self.daemon.place()? {
-            Place::Alone { .. } => (Duration::ZERO, false),
-            Place::Cluster { lease, .. } => (lease * 2, true),
+        let (others, is_in_cluster) = match self.daemon.deployment()? {
+            Deployment::Alone { .. } => (Duration::ZERO, false),
+            Deployment::Cluster { lease, .. } => (lease * 2, true),
         };
         loop {
             let obstacle = if self.daemon.is_connected(id, host)? {

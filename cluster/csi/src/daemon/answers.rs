@@ -2,30 +2,35 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
+use nacre_engine::methods::cluster::pools::ClusterPoolState;
 
+use super::calls::{
+    AddressAnswer, ClusterPoolAnswer, ClusterVolumeAnswer, SubsystemAnswer, VolumeAnswer,
+    VolumeNodeAnswer,
+};
 use super::{Publication, Volume};
 use crate::capability::Parameters;
 
 /// Bytes of the largest volume of the cluster, without regard to labels of nodes.
-pub(super) fn cluster_room(pools: &[Value], parameters: &Parameters) -> u64 {
-    let room = if parameters.is_thin {
-        "thin_room_bytes"
-    } else {
-        "room_bytes"
-    };
+pub(super) fn cluster_room(pools: &[ClusterPoolAnswer], parameters: &Parameters) -> u64 {
     let mut nodes: BTreeMap<&str, (bool, u64)> = BTreeMap::new();
-    for pool in pools.iter().filter(|pool| pool["state"] == "online") {
-        let is_of_class = (parameters.class.as_deref()).is_none_or(|class| pool["class"] == class);
-        let (Some(node), Some(room)) = (pool["node"].as_str(), pool[room].as_u64()) else {
+    let online = pools
+        .iter()
+        .filter(|pool| pool.state == ClusterPoolState::Online);
+    for pool in online {
+        if parameters.class.is_some() && pool.class != parameters.class {
             continue;
-        };
-        if is_of_class {
-            let mut named = parameters.nodes.iter();
-            let is_named = named.any(|name| name == node || pool["node_name"] == name.as_str());
-            let best = nodes.entry(node).or_default();
-            *best = (is_named, best.1.max(room));
         }
+        let room = if parameters.is_thin {
+            pool.thin_room_bytes
+        } else {
+            pool.room_bytes
+        };
+        let mut named = parameters.nodes.iter();
+        let is_named =
+            named.any(|name| *name == pool.node || pool.node_name.as_ref() == Some(name));
+        let best = nodes.entry(&pool.node).or_default();
+        *best = (is_named, best.1.max(room));
     }
     let (mut named, mut rooms) = (0, Vec::new());
     for (is_named, room) in nodes.into_values() {
@@ -47,69 +52,68 @@ pub(super) fn cluster_room(pools: &[Value], parameters: &Parameters) -> u64 {
     taken.min().unwrap_or(0)
 }
 
-pub(super) fn volume(found: &Value) -> Option<Volume> {
-    let block = found["block_size"].as_u64()?;
-    let subsystems = found["subsystems"].as_array().into_iter().flatten();
-    Some(Volume {
-        id: found["uuid"].as_str()?.parse().ok()?,
-        name: found["name"].as_str()?.to_owned(),
-        bytes: found["num_blocks"].as_u64()?.checked_mul(block)?,
-        replicas: found["replicas"].as_array()?.len(),
-        description: text(&found["settings"]["description"]),
-        subsystems: subsystems.map(text).collect(),
-    })
+impl From<VolumeAnswer> for Volume {
+    fn from(found: VolumeAnswer) -> Self {
+        Self {
+            id: found.uuid,
+            name: found.name,
+            bytes: found.num_blocks.saturating_mul(found.block_size),
+            replicas: found.replicas.len(),
+            description: found.settings.description,
+            subsystems: found.subsystems,
+        }
+    }
 }
 
-pub(super) fn publication(subsystem: &Value) -> Option<Publication> {
-    let hosts = subsystem["hosts"].as_array().into_iter().flatten();
-    Some(Publication {
-        nqn: subsystem["nqn"].as_str()?.to_owned(),
-        hosts: hosts.map(|host| text(&host["nqn"])).collect(),
-        any_host: subsystem["allow_any_host"] == true,
+pub(super) fn publication(subsystem: SubsystemAnswer) -> Publication {
+    Publication {
+        hosts: hosts(&subsystem),
+        nqn: subsystem.nqn,
+        any_host: subsystem.allow_any_host,
         others: Vec::new(),
         nodes: Vec::new(),
-        addresses: addresses(&subsystem["listen_addresses"]),
-    })
+        addresses: addresses(&subsystem.listen_addresses),
+    }
 }
 
-pub(super) fn cluster_publication(volume: &Value) -> Option<Publication> {
-    let found = &volume["publication"];
-    let nodes = volume["nodes"].as_array().into_iter().flatten();
-    let hosts = found["hosts"].as_array().into_iter().flatten();
+/// The NQNs of the hosts that may use a subsystem.
+pub(super) fn hosts(subsystem: &SubsystemAnswer) -> Vec<String> {
+    let hosts = subsystem.hosts.iter();
+    hosts.map(|host| host.nqn.clone()).collect()
+}
+
+/// `None`: no host may use the volume.
+pub(super) fn cluster_publication(volume: ClusterVolumeAnswer) -> Option<Publication> {
+    let found = volume.publication?;
+    let nodes = volume.nodes.into_iter();
     Some(Publication {
-        nqn: found["nqn"].as_str()?.to_owned(),
-        hosts: hosts.map(text).collect(),
-        any_host: found["any_host"] == true,
+        nqn: found.nqn,
+        hosts: found.hosts,
+        any_host: found.any_host,
         others: Vec::new(),
         // A node without a name has left the cluster, and is refused as one that shows the volume.
         nodes: nodes
-            .filter(|node| node["name"].is_string())
-            .map(|node| text(&node["id"]))
+            .filter(|node| node.name.is_some())
+            .map(|node| node.id)
             .collect(),
-        addresses: addresses(&found["listen_addresses"]),
+        addresses: addresses(&found.listen_addresses),
     })
 }
 
 /// The name of a node, else its id.
-pub(super) fn named(node: &Value) -> &str {
-    let name = node["name"].as_str().or_else(|| node["id"].as_str());
-    name.unwrap_or_default()
+pub(super) fn named(node: &VolumeNodeAnswer) -> &str {
+    node.name.as_deref().unwrap_or(&node.id)
 }
 
-pub(super) fn text(value: &Value) -> String {
-    value.as_str().unwrap_or_default().to_owned()
-}
-
-fn addresses(addresses: &Value) -> Vec<String> {
-    let all = addresses.as_array().into_iter().flatten();
-    all.filter_map(address).collect()
+fn addresses(addresses: &[AddressAnswer]) -> Vec<String> {
+    addresses.iter().filter_map(address).collect()
 }
 
 /// `tcp://ADDRESS:PORT` or `rdma://ADDRESS:PORT`; `None`: no host can connect to it.
-fn address(address: &Value) -> Option<String> {
-    let transport = address["trtype"].as_str()?.to_lowercase();
-    let ip: std::net::IpAddr = address["traddr"].as_str()?.parse().ok()?;
-    let port: u16 = address["trsvcid"].as_str()?.parse().ok()?;
+fn address(address: &AddressAnswer) -> Option<String> {
+    let transport = address.trtype.to_lowercase();
+    let ip: std::net::IpAddr = address.traddr.parse().ok()?;
+    let port: u16 = address.trsvcid.parse().ok()?;
     let is_usable = !ip.is_unspecified() && matches!(transport.as_str(), "tcp" | "rdma");
     is_usable.then(|| format!("{transport}://{}", std::net::SocketAddr::new(ip, port)))
 }
@@ -117,24 +121,26 @@ fn address(address: &Value) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
     use uuid::Uuid;
 
     /// Goal: the capacity is that of the volume which the cluster would make.
     #[test]
     fn the_room_of_a_cluster_is_that_of_a_volume() {
-        let pool = |node: &str, class: &str, state: &str, room: u64| {
-            json!({
-                "node": node, "node_name": node.to_uppercase(), "class": class, "state": state,
-                "room_bytes": room, "thin_room_bytes": 2 * room,
-            })
+        let pool = |node: &str, class: &str, state, room| ClusterPoolAnswer {
+            node: node.to_owned(),
+            node_name: Some(node.to_uppercase()),
+            class: Some(class.to_owned()),
+            state,
+            room_bytes: room,
+            thin_room_bytes: 2 * room,
         };
+        let online = ClusterPoolState::Online;
         let pools = [
-            pool("a", "fast", "online", 40),
-            pool("a", "slow", "online", 90),
-            pool("b", "fast", "online", 30),
-            pool("c", "slow", "online", 20),
-            pool("d", "slow", "away", 99),
+            pool("a", "fast", online, 40),
+            pool("a", "slow", online, 90),
+            pool("b", "fast", online, 30),
+            pool("c", "slow", online, 20),
+            pool("d", "slow", ClusterPoolState::Away, 99),
         ];
         let room = |pairs: &[(&str, &str)]| {
             let pairs = pairs.iter();
@@ -180,7 +186,11 @@ mod tests {
     #[test]
     fn addresses_become_uris() {
         let address = |trtype: &str, traddr: &str, trsvcid: &str| {
-            address(&json!({ "trtype": trtype, "traddr": traddr, "trsvcid": trsvcid }))
+            address(&AddressAnswer {
+                trtype: trtype.to_owned(),
+                traddr: traddr.to_owned(),
+                trsvcid: trsvcid.to_owned(),
+            })
         };
         let tcp = address("TCP", "192.0.2.1", "4420");
         assert_eq!(tcp.as_deref(), Some("tcp://192.0.2.1:4420"));

@@ -2,6 +2,7 @@
 //! a connection of its own.
 
 mod answers;
+mod calls;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,13 +10,28 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use nacre_engine::methods::cluster::pools::GetPools;
+use nacre_engine::methods::cluster::status::{GetClusterStatus, GetNodes, LeaseState};
+use nacre_engine::methods::cluster::volumes::{GetVolumes, MoveVolume, MoveVolumeParams};
+use nacre_engine::methods::nvmf::host::{AddHost, AddHostParams, RemoveHost, RemoveHostParams};
+use nacre_engine::methods::nvmf::subsystem::{GetSubsystems, GetSubsystemsParams};
+use nacre_engine::methods::pool::ListPools;
+use nacre_engine::methods::volume::NameParams;
+use nacre_engine::methods::volume::create::{Create, CreateParams, Delete, DeleteParams};
+use nacre_engine::methods::volume::list::{GetVolume, List, Records};
+use nacre_engine::methods::volume::on_pools::PoolReplica;
+use nacre_engine::methods::volume::operate::{Grow, GrowParams};
+use nacre_engine::methods::volume::publish::{GetConnections, Publish, PublishParams, Unpublish};
+use nacre_engine::services::Engine;
 use nacre_engine_rpc::client::{Client, ClientError};
 use nacre_engine_rpc::error::{Errno, INVALID_PARAMS, INVALID_STATE};
-use serde_json::{Value, json};
+use nacre_engine_rpc::{Method, NoParams};
+use serde::Deserialize;
 use tonic::{Code, Status};
 use uuid::Uuid;
 
-use self::answers::{cluster_publication, cluster_room, named, publication, volume};
+use self::answers::{cluster_publication, cluster_room, named, publication};
+use self::calls::{Called, ClusterVolumeAnswer, PoolAnswer};
 use crate::capability::{MIB, Parameters};
 
 type Connect = Arc<dyn Fn() -> Result<Client, ClientError> + Send + Sync>;
@@ -24,6 +40,8 @@ type Connect = Arc<dyn Fn() -> Result<Client, ClientError> + Send + Sync>;
 const READY: Duration = Duration::from_secs(2);
 /// Most nodes and hosts in a refusal.
 const NAMED: usize = 4;
+/// Time that the daemon has to move a volume to its node, in seconds.
+const MOVED_S: u64 = 10;
 /// The daemon's names of subsystems begin so, and end with the volume's name.
 const NQN_PREFIX: &str = "nqn.2025-01.io.nacre:";
 
@@ -31,7 +49,7 @@ const NQN_PREFIX: &str = "nqn.2025-01.io.nacre:";
 pub struct Daemon {
     connect: Connect,
     /// Known after the first answer to this value, or to a clone of it.
-    place: Arc<OnceLock<Place>>,
+    deployment: Arc<OnceLock<Deployment>>,
     /// A thread of [`Daemon::is_ready`] waits for the daemon.
     is_looking: Arc<AtomicBool>,
 }
@@ -61,7 +79,7 @@ impl Drop for Looking {
 
 /// Where volumes of the daemon are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Deployment {
     Cluster {
         id: Uuid,
         lease: Duration,
@@ -72,7 +90,7 @@ pub(crate) enum Place {
     },
 }
 
-impl Place {
+impl Deployment {
     pub(crate) fn is_cluster(self) -> bool {
         matches!(self, Self::Cluster { .. })
     }
@@ -147,25 +165,29 @@ impl Daemon {
     pub fn new(connect: impl Fn() -> Result<Client, ClientError> + Send + Sync + 'static) -> Self {
         Self {
             connect: Arc::new(connect),
-            place: Arc::default(),
+            deployment: Arc::default(),
             is_looking: Arc::default(),
         }
     }
 
-    fn call(&self, method: &str, params: Value) -> Result<Value, ClientError> {
-        (self.connect)()?.call_by_name(method, params)
+    fn call<M: Called>(&self, params: &M::Params) -> Result<M::Answer, ClientError> {
+        let answer = (self.connect)()?.call_for_json::<M, Engine>(params)?;
+        M::Answer::deserialize(&answer).map_err(|error| ClientError::Strange {
+            method: M::NAME.to_owned(),
+            text: format!("{error} in {answer}"),
+        })
     }
 
     /// As [`Daemon::call`], with the interface's code for a failure.
-    fn ask(&self, method: &str, params: Value) -> Result<Value, Status> {
-        self.call(method, params).map_err(|error| status(&error))
+    fn ask<M: Called>(&self, params: &M::Params) -> Result<M::Answer, Status> {
+        self.call::<M>(params).map_err(|error| status(&error))
     }
 
-    /// The same daemon, whose place is to be found out again.
+    /// The same daemon, whose deployment is to be found out again.
     pub(crate) fn anew(&self) -> Self {
         Self {
             connect: Arc::clone(&self.connect),
-            place: Arc::default(),
+            deployment: Arc::default(),
             is_looking: Arc::default(),
         }
     }
@@ -174,7 +196,7 @@ impl Daemon {
     /// true while the daemon is away later: a restart of the driver would not help. A daemon that
     /// does not answer within [`READY`] is not ready yet.
     pub fn is_ready(&self) -> bool {
-        if self.place.get().is_some() {
+        if self.deployment.get().is_some() {
             return true;
         }
         let Some(looking) = Looking::start(&self.is_looking) else {
@@ -183,7 +205,7 @@ impl Daemon {
         let (sender, receiver) = sync_channel(1);
         let daemon = self.clone();
         let look = move || {
-            let is_ready = daemon.place().is_ok();
+            let is_ready = daemon.deployment().is_ok();
             drop(looking);
             let _ = sender.send(is_ready);
         };
@@ -191,33 +213,31 @@ impl Daemon {
         started.is_ok() && receiver.recv_timeout(READY).unwrap_or(false)
     }
 
-    pub(crate) fn place(&self) -> Result<Place, Status> {
-        if let Some(place) = self.place.get() {
-            return Ok(*place);
+    pub(crate) fn deployment(&self) -> Result<Deployment, Status> {
+        if let Some(deployment) = self.deployment.get() {
+            return Ok(*deployment);
         }
-        let place = self.find_place()?;
-        Ok(*self.place.get_or_init(|| place))
+        let deployment = self.find_deployment()?;
+        Ok(*self.deployment.get_or_init(|| deployment))
     }
 
-    fn find_place(&self) -> Result<Place, Status> {
-        match self.call("cluster_get_status", Value::Null) {
+    fn find_deployment(&self) -> Result<Deployment, Status> {
+        match self.call::<GetClusterStatus>(&NoParams {}) {
             Ok(found) => {
-                let cluster = &found["cluster"];
-                let id = cluster["id"].as_str().and_then(|id| id.parse().ok());
-                let lease = cluster["lease_ms"].as_u64();
-                let (Some(id), Some(lease)) = (id, lease) else {
-                    let why = found["problem"].as_str().unwrap_or("the reason is unknown");
+                let Some(cluster) = found.cluster else {
+                    let why = found.problem;
+                    let why = why.as_deref().unwrap_or("the reason is unknown");
                     let text = format!("the daemon cannot read its cluster: {why}");
                     return Err(Status::unavailable(text));
                 };
-                let lease = Duration::from_millis(lease);
-                Ok(Place::Cluster { id, lease })
+                Ok(Deployment::Cluster {
+                    id: cluster.id,
+                    lease: Duration::from_millis(cluster.lease_ms),
+                })
             }
             Err(error) if refused_with(&error, Errno::ENOTSUP) => {
-                let found = self.ask("volume_get_records", Value::Null)?;
-                let id = found["holder"].as_str().and_then(|id| id.parse().ok());
-                let id = id.ok_or_else(|| strange("volume_get_records", "holder"))?;
-                Ok(Place::Alone { id })
+                let id = self.ask::<Records>(&NoParams {})?.holder;
+                Ok(Deployment::Alone { id })
             }
             Err(error) => Err(status(&error)),
         }
@@ -226,9 +246,9 @@ impl Daemon {
     /// `None`: there is no such volume. In a cluster etcd confirms that: this daemon may not have
     /// heard of the volume yet.
     pub(crate) fn volume(&self, id: Uuid) -> Result<Option<Volume>, Status> {
-        match self.call("volume_get", json!({ "name": id.to_string() })) {
+        match self.call::<GetVolume>(&by_id(id)) {
             Ok(found) => {
-                let volume = volume(&found).ok_or_else(|| strange("volume_get", "volume"))?;
+                let volume = Volume::from(found);
                 // A volume may have the text of another one's id as its name.
                 if volume.id == id {
                     return Ok(Some(volume));
@@ -242,9 +262,9 @@ impl Daemon {
 
     /// Refuses if the cluster has the volume.
     fn confirm_absent(&self, id: Uuid) -> Result<(), Status> {
-        let is_there = match self.place()? {
-            Place::Alone { .. } => false,
-            Place::Cluster { .. } => self.in_cluster(id)?.is_some(),
+        let is_there = match self.deployment()? {
+            Deployment::Alone { .. } => false,
+            Deployment::Cluster { .. } => self.in_cluster(id)?.is_some(),
         };
         if is_there {
             let text = format!(
@@ -256,79 +276,62 @@ impl Daemon {
     }
 
     /// The volume as etcd has it.
-    fn in_cluster(&self, id: Uuid) -> Result<Option<Value>, Status> {
-        let mut found = self.ask("cluster_get_volumes", Value::Null)?;
-        let all = found.as_array_mut();
-        let all = all.ok_or_else(|| strange("cluster_get_volumes", "list"))?;
-        let id = id.to_string();
-        let at = all.iter().position(|one| one["id"] == id.as_str());
-        Ok(at.map(|at| all.swap_remove(at)))
+    fn in_cluster(&self, id: Uuid) -> Result<Option<ClusterVolumeAnswer>, Status> {
+        let all = self.ask::<GetVolumes>(&NoParams {})?;
+        Ok(all.into_iter().find(|volume| volume.id == id))
     }
 
     /// All volumes, by id.
     pub(crate) fn volumes(&self) -> Result<Vec<Volume>, Status> {
-        let found = self.ask("volume_list", Value::Null)?;
-        let list = found
-            .as_array()
-            .ok_or_else(|| strange("volume_list", "list"))?;
-        let mut volumes: Vec<Volume> = list.iter().filter_map(volume).collect();
+        let found = self.ask::<List>(&NoParams {})?;
+        let mut volumes: Vec<Volume> = found.into_iter().map(Volume::from).collect();
         volumes.sort_by_key(|volume| volume.id);
         Ok(volumes)
     }
 
     pub(crate) fn create(&self, wanted: &Wanted) -> Result<Volume, Status> {
         let parameters = &wanted.parameters;
-        let mut params = json!({
-            "name": wanted.name,
-            "uuid": wanted.id,
-            "settings": { "description": wanted.description },
-        });
-        match self.place()? {
-            Place::Alone { .. } => {
+        let mut params = CreateParams {
+            name: wanted.name.clone(),
+            uuid: Some(wanted.id),
+            ..CreateParams::default()
+        };
+        params.settings.description = Some(wanted.description.clone());
+        match self.deployment()? {
+            Deployment::Alone { .. } => {
                 let pools = self.pools_for(parameters)?;
-                let replicas = pools.iter().take(parameters.replica_count());
-                let replicas =
-                    replicas.map(|pool| json!({ "pool": pool.name, "thin": parameters.is_thin }));
-                params["replicas"] = replicas.collect();
-                params["size_mb"] = wanted.mebibytes.into();
+                let pools = pools.into_iter().take(parameters.replica_count());
+                let replicas = pools.map(|pool| PoolReplica {
+                    pool: pool.name,
+                    size: None,
+                    thin: parameters.is_thin,
+                });
+                params.replicas = replicas.collect();
+                params.size_mb = Some(wanted.mebibytes);
             }
-            Place::Cluster { .. } => {
-                params["size"] = (wanted.mebibytes * MIB).into();
-                params["replica_count"] = parameters.replica_count().into();
-                params["thin"] = parameters.is_thin.into();
-                for (key, list) in [("spread", &parameters.spread), ("nodes", &parameters.nodes)] {
-                    if !list.is_empty() {
-                        params[key] = list.clone().into();
-                    }
-                }
-                if let Some(class) = &parameters.class {
-                    params["class"] = class.as_str().into();
-                }
-                if parameters.is_strict {
-                    params["strict_spread"] = true.into();
-                }
+            Deployment::Cluster { .. } => {
+                params.size = Some(wanted.mebibytes * MIB);
+                params.replica_count = Some(parameters.replica_count());
+                params.thin = parameters.is_thin;
+                params.spread.clone_from(&parameters.spread);
+                params.nodes.clone_from(&parameters.nodes);
+                params.class.clone_from(&parameters.class);
+                params.strict_spread = parameters.is_strict;
             }
         }
-        let made = self.ask("volume_create", params)?;
-        volume(&made).ok_or_else(|| strange("volume_create", "volume"))
+        self.ask::<Create>(&params).map(Volume::from)
     }
 
     /// The pools that the parameters name, else those with the most free space.
     pub(crate) fn pools_for(&self, parameters: &Parameters) -> Result<Vec<Pool>, Status> {
-        let found = self.ask("pool_list", Value::Null)?;
-        let list = found
-            .as_array()
-            .ok_or_else(|| strange("pool_list", "list"))?;
-        let pool = |pool: &Value| {
-            let is_online = pool["state"] == "online";
-            is_online.then_some(Pool {
-                name: pool["name"].as_str()?.to_owned(),
-                // Thick volumes keep a part of the free space.
-                free_bytes: (pool["free_bytes"].as_u64()?)
-                    .saturating_sub(pool["reserved_bytes"].as_u64().unwrap_or(0)),
-            })
+        let found = self.ask::<ListPools>(&NoParams {})?;
+        let online = found.into_iter().filter(|pool| pool.state == "online");
+        let pool = |pool: PoolAnswer| Pool {
+            name: pool.name,
+            // Thick volumes keep a part of the free space.
+            free_bytes: pool.free_bytes.saturating_sub(pool.reserved_bytes),
         };
-        let mut online: Vec<Pool> = list.iter().filter_map(pool).collect();
+        let mut online: Vec<Pool> = online.map(pool).collect();
         if !parameters.pools.is_empty() {
             let named = parameters.pools.iter().map(|name| {
                 let found = online.iter().find(|pool| &pool.name == name);
@@ -354,7 +357,11 @@ impl Daemon {
     }
 
     pub(crate) fn delete(&self, volume: &Volume) -> Result<(), Status> {
-        match self.call("volume_delete", json!({ "name": volume.id.to_string() })) {
+        let params = DeleteParams {
+            name: volume.id.to_string(),
+            force: None,
+        };
+        match self.call::<Delete>(&params) {
             Ok(_) => Ok(()),
             Err(error) if is_absent(&error) => self.confirm_absent(volume.id),
             Err(error) => Err(status(&error)),
@@ -362,12 +369,17 @@ impl Daemon {
     }
 
     pub(crate) fn grow(&self, volume: &Volume, mebibytes: u64) -> Result<Volume, Status> {
-        let is_in_cluster = self.place()?.is_cluster();
+        let is_in_cluster = self.deployment()?.is_cluster();
         if is_in_cluster {
             self.serve_here(volume)?;
         }
-        let params = json!({ "name": volume.id.to_string(), "size_mb": mebibytes });
-        let grown = self.call("volume_grow", params).map_err(|error| {
+        let params = GrowParams {
+            name: volume.id.to_string(),
+            size_mb: Some(mebibytes),
+            num_blocks: None,
+            size: None,
+        };
+        let grown = self.call::<Grow>(&params).map_err(|error| {
             // Another node took the volume meanwhile: the next try moves it again.
             if is_in_cluster && refused_with(&error, Errno::EPERM) {
                 Status::aborted(error.to_string())
@@ -375,35 +387,45 @@ impl Daemon {
                 status(&error)
             }
         })?;
-        let grown = answers::volume(&grown).filter(|grown| grown.id == volume.id);
-        grown.ok_or_else(|| strange("volume_grow", "volume"))
+        let grown = Volume::from(grown);
+        if grown.id != volume.id {
+            return Err(Status::internal(format!(
+                "the daemon's answer to {} is about volume {}, not {}: run the driver and the \
+                 daemon in the same version",
+                Grow::NAME,
+                grown.id,
+                volume.id
+            )));
+        }
+        Ok(grown)
     }
 
     /// Moves the volume to this daemon's node, if another one serves it: only the node that serves
     /// a volume grows it. Hosts see no error.
     fn serve_here(&self, volume: &Volume) -> Result<(), Status> {
-        let nodes = self.ask("cluster_get_nodes", Value::Null)?;
-        let mut nodes = nodes.as_array().into_iter().flatten();
-        let here = nodes.find(|node| node["this_node"] == true);
+        let nodes = self.ask::<GetNodes>(&NoParams {})?;
+        let here = nodes.into_iter().find(|node| node.this_node);
         let held = self.in_cluster(volume.id)?;
-        let held = held.filter(|one| one["lease_stands"] == true);
-        let holder = held.as_ref().and_then(|one| one["holder"]["id"].as_str());
-        let Some((here, holder)) = here.and_then(|node| node["id"].as_str()).zip(holder) else {
+        let held = held.filter(|one| one.lease_stands);
+        let Some((here, holder)) = here.zip(held.and_then(|one| one.holder)) else {
             // The daemon's refusal names the missing part.
             return Ok(());
         };
-        if here != holder {
-            let params = json!({ "volume": volume.id.to_string(), "node": here });
-            self.ask("cluster_move_volume", params)?;
+        if here.id != holder.id {
+            self.ask::<MoveVolume>(&MoveVolumeParams {
+                volume: volume.id.to_string(),
+                node: here.id,
+                wait_s: MOVED_S,
+            })?;
         }
         Ok(())
     }
 
     /// `None`: no host may use the volume.
     pub(crate) fn publication(&self, volume: &Volume) -> Result<Option<Publication>, Status> {
-        if let Place::Cluster { .. } = self.place()? {
+        if let Deployment::Cluster { .. } = self.deployment()? {
             let found = self.in_cluster(volume.id)?;
-            return Ok(found.as_ref().and_then(cluster_publication));
+            return Ok(found.and_then(cluster_publication));
         }
         let Some(own) = volume.subsystem()? else {
             return Ok(None);
@@ -411,9 +433,13 @@ impl Daemon {
         let mut found = None;
         let (mut any_host, mut others) = (false, Vec::new());
         for nqn in &volume.subsystems {
-            match self.call("nvmf_get_subsystems", json!({ "nqn": nqn })) {
+            let params = GetSubsystemsParams {
+                nqn: Some(nqn.clone()),
+                tgt_name: None,
+            };
+            match self.call::<GetSubsystems>(&params) {
                 Ok(answer) => {
-                    let one = publication(&answer[0]);
+                    let one = answer.into_iter().next().map(publication);
                     any_host |= one.as_ref().is_some_and(|one| one.any_host);
                     if nqn == own {
                         found = one;
@@ -439,32 +465,28 @@ impl Daemon {
         let Some(volume) = self.in_cluster(id)? else {
             return Ok(None);
         };
-        let holder = &volume["holder"];
-        if holder.is_object() && volume["lease_stands"] != true {
+        if let Some(holder) = volume.holder.as_ref().filter(|_| !volume.lease_stands) {
             let node = named(holder);
             let text = format!(
                 "node {node} has no lease, and serves the volume as long as its replicas confirm it"
             );
             return Ok(Some(text));
         }
-        let nodes = self.ask("cluster_get_nodes", Value::Null)?;
-        let nodes = nodes.as_array();
-        let nodes = nodes.ok_or_else(|| strange("cluster_get_nodes", "list"))?;
-        let shown = volume["nodes"].as_array().into_iter().flatten();
-        let mut ids = shown.chain([holder]).filter_map(|node| node["id"].as_str());
-        let late = |id: &str| {
+        let nodes = self.ask::<GetNodes>(&NoParams {})?;
+        let is_late = |id: &str| {
             let mut nodes = nodes.iter();
-            nodes.any(|node| node["id"] == id && node["lease"] == "late")
+            nodes.any(|node| node.id == id && node.lease == LeaseState::Late)
         };
-        let late = ids.find(|id| late(id));
-        Ok(late.map(|id| format!("node {id} is silent, and its lease is not over yet")))
+        let mut ids = volume.nodes.iter().chain(&volume.holder);
+        let late = ids.find(|node| is_late(&node.id));
+        Ok(late.map(|node| format!("node {} is silent, and its lease is not over yet", node.id)))
     }
 
     /// Bytes of the largest volume with these parameters. Each replica has the same size, and a
     /// pool (in a cluster: a node) of its own.
     pub(crate) fn room(&self, parameters: &Parameters) -> Result<u64, Status> {
-        match self.place()? {
-            Place::Alone { .. } => {
+        match self.deployment()? {
+            Deployment::Alone { .. } => {
                 let pools = match self.pools_for(parameters) {
                     Ok(pools) => pools,
                     Err(refused) if refused.code() == Code::ResourceExhausted => Vec::new(),
@@ -472,43 +494,31 @@ impl Daemon {
                 };
                 Ok(pools.iter().map(|pool| pool.free_bytes).min().unwrap_or(0))
             }
-            Place::Cluster { .. } => {
-                let found = self.ask("cluster_get_pools", Value::Null)?;
-                let list = found.as_array();
-                let list = list.ok_or_else(|| strange("cluster_get_pools", "list"))?;
-                Ok(cluster_room(list, parameters))
+            Deployment::Cluster { .. } => {
+                let pools = self.ask::<GetPools>(&NoParams {})?;
+                Ok(cluster_room(&pools, parameters))
             }
         }
     }
 
     /// The hosts of all volumes.
     pub(crate) fn publications(&self, volumes: &[Volume]) -> Result<Vec<Vec<String>>, Status> {
-        let hosts_of = |found: &Value, fits: &dyn Fn(&Value) -> bool| {
-            let all = found.as_array().into_iter().flatten();
-            let mut fitting = all.filter(|one| fits(one));
-            fitting.next().cloned().unwrap_or_default()
-        };
-        match self.place()? {
-            Place::Alone { .. } => {
-                let found = self.ask("nvmf_get_subsystems", Value::Null)?;
+        match self.deployment()? {
+            Deployment::Alone { .. } => {
+                let found = self.ask::<GetSubsystems>(&GetSubsystemsParams::default())?;
                 let hosts = volumes.iter().map(|volume| {
-                    let nqn = volume.subsystem().ok().flatten();
-                    let fits = |one: &Value| one["nqn"].as_str() == nqn.map(String::as_str);
-                    let one = nqn.map(|_| hosts_of(&found, &fits));
-                    one.and_then(|one| publication(&one))
-                        .unwrap_or_default()
-                        .hosts
+                    let nqn = volume.subsystem().ok().flatten()?;
+                    found.iter().find(|one| one.nqn == *nqn).map(answers::hosts)
                 });
-                Ok(hosts.collect())
+                Ok(hosts.map(Option::unwrap_or_default).collect())
             }
-            Place::Cluster { .. } => {
-                let found = self.ask("cluster_get_volumes", Value::Null)?;
+            Deployment::Cluster { .. } => {
+                let found = self.ask::<GetVolumes>(&NoParams {})?;
                 let hosts = volumes.iter().map(|volume| {
-                    let id = volume.id.to_string();
-                    let one = hosts_of(&found, &|one| one["id"] == id.as_str());
-                    cluster_publication(&one).unwrap_or_default().hosts
+                    let one = found.iter().find(|one| one.id == volume.id)?;
+                    Some(one.publication.as_ref()?.hosts.clone())
                 });
-                Ok(hosts.collect())
+                Ok(hosts.map(Option::unwrap_or_default).collect())
             }
         }
     }
@@ -521,23 +531,31 @@ impl Daemon {
         hosts: &[String],
     ) -> Result<(), Status> {
         let id = volume.id.to_string();
-        match (self.place()?, before) {
+        match (self.deployment()?, before) {
             (_, None) => {
-                self.ask("volume_publish", json!({ "name": id, "hosts": hosts }))?;
+                self.ask::<Publish>(&PublishParams::of(id, hosts.to_vec()))?;
             }
-            (Place::Cluster { .. }, Some(before)) => {
-                let params = json!({ "name": id, "hosts": hosts, "nodes": before.nodes });
-                self.ask("volume_publish", params)?;
+            (Deployment::Cluster { .. }, Some(before)) => {
+                let mut params = PublishParams::of(id, hosts.to_vec());
+                params.nodes.clone_from(&before.nodes);
+                self.ask::<Publish>(&params)?;
             }
-            (Place::Alone { .. }, Some(before)) => {
+            (Deployment::Alone { .. }, Some(before)) => {
                 let nqn = &before.nqn;
                 for host in hosts.iter().filter(|host| !before.hosts.contains(host)) {
-                    let params = json!({ "nqn": nqn, "host": host });
-                    self.ask("nvmf_subsystem_add_host", params)?;
+                    self.ask::<AddHost>(&AddHostParams {
+                        nqn: nqn.clone(),
+                        host: host.clone(),
+                        ..AddHostParams::default()
+                    })?;
                 }
                 for host in before.hosts.iter().filter(|host| !hosts.contains(host)) {
-                    let params = json!({ "nqn": nqn, "host": host });
-                    match self.call("nvmf_subsystem_remove_host", params) {
+                    let params = RemoveHostParams {
+                        nqn: nqn.clone(),
+                        host: host.clone(),
+                        ..RemoveHostParams::default()
+                    };
+                    match self.call::<RemoveHost>(&params) {
                         Err(error) if !is_absent(&error) => return Err(status(&error)),
                         _ => {}
                     }
@@ -548,7 +566,7 @@ impl Daemon {
     }
 
     pub(crate) fn unpublish(&self, volume: &Volume) -> Result<(), Status> {
-        match self.call("volume_unpublish", json!({ "name": volume.id.to_string() })) {
+        match self.call::<Unpublish>(&by_id(volume.id)) {
             Err(error) if !is_absent(&error) => Err(status(&error)),
             _ => Ok(()),
         }
@@ -556,17 +574,21 @@ impl Daemon {
 
     /// True if this daemon has a connection of the host to the volume. Without a host: of any one.
     pub(crate) fn is_connected(&self, id: Uuid, host: Option<&str>) -> Result<bool, Status> {
-        match self.call("volume_get_connections", json!({ "name": id.to_string() })) {
-            Ok(found) => {
-                let all = found.as_array();
-                let all = all.ok_or_else(|| strange("volume_get_connections", "list"))?;
-                let is_of = |one: &Value| host.is_none_or(|host| one["host"] == host);
-                Ok(all.iter().any(is_of))
+        match self.call::<GetConnections>(&by_id(id)) {
+            Ok(all) => {
+                let mut all = all.iter();
+                Ok(all.any(|one| host.is_none_or(|host| one.host == host)))
             }
             // Without a device there are no connections.
             Err(error) if is_absent(&error) || refused_with(&error, Errno::EAGAIN) => Ok(false),
             Err(error) => Err(status(&error)),
         }
+    }
+}
+
+fn by_id(volume: Uuid) -> NameParams {
+    NameParams {
+        name: volume.to_string(),
     }
 }
 
@@ -594,13 +616,6 @@ fn is_absent(error: &ClientError) -> bool {
     refused_with(error, Errno::ENODEV) || refused_with(error, Errno::ENOENT)
 }
 
-fn strange(method: &str, what: &str) -> Status {
-    Status::internal(format!(
-        "the daemon's answer to {method} has no {what}: run the driver and the daemon in the same \
-         version"
-    ))
-}
-
 fn status(error: &ClientError) -> Status {
     let text = error.to_string();
     match error {
@@ -609,7 +624,9 @@ fn status(error: &ClientError) -> Status {
         | ClientError::Handshake { .. }
         | ClientError::Broken { .. } => Status::unavailable(text),
         ClientError::Late { .. } => Status::deadline_exceeded(text),
-        ClientError::Strange { .. } => Status::internal(text),
+        ClientError::Strange { .. } => Status::internal(format!(
+            "{text}: run the driver and the daemon in the same version"
+        )),
         ClientError::Refused { error, .. } => {
             let is = |errno: Errno| error.code == -(errno as i32);
             if is(Errno::ENODEV) || is(Errno::ENOENT) {

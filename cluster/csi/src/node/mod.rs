@@ -12,19 +12,19 @@
 //!   records   staged volumes, kept over a restart                perform
 //!   stage     NodeStageVolume, NodeUnstageVolume
 //!   publish   NodePublishVolume, NodeUnpublishVolume
-//!   guardian  connects missing paths again
+//!   reconnect connects missing paths again
 //! ```
 
 mod bounded;
 pub mod context;
 mod fabrics;
 mod format;
-mod guardian;
 mod host;
 mod identity;
 mod mounts;
 mod paths;
 mod publish;
+mod reconnect;
 mod records;
 mod stage;
 mod usage;
@@ -39,10 +39,10 @@ use uuid::Uuid;
 
 use self::bounded::Bounded;
 use self::fabrics::{Device, HostPath};
-pub use self::guardian::Guardian;
 pub use self::host::{Host, Machine, Ran};
 pub use self::identity::{HostId, HostIdError};
 use self::paths::Paths;
+pub use self::reconnect::Reconnector;
 use self::records::{Records, Staged};
 use crate::messages::node::{
     NodeCall, NodeGetCapabilitiesResponse, NodeGetInfoResponse, NodeRpc, NodeServiceCapability,

@@ -92,7 +92,7 @@ impl Paths {
     }
 
     /// Starts to change the paths of a subsystem. No other call does, until the result is dropped.
-    pub(crate) fn change(&self, nqn: &str) -> Result<Change<'_>, Status> {
+    pub(crate) fn change(&self, nqn: &str) -> Result<PathChange<'_>, Status> {
         self.try_change(nqn).ok_or_else(|| {
             Status::aborted(format!(
                 "{nqn}: another call connects or disconnects it; try again when it has ended"
@@ -100,8 +100,8 @@ impl Paths {
         })
     }
 
-    pub(crate) fn try_change(&self, nqn: &str) -> Option<Change<'_>> {
-        Some(Change {
+    pub(crate) fn try_change(&self, nqn: &str) -> Option<PathChange<'_>> {
+        Some(PathChange {
             _one: self.pending.try_start(nqn)?,
             paths: self,
             nqn: nqn.to_owned(),
@@ -111,13 +111,13 @@ impl Paths {
 
 /// The right to connect and disconnect a subsystem.
 #[derive(Debug)]
-pub(crate) struct Change<'a> {
+pub(crate) struct PathChange<'a> {
     paths: &'a Paths,
     nqn: String,
     _one: Operation,
 }
 
-impl Change<'_> {
+impl PathChange<'_> {
     fn write(
         &self,
         to: To,

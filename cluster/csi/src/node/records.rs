@@ -1,5 +1,5 @@
 //! The volumes that this node has staged, one file for each. A restart of the driver keeps the
-//! files: the guardian needs the addresses, and an interrupted format is finished by its mark.
+//! files: the reconnector needs the addresses, and an interrupted format is finished by its mark.
 //!
 //! A record ends with the start of the machine that wrote it. Connections and mounts are gone then,
 //! and another node may have used the volume.

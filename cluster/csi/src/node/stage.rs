@@ -17,7 +17,7 @@ use super::context::Context;
 use super::fabrics::{self, Device};
 use super::format::{self, Content};
 use super::mounts::{self, must};
-use super::paths::Change;
+use super::paths::PathChange;
 use super::records::Staged;
 use crate::capability::{Capability, required_path, volume_id};
 use crate::messages::Nothing;
@@ -89,8 +89,8 @@ impl Node {
         Ok(mounts::at(host, &before.staging)?.is_some())
     }
 
-    /// Connects all addresses. One is enough to go on; the guardian tries the others again.
-    fn attach(&self, change: Change<'_>, context: &Context) -> Result<Device, Status> {
+    /// Connects all addresses. One is enough to go on; the reconnector tries the others again.
+    fn attach(&self, change: PathChange<'_>, context: &Context) -> Result<Device, Status> {
         let (host, nqn) = (&*self.host, context.nqn.as_str());
         let (mut failures, mut is_late) = (Vec::new(), false);
         let last = Instant::now() + CONNECTS;

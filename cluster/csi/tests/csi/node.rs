@@ -12,7 +12,7 @@ use nacre_cluster_csi::messages::node::{
     NodeUnstageVolumeRequest, Unit,
 };
 use nacre_cluster_csi::messages::{AccessType, CapacityRange, Mode, Nothing, VolumeCapability};
-use nacre_cluster_csi::node::{Guardian, HostId};
+use nacre_cluster_csi::node::{HostId, Reconnector};
 use nacre_cluster_csi::{Driver, Identity, Node};
 use tonic::Code;
 use uuid::Uuid;
@@ -342,10 +342,10 @@ fn a_wrong_stage_is_refused() {
     world.refused(UNSTAGE, bad, Code::InvalidArgument);
 }
 
-/// One path is enough to stage; the guardian connects the other one when it answers, with pauses
+/// One path is enough to stage; the reconnector connects the other one when it answers, with pauses
 /// that grow. No path at all: UNAVAILABLE.
 #[test]
-fn the_guardian_connects_missing_paths() {
+fn missing_paths_are_connected_again() {
     let mut world = World::new();
     for address in ["192.0.2.1", "192.0.2.2"] {
         world.machine.set_down(address, true);
@@ -355,21 +355,21 @@ fn the_guardian_connects_missing_paths() {
     world.stage(writer());
     assert_eq!(world.machine.controllers().len(), 1);
     world.restart();
-    let (mut guardian, start) = (Guardian::default(), Instant::now());
-    assert_eq!(guardian.connect_missing(&world.node, start), 0);
+    let (mut reconnector, start) = (Reconnector::default(), Instant::now());
+    assert_eq!(reconnector.connect_missing(&world.node, start), 0);
     world.machine.set_down("192.0.2.2", false);
     assert_eq!(
-        guardian.connect_missing(&world.node, start + Duration::from_secs(1)),
+        reconnector.connect_missing(&world.node, start + Duration::from_secs(1)),
         0,
         "it pauses"
     );
     assert_eq!(
-        guardian.connect_missing(&world.node, start + Duration::from_secs(6)),
+        reconnector.connect_missing(&world.node, start + Duration::from_secs(6)),
         1
     );
     assert_eq!(world.machine.controllers().len(), 2);
     assert_eq!(
-        guardian.connect_missing(&world.node, start + Duration::from_secs(12)),
+        reconnector.connect_missing(&world.node, start + Duration::from_secs(12)),
         0
     );
     // The kernel gave one up.
@@ -377,12 +377,12 @@ fn the_guardian_connects_missing_paths() {
     nacre_cluster_csi::node::Host::disconnect(&*world.machine, &first)
         .expect("the controller disconnects");
     assert_eq!(
-        guardian.connect_missing(&world.node, start + Duration::from_secs(18)),
+        reconnector.connect_missing(&world.node, start + Duration::from_secs(18)),
         1
     );
     world.unstage();
     assert_eq!(
-        guardian.connect_missing(&world.node, start + Duration::from_secs(300)),
+        reconnector.connect_missing(&world.node, start + Duration::from_secs(300)),
         0
     );
     assert!(

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use nacre_cluster_csi::messages::node::{NodeStageVolumeRequest, NodeUnstageVolumeRequest};
 use nacre_cluster_csi::messages::{Mode, Nothing};
-use nacre_cluster_csi::node::Guardian;
+use nacre_cluster_csi::node::Reconnector;
 use tonic::Code;
 use uuid::Uuid;
 
@@ -132,8 +132,8 @@ fn a_subsystem_has_one_call_at_a_time() {
         let why = world.refused(STAGE, second_staged(&world), Code::Aborted);
         assert!(why.contains(NQN), "{why}");
         world.refused(UNSTAGE, second_unstaged(&world), Code::Aborted);
-        let mut guardian = Guardian::default();
-        assert_eq!(guardian.connect_missing(&world.node, Instant::now()), 0);
+        let mut reconnector = Reconnector::default();
+        assert_eq!(reconnector.connect_missing(&world.node, Instant::now()), 0);
         drop(end);
         call.join().expect("no panic");
     });
@@ -142,8 +142,8 @@ fn a_subsystem_has_one_call_at_a_time() {
 }
 
 /// A connection that hangs in the kernel costs no connected path: the volume can be staged again,
-/// and the guardian goes on. The paths stay until the connection has ended, because its controller
-/// would come later.
+/// and the reconnector goes on. The paths stay until the connection has ended, because its
+/// controller would come later.
 #[test]
 fn a_connection_that_hangs_costs_no_connected_path() {
     let world = World::with_path_time(SHORT);
@@ -152,11 +152,11 @@ fn a_connection_that_hangs_costs_no_connected_path() {
     assert_eq!(world.machine.controllers().len(), 1);
     world.machine.set_down("192.0.2.1", false);
     let end = world.machine.silence("192.0.2.1");
-    let (mut guardian, start) = (Guardian::default(), Instant::now());
+    let (mut reconnector, start) = (Reconnector::default(), Instant::now());
     // No second write to the kernel, and no wait for the first one.
     for later in [0, 100] {
         let now = start + Duration::from_secs(later);
-        assert_eq!(guardian.connect_missing(&world.node, now), 0);
+        assert_eq!(reconnector.connect_missing(&world.node, now), 0);
         world.machine.until_hanging(1);
     }
     let asked = Instant::now();

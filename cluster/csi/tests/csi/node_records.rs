@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use nacre_cluster_csi::messages::{Mode, Nothing};
-use nacre_cluster_csi::node::{Guardian, HostId, HostIdError};
+use nacre_cluster_csi::node::{HostId, HostIdError, Reconnector};
 use serde_json::{Value, json};
 use tonic::Code;
 
@@ -70,7 +70,7 @@ fn a_device_of_the_first_release_keeps_its_mode() {
 }
 
 /// Goal: an update of the driver keeps the staged volumes. Method: the record is written as the
-/// first release did; the guardian and all calls work.
+/// first release did; the reconnector and all calls work.
 #[test]
 fn records_of_the_first_release_count() {
     for capability in [
@@ -91,8 +91,8 @@ fn records_of_the_first_release_count() {
         nacre_cluster_csi::node::Host::disconnect(&*world.machine, &first)
             .expect("the controller disconnects");
         world.machine.set_down("192.0.2.1", false);
-        let mut guardian = Guardian::default();
-        assert_eq!(guardian.connect_missing(&world.node, Instant::now()), 1);
+        let mut reconnector = Reconnector::default();
+        assert_eq!(reconnector.connect_missing(&world.node, Instant::now()), 1);
         world.stage(capability.clone());
         assert!(record(&world)["v"].as_u64() > Some(0));
         world.publish(capability);

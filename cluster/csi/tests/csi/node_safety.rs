@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use nacre_cluster_csi::messages::node::{NodePublishVolumeRequest, NodeUnpublishVolumeRequest};
 use nacre_cluster_csi::messages::{Mode, Nothing};
-use nacre_cluster_csi::node::{Guardian, Host};
+use nacre_cluster_csi::node::{Host, Reconnector};
 use parking_lot::Mutex;
 use tonic::Code;
 
@@ -165,7 +165,7 @@ fn addresses_of_earlier_requests_count() {
     assert!(world.machine.controllers().is_empty());
 }
 
-/// A record ends with the start of the machine: the guardian connects nothing of an earlier one.
+/// A record ends with the start of the machine: the reconnector connects nothing of an earlier one.
 /// The mark of a format does not count, because another node may have used the volume.
 #[test]
 fn a_record_ends_with_the_machine() {
@@ -173,8 +173,8 @@ fn a_record_ends_with_the_machine() {
     world.stage(writer());
     world.machine.reboot();
     world.restart();
-    let mut guardian = Guardian::default();
-    assert_eq!(guardian.connect_missing(&world.node, Instant::now()), 0);
+    let mut reconnector = Reconnector::default();
+    assert_eq!(reconnector.connect_missing(&world.node, Instant::now()), 0);
     assert!(world.machine.controllers().is_empty());
     let records = fs::read_dir(world.machine.path("state")).expect("a directory");
     assert_eq!(records.count(), 0);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use nacre_cluster_core::join::{Found, JoinStep};
-use nacre_cluster_core::observer::Role;
+use nacre_cluster_core::observer::ObserverRole;
 use nacre_cluster_core::{
     BootTime, Effect, Incarnation, Join, Lease, NodeId, Observer, Record, Timing, Transaction,
 };
@@ -104,7 +104,7 @@ fn a_lease_runs_out() {
         let mut b = join(&second, node(2), timing, &clock).await;
         let (keys, mut watch) = second.list_and_watch().await.expect("a list");
         assert_eq!(keys.len(), 2);
-        let mut observer = Observer::new(node(1), Role::Observer(0), timing);
+        let mut observer = Observer::new(node(1), ObserverRole::Observer(0), timing);
         // Node 1 renews for a while, and stops.
         let silent_from = clock.now() + timing.lease();
         let mut last_renewal = clock.now();

@@ -15,7 +15,7 @@ use nacre_bdev_replica::model::VolumeRecord;
 use nacre_bdev_replica::store::suite::{Subject, block_on, record, run};
 use nacre_bdev_replica::store::{StoreError, VolumeStore};
 use nacre_cluster_etcd::{
-    Before, Client, Copies, Endpoints, Error, EtcdStore, Member, Node, Prefix, Txn,
+    Before, Client, Copies, DaemonIdentity, Endpoints, Error, EtcdStore, Member, Prefix, Txn,
 };
 use nacre_cluster_etcd_members::{DEADLINE, Members, program};
 
@@ -44,12 +44,12 @@ struct Etcd {
     endpoints: Endpoints,
     prefix: Prefix,
     /// Owns the prefix.
-    owner: Option<Node>,
+    owner: Option<DaemonIdentity>,
     store: Option<Arc<EtcdStore>>,
 }
 
 impl Etcd {
-    fn new(endpoints: &Endpoints, name: &str, owner: Option<Node>) -> Self {
+    fn new(endpoints: &Endpoints, name: &str, owner: Option<DaemonIdentity>) -> Self {
         let mut new = Self {
             endpoints: endpoints.clone(),
             prefix: prefix(name),
@@ -79,7 +79,7 @@ impl Subject for Etcd {
     }
 }
 
-fn conforms(members: usize, owner: Option<&Node>) {
+fn conforms(members: usize, owner: Option<&DaemonIdentity>) {
     let Some(program) = program("conformance") else {
         return;
     };

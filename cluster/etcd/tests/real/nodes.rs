@@ -266,7 +266,7 @@ fn a_holder_without_an_incarnation_has_ended() {
         serving: 0,
         holder: Some(me),
         next: None,
-        members: Default::default(),
+        replicas: Default::default(),
     };
     let take = Transaction::take(me, volume, at, Some(former), record);
     let leases = NodeLeases::new(Arc::clone(&etcd.client), prefix("lab"));

@@ -5,15 +5,15 @@ use std::time::Duration;
 use nacre_bdev_replica::store::suite::{block_on, record};
 use nacre_bdev_replica::store::{StoreError, VolumeStore};
 use nacre_cluster_etcd::{
-    Before, Compaction, Copies, Endpoints, Error, EtcdStore, Health, Node, Owner, Txn,
+    Before, Compaction, Copies, DaemonIdentity, Endpoints, Error, EtcdStore, Health, Owner, Txn,
 };
 use uuid::Uuid;
 
 use crate::{client, next, prefix, runtime, settled};
 use nacre_cluster_etcd_members::{DEADLINE, Members, program};
 
-pub(crate) fn node(id: u128, machine: u128) -> Node {
-    Node {
+pub(crate) fn node(id: u128, machine: u128) -> DaemonIdentity {
+    DaemonIdentity {
         id: Uuid::from_u128(id),
         machine: Some(Uuid::from_u128(machine)),
         host: format!("host{machine}"),

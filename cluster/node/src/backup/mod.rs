@@ -4,7 +4,7 @@
 //!   etcd ─▶ save ─▶ Backup ─▶ encode ─▶ file ─▶ parse ─▶ Backup ─▶ restore ─▶ an empty etcd
 //! ```
 //!
-//! Keys that end with the nodes are left out: leases, requests, the log of decisions, the steward.
+//! Keys that end with the nodes are left out: leases, requests, the log of decisions, the brake.
 //! A restored volume has no holder, and its record may be older than the labels of its replicas:
 //! the record says `restored`, by which the next holder reads the labels of all replicas.
 
@@ -55,8 +55,8 @@ pub struct Lost {
 }
 
 impl Lost {
-    fn has(&self, member: &Value) -> bool {
-        let is_text = |field: &str, text: &str| member[field] == *text;
+    fn has(&self, replica: &Value) -> bool {
+        let is_text = |field: &str, text: &str| replica[field] == *text;
         let device = self.device.as_ref();
         is_text("node", &self.node.0.to_string())
             && device.is_none_or(|device| is_text("node_device", device))
@@ -203,12 +203,12 @@ impl Backup {
         for saved in self.records() {
             let (record, _) = crate::record::decode(saved.value.as_bytes())
                 .map_err(|why| unread(&saved.key, why))?;
-            let members = record["members"].as_array().into_iter().flatten();
-            for member in members.filter(|member| whole.has(member)) {
-                if lost.has(member) {
+            let replicas = record["members"].as_array().into_iter().flatten();
+            for replica in replicas.filter(|replica| whole.has(replica)) {
+                if lost.has(replica) {
                     return Ok(lost);
                 }
-                known.extend(member["node_device"].as_str().map(str::to_owned));
+                known.extend(replica["node_device"].as_str().map(str::to_owned));
             }
         }
         known.sort();
@@ -284,17 +284,17 @@ fn restored_record(saved: &SavedKey, without: &[Lost]) -> Result<Vec<u8>, Backup
             fields.remove(field);
         }
     }
-    let is_lost = |member: &Value| without.iter().any(|lost| lost.has(member));
+    let is_lost = |replica: &Value| without.iter().any(|lost| lost.has(replica));
     let mut lost: Vec<Value> = value["restored"]["lost"]
         .as_array()
         .cloned()
         .unwrap_or_default();
-    for member in value["members"].as_array_mut().into_iter().flatten() {
-        if is_lost(member) {
-            member["state"] = json!({ "state": "filling", "watermark": 0 });
-            member["why"] = "it was lost when the cluster was restored".into();
-            if !lost.contains(&member["id"]) {
-                lost.push(member["id"].clone());
+    for replica in value["members"].as_array_mut().into_iter().flatten() {
+        if is_lost(replica) {
+            replica["state"] = json!({ "state": "filling", "watermark": 0 });
+            replica["why"] = "it was lost when the cluster was restored".into();
+            if !lost.contains(&replica["id"]) {
+                lost.push(replica["id"].clone());
             }
         }
     }

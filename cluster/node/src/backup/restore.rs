@@ -255,13 +255,13 @@ mod tests {
     #[test]
     fn lost_nodes_and_devices() {
         let [ant, bee] = [1, 2].map(Uuid::from_u128);
-        let member = |id: u128, node: Uuid, device: &str| {
+        let replica = |id: u128, node: Uuid, device: &str| {
             json!({ "id": Uuid::from_u128(id), "node": node, "node_device": device,
                     "device": Uuid::from_u128(id), "state": { "state": "in_sync" } })
         };
         let record = json!({
             "epoch": 4, "serving": 4, "revision": 9, "holder": null,
-            "members": [member(11, ant, "d1"), member(12, bee, "d1"), member(13, bee, "d2")],
+            "members": [replica(11, ant, "d1"), replica(12, bee, "d1"), replica(13, bee, "d2")],
         });
         let backup = backup(vec![
             saved(&format!("node/{ant}"), &json!({ "v": 1, "name": "ant" })),
@@ -272,8 +272,8 @@ mod tests {
             let without = vec![backup.lost(text).expect("known")];
             let bytes = restored_record(&backup.keys[2], &without).expect("a record");
             let value: serde_json::Value = serde_json::from_slice(&bytes).expect("JSON");
-            let members = value["members"].as_array().expect("members");
-            let empty = members
+            let replicas = value["members"].as_array().expect("members");
+            let empty = replicas
                 .iter()
                 .filter(|one| one["state"]["state"] == "filling");
             let empty: Vec<serde_json::Value> = empty.map(|one| one["id"].clone()).collect();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use nacre_cluster_core::{BootTime, MemberId, NodeId, Revision, VolumeId};
+use nacre_cluster_core::{BootTime, ExportId, NodeId, Revision, VolumeId};
 use nacre_cluster_etcd::{KeyValue, Prefix};
 use uuid::Uuid;
 
@@ -10,9 +10,9 @@ use super::{Driver, Phase};
 use crate::clock;
 use crate::events::Decision;
 use crate::export::Export;
-use crate::follow::{Change, Kind};
+use crate::follow::{KeyChange, Kind};
 use crate::keys::NodeKey;
-use crate::operations::{Operation, Progress};
+use crate::operations::{OperationKey, Progress};
 use crate::publication::Publication;
 
 impl Driver {
@@ -37,10 +37,10 @@ impl Driver {
         }
     }
 
-    pub(super) fn news(&mut self, kind: Kind, change: Change) {
+    pub(super) fn news(&mut self, kind: Kind, change: KeyChange) {
         match change {
-            Change::All { .. } if self.is_other_store => {}
-            Change::All { keys, revision } => {
+            KeyChange::All { .. } if self.is_other_store => {}
+            KeyChange::All { keys, revision } => {
                 let ids: BTreeSet<Uuid> = {
                     let prefix = self.prefix_of(kind);
                     let ids = keys.iter().map(|kv| Prefix::id_after(&prefix, &kv.key));
@@ -63,11 +63,11 @@ impl Driver {
                 self.shared.seen_keys.listed(kind);
                 self.listed(kind);
             }
-            Change::OtherStore => self.other_store(clock::now()),
+            KeyChange::OtherStore => self.other_store(clock::now()),
             // The former store's, or of one whose restore has not ended.
-            Change::Put(_) | Change::Deleted { .. } if self.is_other_store => {}
-            Change::Put(kv) => self.put(kind, &kv),
-            Change::Deleted { key, revision } => {
+            KeyChange::Put(_) | KeyChange::Deleted { .. } if self.is_other_store => {}
+            KeyChange::Put(kv) => self.put(kind, &kv),
+            KeyChange::Deleted { key, revision } => {
                 let id = Prefix::id_after(&self.prefix_of(kind), &key);
                 if let Some(id) = id {
                     self.deleted(kind, id, revision);
@@ -92,7 +92,7 @@ impl Driver {
             Kind::Volumes => self.prefix.volumes(),
             Kind::Publications => self.prefix.publications(),
             Kind::Operations => self.prefix.operations(),
-            Kind::Exports => self.prefix.members(self.me.id),
+            Kind::Exports => self.prefix.exports(self.me.id),
         }
     }
 
@@ -106,7 +106,7 @@ impl Driver {
             Kind::Volumes => volumes(self.volumes.ids()),
             Kind::Publications => volumes(self.volumes.published()),
             Kind::Operations => volumes(self.operations.keys().copied().collect()),
-            Kind::Exports => self.exports.keys().map(|member| member.0).collect(),
+            Kind::Exports => self.exports.keys().map(|export| export.0).collect(),
         }
     }
 
@@ -137,13 +137,13 @@ impl Driver {
             },
             Kind::Exports => match Export::decode(kv) {
                 Ok(export) => {
-                    self.exports.insert(MemberId(id), export);
+                    self.exports.insert(ExportId(id), export);
                     self.has_new_exports = true;
                     None
                 }
                 Err(error) => Some(error.to_string()),
             },
-            Kind::Operations => match Operation::decode(kv) {
+            Kind::Operations => match OperationKey::decode(kv) {
                 Ok(operation) => {
                     let progress = Progress::new(operation, kv.mod_revision);
                     self.operations.insert(VolumeId(id), progress);
@@ -185,7 +185,7 @@ impl Driver {
             Kind::Publications => self.volumes.publish(VolumeId(id), None),
             Kind::Operations => drop(self.operations.remove(&VolumeId(id))),
             Kind::Exports => {
-                self.exports.remove(&MemberId(id));
+                self.exports.remove(&ExportId(id));
                 self.has_new_exports = true;
             }
         }

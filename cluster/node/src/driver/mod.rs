@@ -16,9 +16,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nacre_cluster_core::lease::Word;
-use nacre_cluster_core::volume::State;
+use nacre_cluster_core::volume::HoldingState;
 use nacre_cluster_core::{
-    BootTime, Effect, Incarnation, Join, Lease, MemberId, NodeId, Record, Revision, Timing,
+    BootTime, Effect, ExportId, Incarnation, Join, Lease, NodeId, Record, Revision, Timing,
     Transaction, VolumeId,
 };
 use nacre_cluster_etcd::{Client, Error as Said, LeaseKey, NodeLeases, Outcome, Prefix};
@@ -32,9 +32,9 @@ use crate::clock;
 use crate::error::Error;
 use crate::events::{Decision, Events};
 use crate::export::Export;
-use crate::follow::{Change, Kind, follow};
+use crate::follow::{KeyChange, Kind, follow};
 use crate::keys::{self, Description, NodeKey};
-use crate::nodes::{Leases, Nodes, Step};
+use crate::nodes::{Leases, Nodes, ObservationStep};
 use crate::operations::{self, Progress};
 use crate::seen_keys::SeenKeys;
 use crate::serving::{Report, Serving};
@@ -49,7 +49,7 @@ const TURN: Duration = Duration::from_millis(50);
 const NEWS: usize = 1024;
 /// Events and reports of one round.
 const ROUND: usize = 256;
-/// Time for the hand-over of all volumes, when the node ends.
+/// Time for the handover of all volumes, when the node ends.
 const LEAVE: Duration = Duration::from_secs(6);
 /// Time until a failed request of the start is made again.
 const AGAIN: Duration = Duration::from_millis(400);
@@ -76,7 +76,7 @@ pub enum NodeState {
         /// The last error, if there is one.
         obstacle: Option<Error>,
     },
-    /// The node has a lease. Without a good one it serves by assent, and takes nothing.
+    /// The node has a lease. Without a good one it serves by confirmation, and takes nothing.
     In {
         cluster: Uuid,
         incarnation: Incarnation,
@@ -101,7 +101,7 @@ pub(crate) struct Shared {
     pub(crate) state: watch::Sender<NodeState>,
     /// The last renewal of each node that this one saw.
     pub(crate) seen: Mutex<BTreeMap<NodeId, BootTime>>,
-    pub(crate) volumes: Mutex<Vec<(VolumeId, State)>>,
+    pub(crate) volumes: Mutex<Vec<(VolumeId, HoldingState)>>,
     /// The keys that this node sees, for its copy.
     pub(crate) seen_keys: SeenKeys,
     /// The cluster that this node has joined, in this run or before. Empty: it has joined none.
@@ -117,7 +117,7 @@ const AWAITED: [Kind; 5] = [
     Kind::Exports,
 ];
 
-type Sender = mpsc::Sender<(Kind, Change)>;
+type Sender = mpsc::Sender<(Kind, KeyChange)>;
 
 /// The result of a request to etcd.
 enum Done {
@@ -171,7 +171,7 @@ pub(crate) struct Driver {
     volumes: Volumes,
     operations: BTreeMap<VolumeId, Progress>,
     /// The exports of this node.
-    exports: BTreeMap<MemberId, Export>,
+    exports: BTreeMap<ExportId, Export>,
     /// The engine does not know the present exports yet.
     has_new_exports: bool,
     jobs: Jobs,
@@ -180,7 +180,7 @@ pub(crate) struct Driver {
     away: Option<BootTime>,
     /// The error of the last renewal that failed.
     last_failure: Option<Said>,
-    /// Deadline of the last hand-overs, once the node ends.
+    /// Deadline of the last handovers, once the node ends.
     leave_by: Option<BootTime>,
 }
 
@@ -283,7 +283,7 @@ impl Driver {
     }
 
     /// Lists and watches all keys, and nothing else any more.
-    fn follow_all(&mut self) -> (Sender, mpsc::Receiver<(Kind, Change)>) {
+    fn follow_all(&mut self) -> (Sender, mpsc::Receiver<(Kind, KeyChange)>) {
         for former in self.followers.drain(..) {
             former.abort();
         }
@@ -294,7 +294,7 @@ impl Driver {
             (Kind::Volumes, self.prefix.volumes()),
             (Kind::Publications, self.prefix.publications()),
             (Kind::Operations, self.prefix.operations()),
-            (Kind::Exports, self.prefix.members(self.me.id)),
+            (Kind::Exports, self.prefix.exports(self.me.id)),
         ];
         for (kind, prefix) in followed {
             let follower = self.follow(kind, prefix, &sender);
@@ -434,14 +434,14 @@ impl Driver {
         }
     }
 
-    /// The work that needs the list of leases: fences, hand-overs and takes.
+    /// The work that needs the list of leases: fences, handovers and takes.
     fn turn_listed(&mut self, now: BootTime, is_turn: bool) {
         let Phase::In(lease) = &self.phase else {
             return;
         };
         for step in self.nodes.poll(now, lease) {
             match step {
-                Step::Look => {
+                ObservationStep::Look => {
                     let (client, leases) = (Arc::clone(&self.client), Arc::clone(&self.leases));
                     let prefix = self.prefix.clone();
                     self.jobs.spawn(async move {
@@ -463,7 +463,7 @@ impl Driver {
                         Done::Looked(leases)
                     });
                 }
-                Step::Fence(node, fence, silent) => {
+                ObservationStep::Fence(node, fence, silent) => {
                     let leases = Arc::clone(&self.leases);
                     self.jobs.spawn(async move {
                         Done::Fenced(node, silent, leases.execute(&fence, no_record).await)
@@ -472,7 +472,7 @@ impl Driver {
             }
         }
         if is_turn {
-            self.hand_over(now);
+            self.handover(now);
         }
         let Phase::In(lease) = &self.phase else {
             return;
@@ -501,8 +501,8 @@ impl Driver {
         });
     }
 
-    /// Hand-overs that operators ask for, of a drain, and of the node's end.
-    fn hand_over(&mut self, now: BootTime) {
+    /// Handovers that operators ask for, of a drain, and of the node's end.
+    fn handover(&mut self, now: BootTime) {
         let is_drained = self
             .nodes
             .described
@@ -533,10 +533,10 @@ impl Driver {
     /// The end of the node: volumes first, then the lease.
     fn end(&mut self, now: BootTime) {
         self.volumes.is_leaving = true;
-        let held = self.volumes.in_state(State::Holding);
+        let held = self.volumes.in_state(HoldingState::Holding);
         let mut held = held.into_iter();
         let can_leave = held.any(|id| self.volumes.successor(id, &self.nodes).is_some());
-        let is_leaving = !self.volumes.in_state(State::Leaving).is_empty();
+        let is_leaving = !self.volumes.in_state(HoldingState::Leaving).is_empty();
         let is_late = self.leave_by.is_some_and(|by| now >= by);
         if (can_leave || is_leaving) && !is_late {
             return;

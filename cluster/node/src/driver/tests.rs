@@ -5,7 +5,7 @@ use nacre_cluster_etcd::{Endpoints, KeyValue};
 use serde_json::json;
 
 use super::*;
-use crate::follow::Change;
+use crate::follow::KeyChange;
 use crate::tests::Engine;
 
 /// A node that has a lease, and whose etcd is gone.
@@ -82,12 +82,12 @@ fn a_panic_of_a_task_is_one_of_the_driver() {
 }
 
 /// The first list of these keys: two nodes and leases, a volume, its publication, an export.
-fn list(driver: &Driver, kind: Kind) -> Change {
+fn list(driver: &Driver, kind: Kind) -> KeyChange {
     list_at(driver, kind, 1, 4)
 }
 
 /// The list at a revision, with the record of this epoch.
-fn list_at(driver: &Driver, kind: Kind, revision: i64, epoch: u64) -> Change {
+fn list_at(driver: &Driver, kind: Kind, revision: i64, epoch: u64) -> KeyChange {
     let prefix = &driver.prefix;
     let node = |number| NodeId(Uuid::from_u128(number));
     let volume = Uuid::from_u128(100);
@@ -113,8 +113,8 @@ fn list_at(driver: &Driver, kind: Kind, revision: i64, epoch: u64) -> Change {
             json!({ "v": 1, "nqn": "nqn.a", "slots": {} }),
         )],
         Kind::Exports => {
-            let member = MemberId(Uuid::from_u128(200));
-            vec![(prefix.member(driver.me.id, member), export)]
+            let export_id = ExportId(Uuid::from_u128(200));
+            vec![(prefix.export(driver.me.id, export_id), export)]
         }
         Kind::Operations | Kind::Renewals => Vec::new(),
     };
@@ -126,7 +126,7 @@ fn list_at(driver: &Driver, kind: Kind, revision: i64, epoch: u64) -> Change {
         value: value.to_string().into_bytes(),
     });
     let keys = keys.collect();
-    Change::All { keys, revision }
+    KeyChange::All { keys, revision }
 }
 
 /// Goal: the engine takes no node for one without a lease while a list is missing, and lets hosts
@@ -206,11 +206,11 @@ fn a_restored_store_begins_anew() {
             ));
             engine.all_calls();
             if is_noticed {
-                driver.news(Kind::Nodes, Change::OtherStore);
-                driver.news(Kind::Volumes, Change::OtherStore);
+                driver.news(Kind::Nodes, KeyChange::OtherStore);
+                driver.news(Kind::Volumes, KeyChange::OtherStore);
                 // The empty store, before the restore.
                 let (keys, revision) = (Vec::new(), 2);
-                driver.news(Kind::Exports, Change::All { keys, revision });
+                driver.news(Kind::Exports, KeyChange::All { keys, revision });
             } else {
                 driver.lost(clock::now());
             }

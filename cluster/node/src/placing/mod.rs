@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 
 use nacre_cluster_core::placement::{Choice, PoolFacts, Site, Unplaced, Wish, choose};
-use nacre_cluster_core::{Holder, Incarnation, MemberId, NodeId, PoolId, VolumeId};
+use nacre_cluster_core::{ExportId, Holder, Incarnation, NodeId, PoolId, VolumeId};
 use nacre_cluster_etcd::{Prefix, Txn};
 
-use crate::brake::Steward;
+use crate::brake::BrakeKey;
 use crate::error::{Error, Unmet};
-use crate::export::{Export, Place, Resync, Want};
+use crate::export::{Export, PoolChoice, Resync, Want};
 use crate::keys::{NodeKey, bytes};
 use crate::operator::{ATTEMPTS, Operator};
 use crate::pools::PoolKey;
@@ -20,8 +20,8 @@ use crate::refused;
 #[derive(Debug, Clone)]
 pub struct Placing {
     pub volume: VolumeId,
-    /// Ids of the new replicas, as many as the wish has. An unanswered request is ended by them.
-    pub members: Vec<MemberId>,
+    /// Ids for the exports, one for each wanted replica. An unanswered request is ended by them.
+    pub export_ids: Vec<ExportId>,
     pub wish: Wish,
     /// The nodes of replicas that stay.
     pub other_nodes: Vec<NodeId>,
@@ -37,7 +37,7 @@ pub struct Placing {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placed {
     pub node: NodeId,
-    pub member: MemberId,
+    pub export_id: ExportId,
     pub export: Export,
 }
 
@@ -126,13 +126,13 @@ impl Operator {
     pub async fn place(&self, placing: &Placing) -> Result<Vec<Placed>, Error> {
         let key = self.prefix.pools();
         for _ in 0..ATTEMPTS {
-            let steward = match placing.resync {
-                Some(Resync::Lost) => Some(Steward::read(self).await?),
+            let brake = match placing.resync {
+                Some(Resync::Lost) => Some(BrakeKey::read(self).await?),
                 _ => None,
             };
-            if let Some((Steward { brake: Some(_), .. }, _)) = &steward {
+            if let Some((BrakeKey { brake: Some(_), .. }, _)) = &brake {
                 return Err(Error::Braked {
-                    key: self.prefix.steward(),
+                    key: self.prefix.brake(),
                 });
             }
             let mut facts = self.facts().await?;
@@ -148,8 +148,8 @@ impl Operator {
             let chosen = choose(*volume, wish, &facts.sites, &facts.pools, other_nodes);
             let chosen = chosen.map_err(|refused| facts.refusal(&key, &refused))?;
             let (txn, placed) = self.promise(placing, &facts, &chosen);
-            let txn = match &steward {
-                Some((_, revision)) => txn.if_modified(&self.prefix.steward(), *revision),
+            let txn = match &brake {
+                Some((_, revision)) => txn.if_modified(&self.prefix.brake(), *revision),
                 None => txn,
             };
             let answer = self.transact(&key, txn).await?;
@@ -173,8 +173,8 @@ impl Operator {
         let lease = self.prefix.lease(by.node);
         let mut txn = Txn::default().if_created(&lease, by.incarnation.0 as i64);
         let mut placed = Vec::new();
-        for (choice, member) in chosen.iter().zip(placing.members.iter().copied()) {
-            let place = Place {
+        for (choice, export_id) in chosen.iter().zip(placing.export_ids.iter().copied()) {
+            let place = PoolChoice {
                 pool: choice.pool.0,
                 bytes: wish.bytes,
                 thin: wish.thin,
@@ -182,23 +182,23 @@ impl Operator {
                 spread: wish.spread.clone(),
                 strict: wish.strict,
             };
-            let export = Export::placed(placing.volume, member, place, placing.resync, *by);
+            let export = Export::placed(placing.volume, export_id, place, placing.resync, *by);
             let (pool, node) = (&facts.keys[&choice.pool], &facts.nodes[&choice.node]);
             let mut promised = pool.0.clone();
-            promised.promise(member, wish.bytes, wish.thin);
+            promised.promise(export_id, wish.bytes, wish.thin);
             let of_pool = self.prefix.pool(choice.pool);
-            let of_member = self.prefix.member(choice.node, member);
+            let of_export = self.prefix.export(choice.node, export_id);
             txn = txn
                 .if_modified(&of_pool, pool.1)
                 .if_modified(&self.prefix.node(choice.node), node.1)
                 .if_not_created(&self.prefix.lease(choice.node), 0)
-                .if_created(&of_member, 0)
+                .if_created(&of_export, 0)
                 .put(&of_pool, bytes(&promised))
-                .put(&of_member, bytes(&export))
-                .read_on_failure(&of_member);
+                .put(&of_export, bytes(&export))
+                .read_on_failure(&of_export);
             placed.push(Placed {
                 node: choice.node,
-                member,
+                export_id,
                 export,
             });
         }
@@ -213,7 +213,7 @@ impl Operator {
             let facts = self.facts().await?;
             let mut txn = Txn::default();
             let mut is_done = true;
-            for (node, member, mut export) in self.exports(Some(volume)).await? {
+            for (node, export_id, mut export) in self.exports(Some(volume)).await? {
                 let Some(place) = export.place.as_mut().filter(|place| place.bytes < to) else {
                     continue;
                 };
@@ -239,22 +239,23 @@ impl Operator {
                     let demand = Unmet::Room;
                     return Err(Error::NotPlaced { key, why, demand });
                 };
-                let (of_pool, of_member) = (self.prefix.pool(id), self.prefix.member(node, member));
-                let kv = self.get(&of_member).await?;
+                let (of_pool, of_export) =
+                    (self.prefix.pool(id), self.prefix.export(node, export_id));
+                let kv = self.get(&of_export).await?;
                 let Some(kv) =
                     kv.filter(|kv| Export::decode(kv).is_ok_and(|now| now.want == Want::There))
                 else {
                     continue;
                 };
                 let mut promised = pool.clone();
-                promised.promise(member, by, thin);
+                promised.promise(export_id, by, thin);
                 let mut now = Export::decode(&kv)?;
                 now.place = export.place;
                 txn = txn
                     .if_modified(&of_pool, *revision)
-                    .if_modified(&of_member, kv.mod_revision)
+                    .if_modified(&of_export, kv.mod_revision)
                     .put(&of_pool, bytes(&promised))
-                    .put(&of_member, bytes(&now));
+                    .put(&of_export, bytes(&now));
             }
             if is_done || self.transact(&key, txn).await?.is_made {
                 return Ok(());
@@ -264,9 +265,9 @@ impl Operator {
     }
 
     /// The replica is in sync: it counts no longer among those that are being filled.
-    pub async fn resync_is_done(&self, node: NodeId, member: MemberId) -> Result<(), Error> {
+    pub async fn resync_is_done(&self, node: NodeId, export_id: ExportId) -> Result<(), Error> {
         let change = |export: &mut Export| export.resync.take().is_some();
-        self.change_export(node, member, change).await.map(drop)
+        self.change_export(node, export_id, change).await.map(drop)
     }
 }
 

@@ -14,9 +14,9 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::*;
+use crate::braking::Looked;
 use crate::export::{ExportState, Is};
 use crate::pools::{PoolReport, PoolState};
-use crate::stewarding::Looked;
 
 const GIB: u64 = 1 << 30;
 
@@ -105,7 +105,7 @@ impl Lab {
         let maker = node(1);
         Placing {
             volume: volume(number),
-            members: (0..count).map(|_| MemberId(Uuid::new_v4())).collect(),
+            export_ids: (0..count).map(|_| ExportId(Uuid::new_v4())).collect(),
             wish: Wish {
                 count,
                 bytes,
@@ -191,7 +191,7 @@ fn creations_at_once_do_not_overfill_a_pool() {
             assert!(lab.report(1, &with, &[(lvol_of(first.0), 40 * GIB)]).await);
             assert_eq!(lab.pool(1).await.promised(false), 40 * GIB);
             // The other export is gone: its promise is void.
-            lab.delete(&lab.operator.prefix.member(node(1), *second))
+            lab.delete(&lab.operator.prefix.export(node(1), *second))
                 .await;
             assert!(lab.report(1, &with, &[(lvol_of(first.0), 40 * GIB)]).await);
             assert_eq!(lab.pool(1).await.promised(false), 0);
@@ -212,7 +212,7 @@ fn growth_is_promised() {
             let number = one.node.0.as_u128();
             let mut with = report();
             with.reserved = 40 * GIB;
-            let lvol = (lvol_of(one.member.0), 40 * GIB);
+            let lvol = (lvol_of(one.export_id.0), 40 * GIB);
             lab.report(number, &with, &[lvol]).await;
             assert_eq!(lab.pool(number).await.promised(false), 0);
         }
@@ -258,9 +258,11 @@ fn a_maker_that_is_over() {
         let placing = lab.placing(1, 1, GIB);
         let placed = lab.operator.place(&placing).await.expect("room");
         let Placed {
-            node: of, member, ..
+            node: of,
+            export_id,
+            ..
         } = placed[0];
-        let ended = lab.operator.unexport_unused(of, member, false).await;
+        let ended = lab.operator.unexport_unused(of, export_id, false).await;
         assert!(!ended.expect("an answer"), "its maker lives");
         lab.delete(&lab.operator.prefix.lease(node(1))).await;
         lab.lease(1).await;
@@ -269,18 +271,18 @@ fn a_maker_that_is_over() {
         // While a backup is restored, the record may still come.
         let meta = lab.operator.prefix.meta();
         lab.delete(&meta).await;
-        let ended = lab.operator.unexport_unused(of, member, false).await;
+        let ended = lab.operator.unexport_unused(of, export_id, false).await;
         assert!(!ended.expect("an answer"), "there is no cluster");
-        let export = |all: Vec<(NodeId, MemberId, Export)>| all.into_iter().next().expect("one").2;
+        let export = |all: Vec<(NodeId, ExportId, Export)>| all.into_iter().next().expect("one").2;
         let found = export(lab.operator.exports(None).await.expect("exports"));
         assert_eq!(found.want, Want::There);
         lab.put(&meta, &json!({})).await;
-        let ended = lab.operator.unexport_unused(of, member, false).await;
+        let ended = lab.operator.unexport_unused(of, export_id, false).await;
         assert!(ended.expect("an answer"));
         // The node has deleted the lvol.
         let state = lab
             .operator
-            .set_export_state(of, lab.leases[&of], member, None);
+            .set_export_state(of, lab.leases[&of], export_id, None);
         state.await.expect("ended");
         assert!(lab.report(of.0.as_u128(), &report(), &[]).await);
         assert_eq!(lab.pool(of.0.as_u128()).await.promised(false), 0);
@@ -318,13 +320,13 @@ fn resyncs_of_a_pool_have_a_bound() {
             nsid: 1,
             why: None,
         };
-        let (of, member) = (first[0].node, first[0].member);
+        let (of, export_id) = (first[0].node, first[0].export_id);
         let reported = lab
             .operator
-            .set_export_state(of, lab.leases[&of], member, Some(&state));
+            .set_export_state(of, lab.leases[&of], export_id, Some(&state));
         reported.await.expect("reported");
         lab.operator
-            .resync_is_done(of, member)
+            .resync_is_done(of, export_id)
             .await
             .expect("in sync");
         lab.operator.place(&placing(3)).await.expect("the third");
@@ -367,8 +369,8 @@ fn the_brake_stops_replacements() {
         };
         let look = async |lab: &Lab, me: u128, storm: &mut Storm, now| {
             let (nodes, standing) = described(lab).await;
-            let looked = Steward::watch(&lab.operator, node(me), storm, &nodes, &standing, now);
-            looked.await.expect("the steward's look")
+            let looked = BrakeKey::watch(&lab.operator, node(me), storm, &nodes, &standing, now);
+            looked.await.expect("a look")
         };
         assert_eq!(look(&lab, 1, &mut storm, at(0)).await, Looked::Nothing);
         for number in [4, 5, 6] {
@@ -396,10 +398,10 @@ fn the_brake_stops_replacements() {
         let created = lab.operator.place(&lab.placing(2, 1, GIB)).await;
         created.expect("a new volume");
 
-        let released = Steward::release(&lab.operator).await.expect("an answer");
+        let released = BrakeKey::release(&lab.operator).await.expect("an answer");
         assert_eq!(released, Some(brake));
         assert_eq!(
-            Steward::release(&lab.operator).await.expect("an answer"),
+            BrakeKey::release(&lab.operator).await.expect("an answer"),
             None
         );
         assert_eq!(look(&lab, 1, &mut storm, at(3)).await, Looked::Nothing);
@@ -408,8 +410,8 @@ fn the_brake_stops_replacements() {
         // One returns and goes again: it is not excused any more. One of six is no storm.
         lab.lease(6).await;
         assert_eq!(look(&lab, 1, &mut storm, at(4)).await, Looked::Nothing);
-        let (steward, _) = Steward::read(&lab.operator).await.expect("a key");
-        assert_eq!(steward.excused.len(), 2);
+        let (stored, _) = BrakeKey::read(&lab.operator).await.expect("a key");
+        assert_eq!(stored.excused.len(), 2);
         for number in [3, 6, 2] {
             lab.delete(&lab.operator.prefix.lease(node(number))).await;
         }
@@ -430,8 +432,8 @@ fn the_brake_stops_replacements() {
             lab.lease(number).await;
         }
         assert_eq!(look(&lab, 1, &mut storm, at(8)).await, Looked::Nothing);
-        let (steward, _) = Steward::read(&lab.operator).await.expect("a key");
-        assert!(steward.excused.is_empty());
+        let (stored, _) = BrakeKey::read(&lab.operator).await.expect("a key");
+        assert!(stored.excused.is_empty());
     });
 }
 

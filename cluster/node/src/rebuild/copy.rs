@@ -54,7 +54,7 @@ impl CopiedRecord {
         Some((of("epoch")?, of("revision")?))
     }
 
-    pub(super) fn members(&self) -> impl Iterator<Item = &Value> {
+    pub(super) fn replicas(&self) -> impl Iterator<Item = &Value> {
         self.value["members"].as_array().into_iter().flatten()
     }
 }
@@ -112,10 +112,10 @@ impl Copy {
         let id = node.0.to_string();
         let publications = &self.publications;
         self.volumes.retain(|volume, record| {
-            let mut members = record.members();
+            let mut replicas = record.replicas();
             let shown = publications.get(volume);
             labelled.contains(volume)
-                || members.any(|member| member["node"] == *id)
+                || replicas.any(|replica| replica["node"] == *id)
                 || shown.is_some_and(|value| value["slots"].get(&id).is_some())
         });
         let volumes = &self.volumes;

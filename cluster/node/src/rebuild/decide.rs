@@ -243,15 +243,13 @@ impl<'a> Reports<'a> {
         }
         for (volume, base) in chosen {
             let places = self.places.get(volume).map_or(&[][..], Vec::as_slice);
-            let members = base.iter().flat_map(|base| base.members());
+            let replicas = base.iter().flat_map(|base| base.replicas());
             // A device may have moved to another node.
-            let absent = members.filter(|member| {
-                let replica = id(&member["id"]);
-                !places
-                    .iter()
-                    .any(|place| Some(place.label.replica) == replica)
+            let absent = replicas.filter(|replica| {
+                let of = id(&replica["id"]);
+                !places.iter().any(|place| Some(place.label.replica) == of)
             });
-            awaited.extend(absent.filter_map(|member| id(&member["node"])));
+            awaited.extend(absent.filter_map(|replica| id(&replica["node"])));
         }
         let is_missing = |node: &Uuid| !self.has_reported(*node) && !self.lost.nodes.contains(node);
         let missing = awaited.into_iter().filter(is_missing);

@@ -128,8 +128,8 @@ impl<'a> Reports<'a> {
         let mut known: BTreeSet<Uuid> = self.all.keys().map(|node| node.0).collect();
         for (_, copy) in &self.copies {
             known.extend(copy.nodes.keys());
-            let members = copy.volumes.values().flat_map(CopiedRecord::members);
-            known.extend(members.filter_map(|member| id(&member["node"])));
+            let replicas = copy.volumes.values().flat_map(CopiedRecord::replicas);
+            known.extend(replicas.filter_map(|replica| id(&replica["node"])));
         }
         known
     }
@@ -196,27 +196,27 @@ impl<'a> Reports<'a> {
         let reported = self.all.get(&NodeId(node));
         let mut devices = reported.into_iter().flat_map(|found| &found.devices);
         let text = node.to_string();
-        let mut members = self.copied_members();
+        let mut replicas = self.copied_replicas();
         devices.any(|one| one.is(device))
-            || members.any(|one| one["node"] == *text && one["node_device"] == *device)
+            || replicas.any(|one| one["node"] == *text && one["node_device"] == *device)
     }
 
     fn has_replica(&self, replica: Uuid) -> bool {
         let labels = self.places.values().flatten().map(|place| place.label);
         let text = replica.to_string();
-        let mut members = self.copied_members();
+        let mut replicas = self.copied_replicas();
         labels
             .into_iter()
             .any(|label| label.state_of(replica).is_some())
-            || members.any(|one| one["id"] == *text)
+            || replicas.any(|one| one["id"] == *text)
     }
 
-    fn copied_members(&self) -> impl Iterator<Item = &Value> {
+    fn copied_replicas(&self) -> impl Iterator<Item = &Value> {
         let volumes = self
             .copies
             .iter()
             .flat_map(|(_, copy)| copy.volumes.values());
-        volumes.flat_map(CopiedRecord::members)
+        volumes.flat_map(CopiedRecord::replicas)
     }
 
     pub(super) fn note_devices(&self, notes: &mut Vec<Note>) {

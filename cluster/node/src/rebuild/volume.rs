@@ -23,7 +23,7 @@ pub(super) struct Made {
 }
 
 /// A replica before its state is known.
-struct Replica<'a> {
+struct FoundReplica<'a> {
     id: Uuid,
     slot: u8,
     /// Its fields in the copied record.
@@ -84,7 +84,7 @@ pub(super) fn rebuild(
             return Err(Problem::NoFacts { volume, id });
         }
     };
-    let mut members = Vec::new();
+    let mut stored = Vec::new();
     let mut lost: Vec<Value> = Vec::new();
     if by_label.is_none()
         && let Some(former) = restored.and_then(|restored| restored["lost"].as_array())
@@ -92,17 +92,17 @@ pub(super) fn rebuild(
         lost.clone_from(former);
     }
     for replica in replicas(reports, &trusted, all, by_label, base, name)? {
-        let Some(mut member) = replica.member(reports, volume, name, &mut made)? else {
+        let Some(mut fields) = replica.fields(reports, volume, name, &mut made)? else {
             continue;
         };
-        replica.decide(by_label, &mut member);
+        replica.decide(by_label, &mut fields);
         let id = json!(replica.id);
         if replica.is_lost && !lost.contains(&id) {
             lost.push(id);
         }
-        members.push(member);
+        stored.push(fields);
     }
-    if !members.iter().any(|one| one["state"]["state"] == "in_sync") {
+    if !stored.iter().any(|one| one["state"]["state"] == "in_sync") {
         let volume = name.to_owned();
         made.notes.push(Note::Frozen { volume });
     }
@@ -123,7 +123,7 @@ pub(super) fn rebuild(
     record["epoch"] = (last_epoch + EPOCHS).into();
     record["revision"] = last_revision.into();
     record["holder"] = Value::Null;
-    record["members"] = members.into();
+    record["members"] = stored.into();
     record["restored"] = json!({ "epoch": epoch, "revision": revision });
     if !lost.is_empty() {
         record["restored"]["lost"] = lost.into();
@@ -157,10 +157,10 @@ fn replicas<'a>(
     by_label: Option<&LabelFacts>,
     base: Option<&'a CopiedRecord>,
     name: &str,
-) -> Result<Vec<Replica<'a>>, Problem> {
-    let member = |replica: Uuid| {
-        let mut members = base.into_iter().flat_map(CopiedRecord::members);
-        members.find(|member| id(&member["id"]) == Some(replica))
+) -> Result<Vec<FoundReplica<'a>>, Problem> {
+    let copied = |wanted: Uuid| {
+        let mut replicas = base.into_iter().flat_map(CopiedRecord::replicas);
+        replicas.find(|replica| id(&replica["id"]) == Some(wanted))
     };
     let wanted: Vec<(Uuid, u8)> = match by_label {
         Some(label) => label
@@ -169,16 +169,16 @@ fn replicas<'a>(
             .map(|one| (one.id, one.slot))
             .collect(),
         None => {
-            let members = base.into_iter().flat_map(CopiedRecord::members);
-            let slot = |member: &Value| u8::try_from(member["slot"].as_u64()?).ok();
-            members
-                .filter_map(|member| Some((id(&member["id"])?, slot(member)?)))
+            let replicas = base.into_iter().flat_map(CopiedRecord::replicas);
+            let slot = |replica: &Value| u8::try_from(replica["slot"].as_u64()?).ok();
+            replicas
+                .filter_map(|replica| Some((id(&replica["id"])?, slot(replica)?)))
                 .collect()
         }
     };
     let mut replicas = Vec::new();
     for (id, slot) in wanted {
-        let base = member(id);
+        let base = copied(id);
         let mut places = trusted.iter().filter(|place| place.label.replica == id);
         let (first, second) = (places.next(), places.next());
         if let (Some(first), Some(second)) = (first, second) {
@@ -196,7 +196,7 @@ fn replicas<'a>(
             && (named.is_some()
                 || reports.lost.replicas.contains(&id)
                 || base.is_some_and(|base| is_named(reports, base)));
-        replicas.push(Replica {
+        replicas.push(FoundReplica {
             id,
             slot,
             base,
@@ -207,21 +207,21 @@ fn replicas<'a>(
     Ok(replicas)
 }
 
-/// True if the operator named the node or the device of this member lost.
-fn is_named(reports: &Reports<'_>, member: &Value) -> bool {
+/// True if the operator named the node or the device of this replica lost.
+fn is_named(reports: &Reports<'_>, replica: &Value) -> bool {
     let lost = &reports.lost;
-    let node = id(&member["node"]);
-    let device = member["node_device"].as_str();
+    let node = id(&replica["node"]);
+    let device = replica["node_device"].as_str();
     node.is_some_and(|node| {
         lost.nodes.contains(&node)
             || device.is_some_and(|device| lost.devices.contains(&(node, device.to_owned())))
     })
 }
 
-impl Replica<'_> {
+impl FoundReplica<'_> {
     /// The replica's fields and its export, without its state. `None`: it is lost, and its device
     /// is unknown.
-    fn member(
+    fn fields(
         &self,
         reports: &Reports<'_>,
         volume: Uuid,
@@ -229,9 +229,9 @@ impl Replica<'_> {
         made: &mut Made,
     ) -> Result<Option<Value>, Problem> {
         let fresh = || json!({ "id": self.id, "slot": self.slot, "offline": false });
-        let mut member = self.base.map_or_else(fresh, Value::clone);
+        let mut fields = self.base.map_or_else(fresh, Value::clone);
         let Some(place) = &self.place else {
-            let (Some(base), Some(node)) = (self.base, id(&member["node"])) else {
+            let (Some(base), Some(node)) = (self.base, id(&fields["node"])) else {
                 return if self.is_lost {
                     Ok(None)
                 } else {
@@ -251,31 +251,31 @@ impl Replica<'_> {
                 let volume = name.to_owned();
                 made.notes.push(Note::Absent { volume, device });
             }
-            return Ok(Some(member));
+            return Ok(Some(fields));
         };
         let node = place.found.node;
         let exported = place.found.export_of(place.device, volume);
-        let is_same = id(&member["node"]) == Some(node)
-            && member["node_device"]
+        let is_same = id(&fields["node"]) == Some(node)
+            && fields["node_device"]
                 .as_str()
                 .is_some_and(|one| place.device.is(one));
-        let former = id(&member["device"]).filter(|_| is_same);
+        let former = id(&fields["device"]).filter(|_| is_same);
         // The id of the replica is unique, too.
         let export = exported.or(former).unwrap_or(self.id).to_string();
         let value = export_value(reports, node, &export);
         let value = value.unwrap_or_else(|| new_export(volume, &place.device.name));
-        member["device"] = export.clone().into();
-        member["node"] = json!(node);
-        member["node_device"] = value["device"].clone();
+        fields["device"] = export.clone().into();
+        fields["node"] = json!(node);
+        fields["node_device"] = value["device"].clone();
         made.exports.push((node, (export, value)));
-        Ok(Some(member))
+        Ok(Some(fields))
     }
 
     /// The state of the replica, by the label that counts.
-    fn decide(&self, by_label: Option<&LabelFacts>, member: &mut Value) {
+    fn decide(&self, by_label: Option<&LabelFacts>, fields: &mut Value) {
         let mut fill = |why: &str| {
-            member["state"] = json!({ "state": "filling", "watermark": 0 });
-            member["why"] = why.into();
+            fields["state"] = json!({ "state": "filling", "watermark": 0 });
+            fields["why"] = why.into();
         };
         if self.is_lost {
             return fill("it was lost when the store was rebuilt");
@@ -287,10 +287,10 @@ impl Replica<'_> {
                 fill("its label is older than those of other replicas");
             }
             Some(ReplicaFact::InSync) => {
-                member["state"] = json!({ "state": "in_sync" });
-                member["offline"] = false.into();
-                if let Some(fields) = member.as_object_mut() {
-                    fields.remove("why");
+                fields["state"] = json!({ "state": "in_sync" });
+                fields["offline"] = false.into();
+                if let Some(object) = fields.as_object_mut() {
+                    object.remove("why");
                 }
             }
             _ => fill("it was not in sync when the store was lost"),

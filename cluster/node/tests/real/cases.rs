@@ -72,7 +72,7 @@ fn a_stopped_holder_joins_again_when_it_continues() {
     }
 }
 
-/// Without etcd the holders go on by assent, and no node takes. When etcd is back, no node is
+/// Without etcd the holders go on by confirmation, and no node takes. When etcd is back, no node is
 /// fenced for its silence.
 #[test]
 fn etcd_is_away() {
@@ -114,7 +114,7 @@ fn etcd_loses_its_data() {
     lab.check();
 }
 
-/// An etcd without space refuses renewals and fences alike: holders go on by assent. Once an
+/// An etcd without space refuses renewals and fences alike: holders go on by confirmation. Once an
 /// operator has made space, leases are good again, and no volume has moved.
 #[test]
 fn etcd_is_full() {
@@ -169,7 +169,7 @@ fn etcd_is_full() {
     lab.check();
 }
 
-/// The leader of etcd dies: the lease bridges the election, or assent does.
+/// The leader of etcd dies: the lease bridges the election, or confirmation does.
 #[test]
 fn a_member_of_etcd_dies() {
     let Some(mut lab) = Lab::start("a_member_of_etcd_dies", 3, 3) else {
@@ -227,7 +227,7 @@ fn a_node_leaves() {
     let Some(mut lab) = Lab::start("a_node_leaves", 1, 6) else {
         return;
     };
-    lab.measure_with_etcd("longest gap of a hand-over", BAR, |lab| {
+    lab.measure_with_etcd("longest gap of a handover", BAR, |lab| {
         let victim = lab.victim();
         let since = clock::now();
         lab.nodes[victim.index].leave();

@@ -1,5 +1,5 @@
 //! A stand-in for the engine. It opens a volume as the daemon's control does: by changes of the
-//! record through [`EtcdStore`], and by the members' gates, which are files. A member is reached
+//! record through [`EtcdStore`], and by the replicas' gates, which are files. A replica is reached
 //! while its node's process lives. One thread answers a read of each open volume every 2 ms, and
 //! writes the time of each answer, with the volume and its epoch, to a file.
 
@@ -15,9 +15,9 @@ use nacre_bdev_replica::model::{ReplicaRecord, ReplicaState, Stamp, VolumeRecord
 use nacre_bdev_replica::store::suite::block_on;
 use nacre_bdev_replica::store::{StoreError, VolumeStore};
 use nacre_cluster_core::gate::Key;
-use nacre_cluster_core::{BootTime, Holder, Incarnation, MemberId, NodeId, VolumeId};
+use nacre_cluster_core::{BootTime, ExportId, Holder, Incarnation, NodeId, ReplicaId, VolumeId};
 use nacre_cluster_etcd::{Endpoints, EtcdStore};
-use nacre_cluster_node::serving::{Answer, Role};
+use nacre_cluster_node::serving::{Answer, VolumeRole};
 use nacre_cluster_node::{Export, Link, NodeKey, Publication, Serving, clock};
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
@@ -26,7 +26,7 @@ use uuid::Uuid;
 use crate::process::prefix;
 
 const TICK: Duration = Duration::from_millis(2);
-/// Interval between two looks at the members of open volumes.
+/// Interval between two looks at the replicas of open volumes.
 const LOOK: Duration = Duration::from_millis(100);
 const AGAIN: Duration = Duration::from_millis(20);
 
@@ -43,7 +43,7 @@ struct Shared {
 
 #[derive(Default)]
 struct Lane {
-    role: Option<Role>,
+    role: Option<VolumeRole>,
     /// Incremented by each drop: what began before is over.
     generation: u64,
     open: Option<Open>,
@@ -103,12 +103,12 @@ impl Fake {
                 std::thread::sleep(TICK);
             }
         });
-        let of_members = fake.clone();
+        let of_replicas = fake.clone();
         std::thread::spawn(move || {
             loop {
                 std::thread::sleep(LOOK);
-                let ids: Vec<VolumeId> = of_members.0.lanes.lock().keys().copied().collect();
-                ids.into_iter().for_each(|id| of_members.look(id));
+                let ids: Vec<VolumeId> = of_replicas.0.lanes.lock().keys().copied().collect();
+                ids.into_iter().for_each(|id| of_replicas.look(id));
             }
         });
         fake
@@ -185,7 +185,7 @@ impl Fake {
         };
         let mut gated = Vec::new();
         for replica in record.in_sync().filter(|replica| self.reaches(replica)) {
-            acquire(&self.0.dir, MemberId(replica.id), key).ok()?;
+            acquire(&self.0.dir, ReplicaId(replica.id), key).ok()?;
             gated.push(replica.id);
         }
         if gated.is_empty() {
@@ -213,7 +213,7 @@ impl Fake {
         is_alive(&self.0.dir, NodeId(node))
     }
 
-    /// Puts members out whose nodes are down, and members in that are back.
+    /// Puts replicas out whose nodes are down, and replicas in that are back.
     fn look(&self, volume: VolumeId) {
         let turn = self.lane(volume, |lane| Arc::clone(&lane.turn));
         let Some(_turn) = turn.try_lock() else { return };
@@ -227,7 +227,7 @@ impl Fake {
                 continue;
             }
             if !is_in_sync {
-                if acquire(&self.0.dir, MemberId(replica.id), open.key).is_err() {
+                if acquire(&self.0.dir, ReplicaId(replica.id), open.key).is_err() {
                     return;
                 }
                 self.change(volume, generation, |open| open.promoted = Some(replica.id));
@@ -272,23 +272,23 @@ impl Fake {
         }
     }
 
-    /// Reads from a member, and answers if the lease is good after that, or by assent.
+    /// Reads from a replica, and answers if the lease is good after that, or by confirmation.
     fn answer(&self, id: VolumeId, lane: &Lane, log: &mut File) {
         let Some(open) = lane.open.as_ref().filter(|open| !open.is_closing) else {
             return;
         };
-        let has_key = |id: Uuid| gate(&self.0.dir, MemberId(id)) == Some(open.key);
+        let has_key = |id: Uuid| gate(&self.0.dir, ReplicaId(id)) == Some(open.key);
         let collected = clock::now();
-        let mut members = open.record.in_sync().map(|replica| replica.id);
-        if !members.any(has_key) {
+        let mut replicas = open.record.in_sync().map(|replica| replica.id);
+        if !replicas.any(has_key) {
             return;
         }
         let now = clock::now();
         let at = if self.0.link.word.is_good(now) {
             now
         } else {
-            let members = open.record.in_sync().map(|replica| replica.id);
-            if !members.chain(open.promoted).all(has_key) {
+            let replicas = open.record.in_sync().map(|replica| replica.id);
+            if !replicas.chain(open.promoted).all(has_key) {
                 return;
             }
             collected
@@ -306,13 +306,13 @@ impl Serving for Fake {
     fn reached(
         &mut self,
         volume: VolumeId,
-    ) -> arrayvec::ArrayVec<MemberId, { nacre_cluster_core::ids::MAX_MEMBERS }> {
+    ) -> arrayvec::ArrayVec<ReplicaId, { nacre_cluster_core::ids::MAX_REPLICAS }> {
         let lanes = self.0.lanes.lock();
         let role = lanes.get(&volume).and_then(|lane| lane.role.as_ref());
-        let members = role.into_iter().flat_map(|role| &role.record.members);
-        members
-            .filter(|member| is_alive(&self.0.dir, member.node))
-            .map(|member| member.id)
+        let replicas = role.into_iter().flat_map(|role| &role.record.replicas);
+        replicas
+            .filter(|replica| is_alive(&self.0.dir, replica.node))
+            .map(|replica| replica.id)
             .collect()
     }
 
@@ -353,7 +353,7 @@ impl Serving for Fake {
         });
     }
 
-    fn show(&mut self, volume: VolumeId, role: &Role) {
+    fn show(&mut self, volume: VolumeId, role: &VolumeRole) {
         assert_eq!(role.value["later"], "kept");
         self.lane(volume, |lane| lane.role = Some(role.clone()));
     }
@@ -371,23 +371,23 @@ impl Serving for Fake {
 
     fn nodes(&mut self, _: &BTreeMap<NodeId, NodeKey>, _: &BTreeMap<NodeId, Incarnation>) {}
 
-    fn exports(&mut self, exports: &BTreeMap<MemberId, Export>) {
+    fn exports(&mut self, exports: &BTreeMap<ExportId, Export>) {
         // Shown in the file of the node's state.
         let file = self.0.dir.join(format!("exports-{}", self.0.me.0));
-        let lines = exports.iter().map(|(member, export)| {
+        let lines = exports.iter().map(|(export_id, export)| {
             format!(
                 "{} {} {:?} {:?}\n",
-                member.0, export.device, export.want, export.is
+                export_id.0, export.device, export.want, export.is
             )
         });
         std::fs::write(file, lines.collect::<String>()).expect("a file");
     }
 }
 
-/// The key at the member's gate. A reader needs no lock, because each write replaces the file: a
+/// The key at the replica's gate. A reader needs no lock, because each write replaces the file: a
 /// process that is stopped with a lock would stop all readers.
-fn gate(dir: &Path, member: MemberId) -> Option<Key> {
-    let text = std::fs::read_to_string(dir.join(format!("gate-{}", member.0))).ok()?;
+fn gate(dir: &Path, replica: ReplicaId) -> Option<Key> {
+    let text = std::fs::read_to_string(dir.join(format!("gate-{}", replica.0))).ok()?;
     let mut parts = text.split_whitespace();
     let epoch = parts.next()?.parse().ok()?;
     let node = NodeId(Uuid::parse_str(parts.next()?).ok()?);
@@ -396,11 +396,11 @@ fn gate(dir: &Path, member: MemberId) -> Option<Key> {
     Some(Key { epoch, holder })
 }
 
-fn acquire(dir: &Path, member: MemberId, key: Key) -> Result<(), Key> {
-    let path = dir.join(format!("gate-{}", member.0));
+fn acquire(dir: &Path, replica: ReplicaId, key: Key) -> Result<(), Key> {
+    let path = dir.join(format!("gate-{}", replica.0));
     let lock = File::create(path.with_extension("lock")).expect("a lock");
     flock(&lock, FlockOperation::LockExclusive).expect("a lock");
-    if let Some(current) = gate(dir, member)
+    if let Some(current) = gate(dir, replica)
         && (current.epoch > key.epoch || current.epoch == key.epoch && current.holder != key.holder)
     {
         return Err(current);

@@ -125,11 +125,11 @@ impl Lab {
         made.expect("a new cluster");
     }
 
-    /// Creates volumes with a member on each node.
+    /// Creates volumes with a replica on each node.
     fn create(&mut self, count: u128) {
         for number in 0..count {
             let id = volume(number);
-            let member = |node: u128| {
+            let replica = |node: u128| {
                 json!({
                     "id": Uuid::from_u128(1000 * (number + 1) + node),
                     "node": Uuid::from_u128(node),
@@ -139,7 +139,7 @@ impl Lab {
             let record = json!({
                 "v": 1, "id": id.0, "name": format!("v{number}"), "epoch": 0, "serving": 0,
                 "block_size": 4096, "blocks": 1024, "region_shift": 22, "revision": 0, "holder": null, "later": "kept",
-                "members": NODES.map(member),
+                "members": NODES.map(replica),
             });
             let key = prefix().core_volume(id);
             let slots =
@@ -161,7 +161,7 @@ impl Lab {
         self.nodes.push(process);
     }
 
-    /// Waits until all volumes are served, with all members.
+    /// Waits until all volumes are served, with all replicas.
     fn settle(&self) {
         self.wait("all volumes are healthy", || {
             let status = self.status();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nacre_cluster_core::{Holder, Incarnation, MemberId, NodeId};
+use nacre_cluster_core::{ExportId, Holder, Incarnation, NodeId};
 use nacre_cluster_etcd::{Copies, Txn};
 use nacre_cluster_node::export::Is;
 use nacre_cluster_node::{Cluster, Error, ExportState, PublishRequest, VolumeState, clock};
@@ -22,7 +22,7 @@ fn drain_and_undrain() {
     let Some(mut lab) = Lab::start("drain_and_undrain", 1, 20) else {
         return;
     };
-    lab.measure_with_etcd("longest gap of a hand-over", BAR, |lab| {
+    lab.measure_with_etcd("longest gap of a handover", BAR, |lab| {
         let victim = lab.victim();
         let (id, count) = (victim.id, victim.held.len());
         let since = clock::now();
@@ -35,7 +35,7 @@ fn drain_and_undrain() {
         let gap = lab.longest_gap(&victim.held, since);
         let status = lab.node_status(id);
         assert!(status.key.expect("described").drain);
-        assert_eq!((status.held, status.members), (0, lab.volumes.len()));
+        assert_eq!((status.held, status.replicas), (0, lab.volumes.len()));
         let undrained = lab.runtime.block_on(lab.operator.set_drain(id, false));
         undrained.expect("undrained");
         let moved = lab.operator.move_volume(victim.held[0], id, LIMIT);
@@ -83,16 +83,16 @@ fn moves() {
     lab.check();
 }
 
-/// An operator's fence ends a lease at once. A node with members cannot be removed.
+/// An operator's fence ends a lease at once. A node with replicas cannot be removed.
 #[test]
 fn fence_and_remove() {
     let Some(mut lab) = Lab::start("fence_and_remove", 1, 3) else {
         return;
     };
     let refused = lab.runtime.block_on(lab.operator.remove(node(1)));
-    let refused = refused.expect_err("it has members");
+    let refused = refused.expect_err("it has replicas");
     println!("{refused}");
-    assert!(matches!(refused, Error::HasMember { .. }));
+    assert!(matches!(refused, Error::HasReplica { .. }));
     lab.measure_with_etcd("killed and fenced by hand", BAR, |lab| {
         let victim = lab.victim();
         let since = clock::now();
@@ -108,7 +108,7 @@ fn fence_and_remove() {
     lab.check();
 }
 
-/// A node without members: refused while it lives, removed when it is off.
+/// A node without replicas: refused while it lives, removed when it is off.
 #[test]
 fn removal_and_status() {
     let Some(mut lab) = Lab::start("removal_and_status", 3, 0) else {
@@ -171,13 +171,13 @@ fn unused_exports() {
     let former = Incarnation(incarnation.0 - 1);
     lab.runtime.block_on(async {
         let export = async |number, by| {
-            let member = MemberId(Uuid::from_u128(number));
-            let made = operator.export(first, member, id, "disk0", by).await;
+            let export_id = ExportId(Uuid::from_u128(number));
+            let made = operator.export(first, export_id, id, "disk0", by).await;
             assert_eq!(made.expect("wanted").by(), by);
-            member
+            export_id
         };
-        let ended = async |member, gave_up| {
-            let ended = operator.unexport_unused(first, member, gave_up).await;
+        let ended = async |export_id, gave_up| {
+            let ended = operator.unexport_unused(first, export_id, gave_up).await;
             ended.expect("an answer")
         };
         let lives = export(1, by(incarnation)).await;
@@ -186,7 +186,7 @@ fn unused_exports() {
         assert!(ended(lives, false).await, "it is ended already");
         let dead = export(2, by(former)).await;
         assert!(ended(dead, false).await, "its maker is gone");
-        assert!(!ended(MemberId(Uuid::from_u128(9)), false).await, "none");
+        assert!(!ended(ExportId(Uuid::from_u128(9)), false).await, "none");
 
         // One that the record names, and names no longer.
         let named = export(3, by(former)).await;
@@ -262,23 +262,23 @@ fn publications_and_exports() {
         let all = operator.publications().await.expect("publications");
         assert_eq!((all.len(), all.get(&id)), (2, Some(&published)));
 
-        let member = MemberId(Uuid::from_u128(77));
-        let export = operator.export(first, member, id, "disk0", None).await;
+        let export_id = ExportId(Uuid::from_u128(77));
+        let export = operator.export(first, export_id, id, "disk0", None).await;
         let export = export.expect("wanted");
         assert_eq!(
-            operator.export(first, member, id, "disk0", None).await,
+            operator.export(first, export_id, id, "disk0", None).await,
             Ok(export.clone())
         );
-        let other = operator.export(first, member, id, "disk1", None).await;
+        let other = operator.export(first, export_id, id, "disk1", None).await;
         assert!(
             matches!(other, Err(Error::ExportExists { .. })),
             "{other:?}"
         );
         let exports = operator.exports(Some(id)).await;
-        assert_eq!(exports, Ok(vec![(first, member, export)]));
+        assert_eq!(exports, Ok(vec![(first, export_id, export)]));
         assert_eq!(operator.exports(Some(volume(9))).await, Ok(Vec::new()));
     });
-    let member = MemberId(Uuid::from_u128(77));
+    let export_id = ExportId(Uuid::from_u128(77));
     let shown = |lab: &Lab| {
         let file = lab.dir().join(format!("exports-{}", first.0));
         std::fs::read_to_string(file).unwrap_or_default()
@@ -297,29 +297,29 @@ fn publications_and_exports() {
         };
         let old = Incarnation(incarnation.0 - 1);
         let refused = operator
-            .set_export_state(first, old, member, Some(&state))
+            .set_export_state(first, old, export_id, Some(&state))
             .await;
         assert!(matches!(refused, Err(Error::NoLease { .. })), "{refused:?}");
-        let set = operator.set_export_state(first, incarnation, member, Some(&state));
+        let set = operator.set_export_state(first, incarnation, export_id, Some(&state));
         set.await.expect("set");
         let exports = operator.exports(None).await.expect("exports");
         assert_eq!((exports[0].2.is, exports[0].2.bytes), (Is::There, 1 << 30));
         let early = operator
-            .set_export_state(first, incarnation, member, None)
+            .set_export_state(first, incarnation, export_id, None)
             .await;
         assert!(
             matches!(early, Err(Error::ExportExists { .. })),
             "still wanted: {early:?}"
         );
-        assert_eq!(operator.unexport(first, member).await, Ok(true));
+        assert_eq!(operator.unexport(first, export_id).await, Ok(true));
     });
     lab.wait("its node sees the end", || {
         shown(&lab).contains("disk0 Gone There")
     });
     lab.runtime.block_on(async {
-        let ended = operator.set_export_state(first, incarnation, member, None);
+        let ended = operator.set_export_state(first, incarnation, export_id, None);
         ended.await.expect("ended");
-        assert_eq!(operator.unexport(first, member).await, Ok(false));
+        assert_eq!(operator.unexport(first, export_id).await, Ok(false));
         let late = ExportState {
             is: Is::Failed,
             bytes: 0,
@@ -328,7 +328,7 @@ fn publications_and_exports() {
             why: Some("gone".to_owned()),
         };
         let late = operator
-            .set_export_state(first, incarnation, member, Some(&late))
+            .set_export_state(first, incarnation, export_id, Some(&late))
             .await;
         assert!(matches!(late, Err(Error::NoExport { .. })), "{late:?}");
         let volumes = operator.volumes().await.expect("volumes");
@@ -340,7 +340,7 @@ fn publications_and_exports() {
         );
         let first = &volumes[0];
         assert_eq!((&*first.name, first.id), ("v0", id));
-        assert_eq!((first.members, first.in_sync), (3, 3));
+        assert_eq!((first.replicas, first.in_sync), (3, 3));
         assert!(first.lease_stands && first.holder.is_some(), "{first:?}");
         assert_eq!(first.nodes, request.nodes);
         let holder = first.holder.expect("it is held");

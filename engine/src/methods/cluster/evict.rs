@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use nacre_cluster_core::NodeId;
-use nacre_cluster_node::{Eviction, Operator, Steward, Stuck, StuckReplica};
+use nacre_cluster_node::{BrakeKey, Eviction, Operator, Stuck, StuckReplica};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -165,7 +165,7 @@ impl Method<Engine> for Repair {
                           names them";
             return Err(RpcError::invalid_params(cause).field("go").remedy(remedy));
         }
-        let released = within(LIMIT, Steward::release(&operator)).await?;
+        let released = within(LIMIT, BrakeKey::release(&operator)).await?;
         if released.is_some() {
             report_release(&engine, "an operator released the brake");
         }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use nacre_cluster_core::PoolId;
 use nacre_cluster_node::{PoolKey, PoolState};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::read as read_etcd;
@@ -43,7 +43,7 @@ pub struct ClusterPool {
 
 /// The state of a pool for operators. A node reports [`PoolState`]; this one also considers the
 /// lease of the node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ClusterPoolState {
     Online,

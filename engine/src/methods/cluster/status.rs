@@ -8,7 +8,7 @@ use nacre_cluster_core::Incarnation;
 use nacre_cluster_etcd::Member;
 use nacre_cluster_node::{Brake, Cluster, NodeState, NodeStatus, Status, VolumeCounts};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{name_of, read_status};
@@ -170,7 +170,7 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LeaseState {
     Good,
@@ -226,7 +226,7 @@ impl ClusterNode {
             drain: key.is_some_and(|key| key.drain),
             evict: key.is_some_and(|key| key.evict),
             held: node.held,
-            replicas: node.members,
+            replicas: node.replicas,
             in_sync: node.in_sync,
             version: key.map(|key| key.description.version.clone()),
             labels: key.map_or_else(BTreeMap::new, |key| key.description.labels.clone()),
@@ -350,7 +350,7 @@ mod tests {
             key: None,
             lease,
             held: 2,
-            members: 3,
+            replicas: 3,
             in_sync: 1,
         }
     }

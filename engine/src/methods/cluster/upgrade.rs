@@ -221,7 +221,7 @@ mod tests {
                 age: None,
             }),
             held: 0,
-            members: 0,
+            replicas: 0,
             in_sync: 0,
         }
     }
@@ -244,7 +244,7 @@ mod tests {
             holder: None,
             lease_stands: false,
             state,
-            members: 3,
+            replicas: 3,
             in_sync: 3,
             nodes: is_published
                 .then_some(NodeId(Uuid::nil()))

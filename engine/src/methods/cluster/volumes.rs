@@ -16,7 +16,7 @@ use crate::services::Engine;
 use crate::services::cluster;
 use crate::values::read;
 
-/// Default of `wait_s`: a hand-over takes less than a second, and gives up after 5 s.
+/// Default of `wait_s`: a handover takes less than a second, and gives up after 5 s.
 const WAIT_S: u64 = 10;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -114,7 +114,7 @@ impl ClusterVolume {
             state: volume.state.into(),
             holder: volume.holder.map(|holder| node(holder.node)),
             lease_stands: volume.lease_stands,
-            replicas: volume.members,
+            replicas: volume.replicas,
             in_sync: volume.in_sync,
             publication: (volume.publication.as_ref())
                 .map(|publication| ClusterPublication::of(publication, addresses(publication))),

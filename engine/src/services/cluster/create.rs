@@ -44,7 +44,7 @@ pub async fn create(
     settings: Settings,
     force: bool,
 ) -> Result<(), RpcError> {
-    let running = engine.cluster.member()?;
+    let running = engine.cluster.joined()?;
     let field = |at| format!("devices[{at}]");
     let make = async |devices| {
         let new = NewVolume {
@@ -94,7 +94,7 @@ pub async fn publish(
     any_host: bool,
     nodes: &[String],
 ) -> Result<Publication, RpcError> {
-    let running = engine.cluster.member()?;
+    let running = engine.cluster.joined()?;
     let nodes = if nodes.is_empty() {
         nodes_for(engine, &running, id)
     } else {
@@ -131,7 +131,7 @@ fn nodes_for(engine: &Engine, running: &Running, id: Uuid) -> Vec<NodeId> {
 }
 
 pub async fn unpublish(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
-    let running = engine.cluster.member()?;
+    let running = engine.cluster.joined()?;
     if running.operator.unpublish(VolumeId(id)).await.or_refuse()? {
         return Ok(());
     }
@@ -141,7 +141,7 @@ pub async fn unpublish(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
 
 /// Deletes a volume that is not published, and ends the exports of its devices.
 pub async fn delete(engine: &Rc<Engine>, id: Uuid, force: Option<String>) -> Result<(), RpcError> {
-    let running = engine.cluster.member()?;
+    let running = engine.cluster.joined()?;
     let volume = VolumeId(id);
     let name = engine.volumes.find(&id.to_string())?.name();
     let publications = running.operator.publications().await.or_refuse()?;
@@ -154,9 +154,9 @@ pub async fn delete(engine: &Rc<Engine>, id: Uuid, force: Option<String>) -> Res
     released(engine, id).await;
     lifecycle::delete(engine, &id.to_string(), force).await?;
     let exports = running.operator.exports(Some(volume)).await.or_refuse()?;
-    for (node, member, _) in exports {
+    for (node, export_id, _) in exports {
         // No record names them any more. A daemon that makes one ends it by itself.
-        let ended = running.operator.unexport_unused(node, member, false);
+        let ended = running.operator.unexport_unused(node, export_id, false);
         ended.await.or_refuse()?;
     }
     let end = tokio::time::Instant::now() + ENDED;

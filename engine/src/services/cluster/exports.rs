@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use nacre_bdev::Bdev;
-use nacre_cluster_core::{Holder, MemberId, NodeId};
+use nacre_cluster_core::{ExportId, Holder, NodeId};
 use nacre_cluster_node::export::{Is, Want};
 use nacre_cluster_node::{Export, ExportState, Node, NodeState, OwnExports, StoreView, node_nqn};
 use nacre_nvmf_wire::Nqn;
@@ -33,16 +33,16 @@ pub(super) struct Exports {
     hosts: RefCell<BTreeSet<String>>,
     not_made: LastErrors<()>,
     not_admitted: LastErrors<String>,
-    not_exported: LastErrors<MemberId>,
+    not_exported: LastErrors<ExportId>,
     nsids: RefCell<Nsids>,
     /// The last state that was sent of each export; `None`: it has ended.
-    sent: RefCell<BTreeMap<MemberId, Option<ExportState>>>,
+    sent: RefCell<BTreeMap<ExportId, Option<ExportState>>>,
     /// Exports that etcd is asked to end.
-    ending: RefCell<BTreeSet<MemberId>>,
+    ending: RefCell<BTreeSet<ExportId>>,
     /// The exports whose keys were seen, until their namespaces are gone.
-    seen: RefCell<BTreeMap<MemberId, Seen>>,
+    seen: RefCell<BTreeMap<ExportId, Seen>>,
     /// Exports that etcd is asked about, because their keys are gone.
-    asking: RefCell<BTreeSet<MemberId>>,
+    asking: RefCell<BTreeSet<ExportId>>,
     pub(super) lvols: Lvols,
 }
 
@@ -122,7 +122,7 @@ impl Exports {
         &self,
         engine: &Rc<Engine>,
         running: &Rc<Running>,
-        exports: &BTreeMap<MemberId, Export>,
+        exports: &BTreeMap<ExportId, Export>,
     ) {
         let own = OwnExports {
             operator: &running.operator,
@@ -170,7 +170,7 @@ impl Exports {
         }
     }
 
-    async fn withdraw(&self, engine: &Rc<Engine>, running: &Running, id: MemberId, device: &str) {
+    async fn withdraw(&self, engine: &Rc<Engine>, running: &Running, id: ExportId, device: &str) {
         // The key may have come back meanwhile.
         let is_back = running.inbox.exports().contains_key(&id);
         let Some(nsid) = self.namespace(engine, id).filter(|_| !is_back) else {
@@ -191,7 +191,7 @@ impl Exports {
     }
 
     /// Ends an export that no record names. Nothing waits for the answer of etcd.
-    fn end(running: &Rc<Running>, id: MemberId) {
+    fn end(running: &Rc<Running>, id: ExportId) {
         if !running.exports.ending.borrow_mut().insert(id) {
             return;
         }
@@ -256,7 +256,7 @@ impl Exports {
     }
 
     /// The namespace of an export, if it exists.
-    fn namespace(&self, engine: &Engine, id: MemberId) -> Option<u32> {
+    fn namespace(&self, engine: &Engine, id: ExportId) -> Option<u32> {
         let nqn = Nqn::new(&self.nqn).ok()?;
         let subsystem = engine.plane().ok()?.target.subsystem(&nqn).ok()?;
         subsystem.namespace_with(id.0)
@@ -266,7 +266,7 @@ impl Exports {
         &self,
         engine: &Rc<Engine>,
         running: &Rc<Running>,
-        id: MemberId,
+        id: ExportId,
         export: &Export,
     ) -> ExportState {
         let Some(nsid) = self.nsids.borrow_mut().of(id) else {
@@ -319,7 +319,7 @@ impl Exports {
         &self,
         engine: &Rc<Engine>,
         running: &Rc<Running>,
-        id: MemberId,
+        id: ExportId,
         export: &Export,
     ) -> Option<ExportState> {
         if let Some(nsid) = self.namespace(engine, id) {
@@ -343,7 +343,7 @@ impl Exports {
     }
 
     /// Reports the state to etcd, unless it is there. Nothing waits for the answer of etcd.
-    fn send(running: &Rc<Running>, id: MemberId, export: &Export, state: Option<ExportState>) {
+    fn send(running: &Rc<Running>, id: ExportId, export: &Export, state: Option<ExportState>) {
         let this = &running.exports;
         let is_in_etcd = state.as_ref().is_some_and(|state| {
             (export.is, &export.why) == (state.is, &state.why)
@@ -383,7 +383,7 @@ impl Exports {
 }
 
 /// True if the replica of the export was removed, or never made by a daemon that is gone.
-fn is_left(running: &Running, id: MemberId, export: &Export) -> bool {
+fn is_left(running: &Running, id: ExportId, export: &Export) -> bool {
     let inbox = &running.inbox;
     let makes = |by: Holder| inbox.stands(by);
     export.want == Want::There
@@ -406,13 +406,13 @@ fn state(is: Is, nsid: u32, why: Option<String>) -> ExportState {
 /// id is used again only after all others.
 #[derive(Debug, Default)]
 struct Nsids {
-    used: BTreeMap<MemberId, u32>,
+    used: BTreeMap<ExportId, u32>,
     last: u32,
 }
 
 impl Nsids {
     /// Adopts the ids in etcd; 0: none was chosen. Forgets exports that have ended.
-    fn update(&mut self, stored: &BTreeMap<MemberId, u32>) {
+    fn update(&mut self, stored: &BTreeMap<ExportId, u32>) {
         self.used.retain(|id, _| stored.contains_key(id));
         for (id, nsid) in stored.iter().filter(|(_, nsid)| **nsid != 0) {
             self.used.insert(*id, *nsid);
@@ -421,7 +421,7 @@ impl Nsids {
     }
 
     /// `None`: all ids are in use.
-    fn of(&mut self, id: MemberId) -> Option<u32> {
+    fn of(&mut self, id: ExportId) -> Option<u32> {
         if let Some(nsid) = self.used.get(&id) {
             return Some(*nsid);
         }
@@ -440,29 +440,29 @@ mod tests {
 
     use super::*;
 
-    fn member(id: u128) -> MemberId {
-        MemberId(Uuid::from_u128(id))
+    fn export_id(id: u128) -> ExportId {
+        ExportId(Uuid::from_u128(id))
     }
 
     /// Goal: an export keeps its id over restarts, and the id of an ended one is used last.
     #[test]
     fn namespace_ids_are_used_again_last() {
         let mut nsids = Nsids::default();
-        nsids.update(&BTreeMap::from([(member(1), 0), (member(2), 7)]));
-        assert_eq!(nsids.of(member(2)), Some(7));
-        assert_eq!(nsids.of(member(1)), Some(8));
-        assert_eq!(nsids.of(member(1)), Some(8));
-        nsids.update(&BTreeMap::from([(member(2), 7)]));
-        assert_eq!(nsids.of(member(3)), Some(9));
+        nsids.update(&BTreeMap::from([(export_id(1), 0), (export_id(2), 7)]));
+        assert_eq!(nsids.of(export_id(2)), Some(7));
+        assert_eq!(nsids.of(export_id(1)), Some(8));
+        assert_eq!(nsids.of(export_id(1)), Some(8));
+        nsids.update(&BTreeMap::from([(export_id(2), 7)]));
+        assert_eq!(nsids.of(export_id(3)), Some(9));
         for id in 10..MAX_EXPORTS {
-            let next = nsids.of(member(u128::from(id)));
+            let next = nsids.of(export_id(u128::from(id)));
             assert_eq!(next, Some(id), "in order");
         }
-        assert_eq!(nsids.of(member(5000)), Some(MAX_EXPORTS));
-        assert_eq!(nsids.of(member(5001)), Some(1), "from the start");
+        assert_eq!(nsids.of(export_id(5000)), Some(MAX_EXPORTS));
+        assert_eq!(nsids.of(export_id(5001)), Some(1), "from the start");
         for id in 0..6 {
-            assert!(nsids.of(member(6000 + id)).is_some());
+            assert!(nsids.of(export_id(6000 + id)).is_some());
         }
-        assert_eq!(nsids.of(member(7000)), None, "all are in use");
+        assert_eq!(nsids.of(export_id(7000)), None, "all are in use");
     }
 }

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use nacre_cluster_core::ids::MAX_MEMBERS;
-use nacre_cluster_core::{Holder, Incarnation, MemberId, NodeId, VolumeId};
-use nacre_cluster_node::serving::{Role, Serving};
+use nacre_cluster_core::ids::MAX_REPLICAS;
+use nacre_cluster_core::{ExportId, Holder, Incarnation, NodeId, ReplicaId, VolumeId};
+use nacre_cluster_node::serving::{Serving, VolumeRole};
 use nacre_cluster_node::{Export, NodeKey, Publication};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -18,7 +18,7 @@ use crate::services::volumes::AbsentDevices;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Wanted {
     /// `None`: the record has not arrived, or was deleted.
-    pub role: Option<Role>,
+    pub role: Option<VolumeRole>,
     pub publication: Option<Publication>,
     pub action: Action,
     /// Number of drops so far.
@@ -44,12 +44,12 @@ struct State {
     changed: BTreeSet<VolumeId>,
     nodes: BTreeMap<NodeId, NodeKey>,
     standing: BTreeMap<NodeId, Incarnation>,
-    exports: BTreeMap<MemberId, Export>,
+    exports: BTreeMap<ExportId, Export>,
     others_changed: bool,
     /// The lists of etcd have all arrived.
     is_listed: bool,
-    /// The members that this node reaches, of each volume.
-    reached: BTreeMap<VolumeId, ArrayVec<MemberId, MAX_MEMBERS>>,
+    /// The replicas that this node reaches, of each volume.
+    reached: BTreeMap<VolumeId, ArrayVec<ReplicaId, MAX_REPLICAS>>,
     /// The devices of each volume's replicas, as its record says.
     devices: BTreeMap<VolumeId, Vec<Exported>>,
     /// Devices that no record has yet: a change of a record that names one is under way.
@@ -131,11 +131,11 @@ impl Inbox {
         Some(key.description.name.clone())
     }
 
-    pub(super) fn exports(&self) -> BTreeMap<MemberId, Export> {
+    pub(super) fn exports(&self) -> BTreeMap<ExportId, Export> {
         self.state.lock().exports.clone()
     }
 
-    pub(super) fn set_reached(&self, volume: VolumeId, reached: ArrayVec<MemberId, MAX_MEMBERS>) {
+    pub(super) fn set_reached(&self, volume: VolumeId, reached: ArrayVec<ReplicaId, MAX_REPLICAS>) {
         self.state.lock().reached.insert(volume, reached);
     }
 
@@ -234,7 +234,7 @@ impl Inbox {
 pub(super) struct Sender(pub(super) Arc<Inbox>);
 
 impl Serving for Sender {
-    fn reached(&mut self, volume: VolumeId) -> ArrayVec<MemberId, MAX_MEMBERS> {
+    fn reached(&mut self, volume: VolumeId) -> ArrayVec<ReplicaId, MAX_REPLICAS> {
         let state = self.0.state.lock();
         state.reached.get(&volume).cloned().unwrap_or_default()
     }
@@ -259,7 +259,7 @@ impl Serving for Sender {
         });
     }
 
-    fn show(&mut self, volume: VolumeId, role: &Role) {
+    fn show(&mut self, volume: VolumeId, role: &VolumeRole) {
         self.0
             .change(volume, |wanted| wanted.role = Some(role.clone()));
     }
@@ -287,7 +287,7 @@ impl Serving for Sender {
         });
     }
 
-    fn exports(&mut self, exports: &BTreeMap<MemberId, Export>) {
+    fn exports(&mut self, exports: &BTreeMap<ExportId, Export>) {
         self.0
             .change_others(|state| state.exports.clone_from(exports));
     }

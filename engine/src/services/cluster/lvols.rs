@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use nacre_bdev::Bdev;
 use nacre_bdev_pool::{Command, PoolError};
-use nacre_cluster_core::MemberId;
+use nacre_cluster_core::ExportId;
 use nacre_cluster_core::placement::lvol_of;
-use nacre_cluster_node::{Export, Place};
+use nacre_cluster_node::{Export, PoolChoice};
 use tokio::time::Instant;
 use tracing::{info, warn};
 use uuid::Uuid;
@@ -48,9 +48,9 @@ enum Task {
 #[derive(Default)]
 pub(super) struct Lvols {
     /// The last task of each replica, while it runs or after it has ended.
-    tasks: RefCell<BTreeMap<MemberId, (Task, Progress)>>,
+    tasks: RefCell<BTreeMap<ExportId, (Task, Progress)>>,
     /// Since when the pools of replicas are away.
-    away: RefCell<BTreeMap<MemberId, Instant>>,
+    away: RefCell<BTreeMap<ExportId, Instant>>,
 }
 
 /// Time for the daemon to open its pools after its start.
@@ -62,9 +62,9 @@ impl Lvols {
         &self,
         engine: &Rc<Engine>,
         running: &Rc<Running>,
-        id: MemberId,
+        id: ExportId,
         export: &Export,
-        place: &Place,
+        place: &PoolChoice,
     ) -> Progress {
         let plane = engine.plane().ok();
         let device = plane.and_then(|plane| plane.bdevs.lookup(&export.device));
@@ -100,8 +100,8 @@ impl Lvols {
         &self,
         engine: &Rc<Engine>,
         running: &Rc<Running>,
-        id: MemberId,
-        place: &Place,
+        id: ExportId,
+        place: &PoolChoice,
     ) -> Progress {
         let (engine, pool) = (Rc::clone(engine), place.pool);
         self.run(running, id, Task::Delete, async move {
@@ -110,7 +110,7 @@ impl Lvols {
     }
 
     /// Forgets exports that have ended.
-    pub(super) fn retain(&self, exists: impl Fn(MemberId) -> bool) {
+    pub(super) fn retain(&self, exists: impl Fn(ExportId) -> bool) {
         self.tasks
             .borrow_mut()
             .retain(|id, (_, progress)| exists(*id) || *progress == Progress::Working);
@@ -121,7 +121,7 @@ impl Lvols {
     fn run(
         &self,
         running: &Rc<Running>,
-        id: MemberId,
+        id: ExportId,
         task: Task,
         work: impl Future<Output = Result<(), RpcError>> + 'static,
     ) -> Progress {
@@ -163,8 +163,8 @@ impl Lvols {
 
 async fn make_one(
     engine: &Rc<Engine>,
-    id: MemberId,
-    place: &Place,
+    id: ExportId,
+    place: &PoolChoice,
     was_there: bool,
 ) -> Result<(), RpcError> {
     let lvol = lvol_of(id.0);
@@ -199,7 +199,7 @@ async fn make_one(
     Ok(())
 }
 
-async fn delete_one(engine: &Rc<Engine>, id: MemberId, pool: Uuid) -> Result<(), RpcError> {
+async fn delete_one(engine: &Rc<Engine>, id: ExportId, pool: Uuid) -> Result<(), RpcError> {
     let lvol = lvol_of(id.0);
     if let Ok((pool, found)) = pools::find_lvol(engine, "lvol", &lvol.to_string()) {
         pools::delete(engine, &pool, found).await?;

@@ -26,10 +26,10 @@ mod peers;
 mod placed;
 mod pools;
 mod rebuild;
+mod replacement;
 mod replicas;
 mod report;
 pub(super) mod reservation;
-mod steward;
 mod store;
 mod volumes;
 
@@ -74,12 +74,12 @@ use crate::values::host_identity;
 pub(crate) use self::backups::{must_be_replaceable, read_backup, seconds, write_backup};
 pub use self::create::{addresses, create, delete, publish, unpublish};
 pub use self::placed::{PlacedReplicas, create_placed, grow_lvols};
+pub(crate) use self::replacement::report_release;
 pub use self::replicas::{NewReplica, change_replicas};
 pub use self::report::for_doctor;
-pub(crate) use self::steward::report_release;
 pub(super) use self::volumes::Shown;
 
-/// Time for the hand-over of all volumes when the daemon ends; the node itself takes 6 s.
+/// Time for the handover of all volumes when the daemon ends; the node itself takes 6 s.
 const LEAVE: Duration = Duration::from_secs(8);
 /// Time for the volumes to be shown after a start, and between two looks at them.
 const SHOWN: Duration = Duration::from_secs(2);
@@ -124,7 +124,7 @@ impl Cluster {
         self.running.borrow().clone()
     }
 
-    fn member(&self) -> Result<Rc<Running>, RpcError> {
+    fn joined(&self) -> Result<Rc<Running>, RpcError> {
         self.running().ok_or_else(|| {
             RpcError::errno(Errno::ENOTSUP, "this daemon is in no cluster")
                 .remedy("name one with [cluster] in the configuration, and start again")
@@ -145,7 +145,7 @@ impl Cluster {
 
     /// Reads and changes the cluster for operators.
     pub fn operator(&self) -> Result<Operator, RpcError> {
-        Ok(self.member()?.operator.clone())
+        Ok(self.joined()?.operator.clone())
     }
 
     /// The host identifier for the connections to this subsystem, if it has the exports of a node.
@@ -277,8 +277,8 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     let expected = expect_subsystems(engine);
     info!(cluster = name, node = %me.0, "a node of a cluster");
     tokio::task::spawn_local(pools::report(Rc::clone(engine), Rc::clone(&running)));
-    tokio::task::spawn_local(steward::repair(Rc::clone(engine), Rc::clone(&running)));
-    tokio::task::spawn_local(steward::watch(Rc::clone(engine), Rc::clone(&running)));
+    tokio::task::spawn_local(replacement::repair(Rc::clone(engine), Rc::clone(&running)));
+    tokio::task::spawn_local(replacement::watch(Rc::clone(engine), Rc::clone(&running)));
     tokio::task::spawn_local(admit_hosts(
         Rc::clone(engine),
         Rc::clone(&running),
@@ -321,14 +321,14 @@ fn describe(engine: &Engine, me: NodeId) -> Description {
         labels: settings.labels.clone(),
         machine: host_identity::machine(),
         hostnqn: peers::host_nqn(me),
-        member_portals: portals.iter().map(for_members).collect(),
+        replica_portals: portals.iter().map(for_replicas).collect(),
         portals,
         version: env!("CARGO_PKG_VERSION").to_owned(),
     }
 }
 
 /// As nodes use it: in clear. A change of TLS must not detach the devices of replicas.
-fn for_members(portal: &Portal) -> Portal {
+fn for_replicas(portal: &Portal) -> Portal {
     Portal {
         tls: None,
         ..portal.clone()
@@ -529,7 +529,7 @@ impl Refusal for nacre_cluster_node::Error {
             | Self::NoVolume { .. }
             | Self::NoLease { .. } => Errno::ENODEV,
             Self::ClusterExists { .. } => Errno::EEXIST,
-            Self::HasMember { .. } | Self::Lives { .. } | Self::Owned { .. } => Errno::EPERM,
+            Self::HasReplica { .. } | Self::Lives { .. } | Self::Owned { .. } => Errno::EPERM,
             Self::Invalid { .. } => Errno::EINVAL,
             Self::Contended { .. } | Self::Braked { .. } => Errno::EBUSY,
             Self::NotPlaced { demand, .. } => match demand {

@@ -108,7 +108,7 @@ impl Peers {
 }
 
 fn portals_of(key: &NodeKey) -> Vec<Portal> {
-    let portals = key.description.member_portals.iter();
+    let portals = key.description.replica_portals.iter();
     portals.take(MAX_PORTALS).cloned().collect()
 }
 

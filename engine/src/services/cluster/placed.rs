@@ -14,9 +14,9 @@ use nacre_bdev::Bdev;
 use nacre_bdev_replica::handle::NewVolume;
 use nacre_bdev_replica::model::{RESERVED, ReplicaRecord, Settings};
 use nacre_cluster_core::placement::Wish;
-use nacre_cluster_core::{MemberId, NodeId, PoolId, VolumeId};
+use nacre_cluster_core::{ExportId, NodeId, PoolId, VolumeId};
 use nacre_cluster_node::export::Want;
-use nacre_cluster_node::{Error, Export, Place, Placed, Placing, Resync};
+use nacre_cluster_node::{Error, Export, Placed, Placing, PoolChoice, Resync};
 use tracing::warn;
 use uuid::Uuid;
 
@@ -53,7 +53,7 @@ pub struct PlacedReplicas {
 pub(super) struct Successor<'a> {
     pub volume: Uuid,
     /// The place of the former replica.
-    pub place: &'a Place,
+    pub place: &'a PoolChoice,
     /// The nodes of the replicas that stay.
     pub other_nodes: Vec<NodeId>,
     pub resync: Resync,
@@ -69,7 +69,7 @@ pub async fn create_placed(
     replicas: PlacedReplicas,
     settings: Settings,
 ) -> Result<(), RpcError> {
-    let running = engine.cluster.member()?;
+    let running = engine.cluster.joined()?;
     if engine.volumes.find(&name).is_ok() {
         let cause = format!("there is a volume \"{name}\" already");
         return Err(RpcError::errno(Errno::EEXIST, cause).field("name"));
@@ -90,7 +90,7 @@ pub async fn create_placed(
     };
     let placing = Placing {
         volume: VolumeId(id),
-        members: new_members(wish.count),
+        export_ids: new_exports(wish.count),
         wish,
         other_nodes: Vec::new(),
         resync: None,
@@ -142,7 +142,7 @@ where
     } = successor;
     let placing = Placing {
         volume: VolumeId(volume),
-        members: new_members(1),
+        export_ids: new_exports(1),
         wish: Wish {
             count: 1,
             bytes: place.bytes,
@@ -171,8 +171,8 @@ async fn place_all(running: &Rc<Running>, placing: &Placing) -> Result<Vec<Place
     let placed = running.operator.place(placing).await;
     if let Err(Error::Store { .. }) = &placed {
         // etcd may have made the transaction all the same.
-        let (volume, members) = (placing.volume, placing.members.clone());
-        tokio::task::spawn_local(end_unused(Rc::clone(running), volume, members));
+        let (volume, export_ids) = (placing.volume, placing.export_ids.clone());
+        tokio::task::spawn_local(end_unused(Rc::clone(running), volume, export_ids));
     }
     placed
 }
@@ -188,29 +188,33 @@ where
     Work: Future<Output = Result<T, RpcError>>,
 {
     for one in &placed {
-        running.note(one.member, one.node, &one.export.device);
+        running.note(one.export_id, one.node, &one.export.device);
     }
-    let made: Vec<(MemberId, NodeId)> = placed.iter().map(|one| (one.member, one.node)).collect();
+    let made: Vec<(ExportId, NodeId)> =
+        placed.iter().map(|one| (one.export_id, one.node)).collect();
     let field = |_| None;
     let exported = async { Ok(()) };
     with_devices(engine, running, volume, &made, field, exported, work).await
 }
 
-fn new_members(count: usize) -> Vec<MemberId> {
-    (0..count).map(|_| MemberId(Uuid::new_v4())).collect()
+fn new_exports(count: usize) -> Vec<ExportId> {
+    (0..count).map(|_| ExportId(Uuid::new_v4())).collect()
 }
 
 /// Ends the exports of an unanswered request, which may still be on its way. The end of the daemon
 /// ends them, too.
-async fn end_unused(running: Rc<Running>, volume: VolumeId, members: Vec<MemberId>) {
+async fn end_unused(running: Rc<Running>, volume: VolumeId, export_ids: Vec<ExportId>) {
     let begin = tokio::time::Instant::now();
     let not_ended = LastErrors::default();
     while !running.is_ending.get() {
         tokio::time::sleep(AGAIN).await;
         let ended = async {
-            for (node, member, _) in running.operator.exports(Some(volume)).await? {
-                if members.contains(&member) {
-                    running.operator.unexport_unused(node, member, true).await?;
+            for (node, export_id, _) in running.operator.exports(Some(volume)).await? {
+                if export_ids.contains(&export_id) {
+                    running
+                        .operator
+                        .unexport_unused(node, export_id, true)
+                        .await?;
                 }
             }
             Ok::<(), Error>(())
@@ -230,10 +234,10 @@ async fn end_unused(running: Rc<Running>, volume: VolumeId, members: Vec<MemberI
 pub(super) async fn places(
     running: &Running,
     replicas: &[ReplicaRecord],
-) -> Result<Vec<(NodeId, MemberId, Export)>, Error> {
+) -> Result<Vec<(NodeId, ExportId, Export)>, Error> {
     let named = replicas.iter().filter_map(|replica| {
-        let member = Uuid::parse_str(&replica.device).ok()?;
-        Some((NodeId(replica.node?), MemberId(member)))
+        let export = Uuid::parse_str(&replica.device).ok()?;
+        Some((NodeId(replica.node?), ExportId(export)))
     });
     let named: Vec<_> = named.collect();
     let mut exports = running.operator.exports_of(&named).await?;
@@ -244,7 +248,7 @@ pub(super) async fn places(
 /// Enlarges the lvols of a volume's replicas for `bytes` of data, as far as the cluster made them,
 /// and waits until this node has the new sizes.
 pub async fn grow_lvols(engine: &Rc<Engine>, volume: Uuid, bytes: u64) -> Result<(), RpcError> {
-    let running = engine.cluster.member()?;
+    let running = engine.cluster.joined()?;
     let bytes = bytes.saturating_add(RESERVED);
     let replicas = engine.volumes.find(&volume.to_string())?.record.replicas;
     let placed = places(&running, &replicas).await.or_refuse()?;
@@ -264,7 +268,7 @@ pub async fn grow_lvols(engine: &Rc<Engine>, volume: Uuid, bytes: u64) -> Result
     loop {
         let plane = engine.plane()?;
         let mut waits_for = None;
-        for (node, member, export) in places(&running, &replicas).await.or_refuse()? {
+        for (node, export_id, export) in places(&running, &replicas).await.or_refuse()? {
             let name = || engine.cluster.name_of(node.0).unwrap_or_default();
             if export.bytes < bytes {
                 if let Some(why) = export.why {
@@ -274,7 +278,7 @@ pub async fn grow_lvols(engine: &Rc<Engine>, volume: Uuid, bytes: u64) -> Result
                 waits_for = Some(name());
                 continue;
             }
-            let layer = plane.bdevs.lookup(&member.0.to_string());
+            let layer = plane.bdevs.lookup(&export_id.0.to_string());
             if layer.is_none_or(|layer| layer.geometry().bytes() < bytes) {
                 waits_for = Some(name());
             }
@@ -297,7 +301,7 @@ pub async fn grow_lvols(engine: &Rc<Engine>, volume: Uuid, bytes: u64) -> Result
 fn must_fit_others(
     engine: &Engine,
     replicas: &[ReplicaRecord],
-    placed: &[(NodeId, MemberId, Export)],
+    placed: &[(NodeId, ExportId, Export)],
     bytes: u64,
 ) -> Result<(), RpcError> {
     let plane = engine.plane()?;

@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use nacre_cluster_core::{Holder, Incarnation, MemberId, NodeId, VolumeId};
+use nacre_cluster_core::{ExportId, Holder, Incarnation, NodeId, VolumeId};
 use nacre_cluster_node::export::Is;
 use nacre_cluster_node::{Error, NodeKey};
 use tracing::warn;
@@ -101,9 +101,9 @@ impl Running {
     }
 
     /// Notes the device of a replica before a record names it.
-    pub(super) fn note(&self, member: MemberId, node: NodeId, device: &str) {
+    pub(super) fn note(&self, export_id: ExportId, node: NodeId, device: &str) {
         self.inbox.note(Exported {
-            device: member.0.to_string(),
+            device: export_id.0.to_string(),
             node,
             node_device: Some(device.to_owned()),
         });
@@ -144,13 +144,13 @@ where
         let node = running.find(&replica.node);
         let node = node.and_then(|node| running.must_get_replicas(node));
         let node = node.map_err(|error| error.field(field(at)))?;
-        made.push((MemberId(Uuid::new_v4()), node));
+        made.push((ExportId(Uuid::new_v4()), node));
     }
     let exported = async {
-        for ((member, node), replica) in made.iter().zip(replicas) {
-            running.note(*member, *node, &replica.device);
+        for ((id, node), wanted) in made.iter().zip(replicas) {
+            running.note(*id, *node, &wanted.device);
             let operator = &running.operator;
-            let exported = operator.export(*node, *member, volume, &replica.device, Some(by));
+            let exported = operator.export(*node, *id, volume, &wanted.device, Some(by));
             exported.await.or_refuse()?;
         }
         Ok(())
@@ -165,7 +165,7 @@ pub(super) async fn with_devices<T, Work>(
     engine: &Rc<Engine>,
     running: &Rc<Running>,
     volume: VolumeId,
-    made: &[(MemberId, NodeId)],
+    made: &[(ExportId, NodeId)],
     field: impl Fn(usize) -> Option<String>,
     exported: impl Future<Output = Result<(), RpcError>>,
     work: impl FnOnce(Vec<String>) -> Work,
@@ -186,13 +186,13 @@ where
     };
     let outcome = outcome.await;
     let is_made = outcome.is_ok();
-    for (member, node) in made.iter().copied() {
-        if settle(running, node, member, is_made).await.is_err() {
+    for (export_id, node) in made.iter().copied() {
+        if settle(running, node, export_id, is_made).await.is_err() {
             // The daemon's end ends the exports, too.
             let running = Rc::clone(running);
             tokio::task::spawn_local(async move {
                 while !running.is_ending.get()
-                    && settle(&running, node, member, is_made).await.is_err()
+                    && settle(&running, node, export_id, is_made).await.is_err()
                 {
                     tokio::time::sleep(AGAIN).await;
                 }
@@ -206,14 +206,17 @@ where
 async fn settle(
     running: &Running,
     node: NodeId,
-    member: MemberId,
+    export_id: ExportId,
     is_made: bool,
 ) -> Result<(), Error> {
     let settled = if is_made {
-        running.operator.export_is_made(node, member).await
+        running.operator.export_is_made(node, export_id).await
     } else {
-        running.inbox.forget_noted(&member.0.to_string());
-        let ended = running.operator.unexport_unused(node, member, true).await;
+        running.inbox.forget_noted(&export_id.0.to_string());
+        let ended = running
+            .operator
+            .unexport_unused(node, export_id, true)
+            .await;
         ended.map(drop)
     };
     settled.inspect_err(|error| warn!(%error, "the export of a replica is not settled"))
@@ -225,7 +228,7 @@ async fn reached(
     engine: &Engine,
     running: &Running,
     volume: VolumeId,
-    made: &[(MemberId, NodeId)],
+    made: &[(ExportId, NodeId)],
 ) -> Result<(), (usize, RpcError)> {
     let end = tokio::time::Instant::now() + EXPORTED;
     let name = |node: NodeId| engine.cluster.name_of(node.0).unwrap_or_default();
@@ -234,8 +237,8 @@ async fn reached(
         let exports = exports.or_refuse().map_err(|error| (0, error))?;
         let plane = engine.plane().map_err(|error| (0, error))?;
         let mut waits_for = None;
-        for (at, (member, node)) in made.iter().enumerate() {
-            let export = exports.iter().find(|(_, id, _)| id == member);
+        for (at, (export_id, node)) in made.iter().enumerate() {
+            let export = exports.iter().find(|(_, id, _)| id == export_id);
             let Some((_, _, export)) = export else {
                 let cause = "the export was ended meanwhile";
                 return Err((at, RpcError::errno(Errno::EAGAIN, cause)));
@@ -246,7 +249,7 @@ async fn reached(
                 let cause = format!("{device} cannot be a replica: {why}");
                 return Err((at, RpcError::errno(Errno::ENODEV, cause)));
             }
-            let is_here = plane.bdevs.lookup(&member.0.to_string()).is_some();
+            let is_here = plane.bdevs.lookup(&export_id.0.to_string()).is_some();
             if export.is != Is::There {
                 let cause = format!("{device} is not exported within {EXPORTED:?}");
                 waits_for = waits_for.or(Some((at, cause)));
@@ -278,7 +281,7 @@ pub async fn change_replicas<T, Work>(
 where
     Work: Future<Output = Result<T, RpcError>>,
 {
-    let running = engine.cluster.member()?;
+    let running = engine.cluster.joined()?;
     let replica = NewReplica::parse(device).map_err(|error| error.field(field))?;
     let of_one = async |mut names: Vec<String>| work(names.remove(0)).await;
     let replicas = [replica];

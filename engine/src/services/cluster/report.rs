@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use futures_util::future::join_all;
-use nacre_cluster_core::volume::State;
+use nacre_cluster_core::volume::HoldingState;
 use nacre_cluster_core::{NodeId, VolumeId};
 use nacre_cluster_etcd::{Client, Prefix};
 use nacre_cluster_node::events::Counts;
@@ -45,7 +45,8 @@ impl Cluster {
         let node = running.node.borrow();
         let node = node.as_ref()?;
         let states = node.volumes();
-        let is_held = |state: &State| !matches!(state, State::Standby | State::Fenced);
+        let is_held =
+            |state: &HoldingState| !matches!(state, HoldingState::Standby | HoldingState::Fenced);
         let held = states.iter().filter(|(_, state)| is_held(state)).count();
         let shown = running.shown.borrow();
         let is_standby = |id: &VolumeId| {
@@ -112,7 +113,7 @@ fn examine(settings: &Settings, name: &str, dir: Option<&Path>) -> anyhow::Resul
             name: key.description.name.clone(),
             has_lease,
             needs_tls: needs_tls(&key.description),
-            portals: join_all(key.description.member_portals.iter().map(tried)).await,
+            portals: join_all(key.description.replica_portals.iter().map(tried)).await,
         });
         Ok(doctor::Cluster {
             name: name.to_owned(),

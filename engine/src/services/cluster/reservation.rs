@@ -31,7 +31,7 @@ pub(in crate::services) async fn store(
     volume: Uuid,
     kept: Option<StoredReservation>,
 ) -> Result<(), RpcError> {
-    let running = engine.cluster.member()?;
+    let running = engine.cluster.joined()?;
     let holder = Holder {
         node: running.me,
         incarnation: Incarnation(running.link.incarnation.load(Ordering::Acquire) as u64),

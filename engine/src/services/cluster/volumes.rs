@@ -18,9 +18,9 @@ use nacre_bdev_replica::handle::VolumeState;
 use nacre_bdev_replica::model::VolumeRecord;
 use nacre_cluster_core::slots::controller_ids;
 use nacre_cluster_core::volume::Ana;
-use nacre_cluster_core::{MemberId, NodeId, VolumeId};
+use nacre_cluster_core::{NodeId, ReplicaId, VolumeId};
 use nacre_cluster_node::serving::Full;
-use nacre_cluster_node::{Answer, Publication, Role};
+use nacre_cluster_node::{Answer, Publication, VolumeRole};
 use nacre_nvmf::subsystems::ExpectedSubsystems;
 use nacre_nvmf::subsystems::reservation::Reservation;
 use nacre_nvmf_wire::Nqn;
@@ -272,7 +272,7 @@ async fn set_record(
     engine: &Rc<Engine>,
     running: &Running,
     id: VolumeId,
-    role: &Role,
+    role: &VolumeRole,
     done: &mut Done,
 ) {
     let is_known = |known: &Arc<Value>| Arc::ptr_eq(known, &role.value);
@@ -296,22 +296,22 @@ async fn set_record(
     in_cluster::set_record(engine, record).await;
 }
 
-/// Notes the members that this node reaches: their devices exist, and their nodes are connected.
-fn note_reached(engine: &Engine, running: &Running, id: VolumeId, role: &Role) {
+/// Notes the replicas that this node reaches: their devices exist, and their nodes are connected.
+fn note_reached(engine: &Engine, running: &Running, id: VolumeId, role: &VolumeRole) {
     let Ok(plane) = engine.plane() else { return };
     let mut reached = ArrayVec::new();
     let Ok(listed) = engine.volumes.find(&id.0.to_string()) else {
         return;
     };
-    for member in &role.record.members {
-        let replica = listed
+    for replica in &role.record.replicas {
+        let stored = listed
             .record
             .replicas
             .iter()
-            .find(|one| one.id == member.id.0);
-        let is_there = replica.is_some_and(|one| plane.bdevs.lookup(&one.device).is_some());
-        if is_there && running.peers.is_connected(engine, member.node) {
-            let _ = reached.try_push(MemberId(member.id.0));
+            .find(|one| one.id == replica.id.0);
+        let is_there = stored.is_some_and(|one| plane.bdevs.lookup(&one.device).is_some());
+        if is_there && running.peers.is_connected(engine, replica.node) {
+            let _ = reached.try_push(ReplicaId(replica.id.0));
         }
     }
     running.inbox.set_reached(id, reached);

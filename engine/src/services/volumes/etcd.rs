@@ -17,7 +17,7 @@ use anyhow::{Context, bail};
 use nacre_bdev_replica::model::VolumeRecord;
 use nacre_bdev_replica::store::{EmbeddedStore, FILE, StoreError, VolumeStore};
 use nacre_cluster_etcd::{
-    Before, Compaction, Credentials, Endpoints, EtcdStore, Health, Node, Prefix, Tls,
+    Before, Compaction, Credentials, DaemonIdentity, Endpoints, EtcdStore, Health, Prefix, Tls,
 };
 use serde_json::json;
 use tokio::sync::watch;
@@ -145,7 +145,7 @@ pub(super) async fn open(settings: &Settings, dir: &Path) -> anyhow::Result<Open
 
 async fn claim(
     store: &EtcdStore,
-    node: &Node,
+    node: &DaemonIdentity,
     before: Before,
 ) -> anyhow::Result<watch::Receiver<Health>> {
     let (mut pause, mut next_line) = (PAUSE, Instant::now());
@@ -278,9 +278,9 @@ fn name(prefix: &Prefix) -> String {
 }
 
 /// This daemon, as other daemons see it.
-pub(super) fn this_node(id: Uuid) -> Node {
+pub(super) fn this_node(id: Uuid) -> DaemonIdentity {
     let host = rustix::system::uname();
-    Node {
+    DaemonIdentity {
         id,
         machine: host_identity::machine(),
         host: host.nodename().to_string_lossy().into_owned(),

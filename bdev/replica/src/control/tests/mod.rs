@@ -1,9 +1,9 @@
 //! Tests of an open volume on RAM disks with faults, in virtual time: control, lanes and store as
 //! in the daemon, on one thread.
 
-mod assent;
 mod buffer_shortage;
 mod commands;
+mod confirmation;
 mod crash;
 mod fence;
 mod label_choice;

@@ -62,7 +62,7 @@ fn successes_wait_for_the_lease() {
     r.answer("A", Status::Ok);
     r.none();
     assert_eq!(r.lanes[0].inflight(), 3);
-    assert!(!r.lanes[0].is_settled() && r.shared.assent.is_holding());
+    assert!(!r.lanes[0].is_settled() && r.shared.confirmations.is_holding());
     let failed = r.write(16);
     r.answer("A", Status::WriteError);
     r.decide_failures();
@@ -76,14 +76,14 @@ fn successes_wait_for_the_lease() {
     r.turn();
     let all = [read, write, flush].map(|token| (token, Status::Ok));
     assert_eq!(r.take_sorted(), all);
-    assert!(!r.shared.assent.is_holding());
+    assert!(!r.shared.confirmations.is_holding());
     r.clean();
 }
 
-/// Only a round of assent that began after an answer was collected lets it leave. The control is
-/// woken when a lane begins to hold answers.
+/// Only a round of confirmation that began after an answer was collected lets it leave. The control
+/// is woken when a lane begins to hold answers.
 #[test]
-fn assent_covers_earlier_answers() {
+fn confirmations_cover_earlier_answers() {
     let (mut r, lease) = leased(1);
     let woken = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&woken);
@@ -93,21 +93,21 @@ fn assent_covers_earlier_answers() {
     lease.set(false);
     let first = r.answered_read(0);
     assert_eq!(woken.load(Ordering::Relaxed), 1);
-    let round = r.shared.assent.begin();
+    let round = r.shared.confirmations.begin();
     let second = r.answered_read(8);
     assert_eq!(woken.load(Ordering::Relaxed), 1, "it has answers already");
     r.turn();
     r.none();
-    r.shared.assent.confirm(round);
+    r.shared.confirmations.confirm(round);
     r.turn();
     assert_eq!(r.take(), [(first, Status::Ok)]);
-    assert!(r.shared.assent.is_holding());
+    assert!(r.shared.confirmations.is_holding());
     // A failed round: only a later one counts.
-    r.shared.assent.begin();
+    r.shared.confirmations.begin();
     r.turn();
     r.none();
-    let round = r.shared.assent.begin();
-    r.shared.assent.confirm(round);
+    let round = r.shared.confirmations.begin();
+    r.shared.confirmations.confirm(round);
     r.turn();
     assert_eq!(r.take(), [(second, Status::Ok)]);
     // That round is over: it says nothing about later answers.
@@ -183,7 +183,7 @@ fn held_answers_are_bounded() {
     lease.set(false);
     r.answered_read(0);
     r.lanes.clear();
-    assert!(!r.shared.assent.is_holding());
+    assert!(!r.shared.confirmations.is_holding());
     r.free();
 }
 

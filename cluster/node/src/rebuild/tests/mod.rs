@@ -67,7 +67,7 @@ pub(super) fn device(name: &str, label: LabelFacts) -> Device {
 
 /// The record of V at this version, with three replicas.
 pub(super) fn record(stamp: (u64, u64), states: &[&str]) -> Value {
-    let member = |(at, state): (usize, &&str)| {
+    let replica = |(at, state): (usize, &&str)| {
         json!({
             "id": replica(at), "slot": at, "device": export(at), "node": node(at),
             "node_device": "disk", "offline": false, "state": { "state": state, "watermark": 0 },
@@ -77,7 +77,7 @@ pub(super) fn record(stamp: (u64, u64), states: &[&str]) -> Value {
         "v": 1, "id": V, "name": "v", "block_size": 512, "blocks": 4096, "region_shift": 20,
         "epoch": stamp.0, "serving": stamp.0, "revision": stamp.1, "holder": node(0),
         "incarnation": 9, "settings": { "min_in_sync": 2 }, "later": true,
-        "members": states.iter().enumerate().map(member).collect::<Vec<_>>(),
+        "members": states.iter().enumerate().map(replica).collect::<Vec<_>>(),
     })
 }
 
@@ -157,18 +157,18 @@ fn volume(plan: &Plan) -> Value {
     value(plan, &format!("vol/{V}")).expect("the volume")
 }
 
-/// The states of the members.
+/// The states of the replicas.
 fn states(plan: &Plan) -> Vec<(String, bool)> {
     let record = volume(plan);
     let lost = record["restored"]["lost"].clone();
-    let members = record["members"].as_array().cloned().unwrap_or_default();
-    let state = |member: &Value| {
+    let replicas = record["members"].as_array().cloned().unwrap_or_default();
+    let state = |replica: &Value| {
         let lost = lost.as_array().into_iter().flatten();
-        let is_lost = lost.clone().any(|id| *id == member["id"]);
-        let state = member["state"]["state"].as_str().unwrap_or_default();
+        let is_lost = lost.clone().any(|id| *id == replica["id"]);
+        let state = replica["state"]["state"].as_str().unwrap_or_default();
         (state.to_owned(), is_lost)
     };
-    members.iter().map(state).collect()
+    replicas.iter().map(state).collect()
 }
 
 fn expect(plan: &Plan, expected: &[(&str, bool)]) {
@@ -346,8 +346,8 @@ fn copies_have_the_rest() {
         let key = format!("member/{}/{}", node(at), export(at));
         let export = value(&plan, &key).expect("an export");
         assert_eq!((&export["nsid"], export.get("by")), (&json!(5), None));
-        let member = &record["members"][at];
-        assert_eq!(member["node_device"], "disk");
+        let replica = &record["members"][at];
+        assert_eq!(replica["node_device"], "disk");
     }
     let cow = value(&plan, &format!("node/{}", node(2))).expect("a node");
     assert_eq!(
@@ -390,12 +390,12 @@ fn missing_nodes() {
     moved[1].devices.push(disk);
     let plan = plan_with(moved, &without(&["cow"]));
     expect(&plan, &["in_sync"; 3].map(|state| (state, false)));
-    let member = &volume(&plan)["members"][2];
+    let moved = &volume(&plan)["members"][2];
     assert_eq!(
-        (&member["node"], &member["node_device"]),
+        (&moved["node"], &moved["node_device"]),
         (&json!(node(1)), &json!("new"))
     );
-    assert_eq!(member["device"], json!(replica(2)));
+    assert_eq!(moved["device"], json!(replica(2)));
     let export = value(&plan, &format!("member/{}/{}", node(1), replica(2)));
     assert_eq!(export.expect("an export")["device"], "new");
 }

@@ -5,11 +5,11 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use nacre_cluster_core::{Incarnation, MemberId, NodeId, VolumeId};
+use nacre_cluster_core::{ExportId, Incarnation, NodeId, ReplicaId, VolumeId};
 use nacre_cluster_etcd::{Client, Copies, Prefix, Txn};
 use nacre_cluster_etcd_members::{Members, program};
 use nacre_cluster_node::{
-    Description, Export, Me, Node, NodeKey, NodeState, Publication, Role, Serving,
+    Description, Export, Me, Node, NodeKey, NodeState, Publication, Serving, VolumeRole,
 };
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -28,18 +28,18 @@ const BEE: Uuid = Uuid::from_u128(2);
 struct Nothing;
 
 impl Serving for Nothing {
-    fn reached(&mut self, _: VolumeId) -> arrayvec::ArrayVec<MemberId, 5> {
+    fn reached(&mut self, _: VolumeId) -> arrayvec::ArrayVec<ReplicaId, 5> {
         arrayvec::ArrayVec::new()
     }
     fn take(&mut self, _: VolumeId, _: u64) {}
     fn close(&mut self, _: VolumeId, _: u64) {}
     fn abort(&mut self, _: VolumeId) {}
     fn drop_all(&mut self, _: VolumeId) {}
-    fn show(&mut self, _: VolumeId, _: &Role) {}
+    fn show(&mut self, _: VolumeId, _: &VolumeRole) {}
     fn forget(&mut self, _: VolumeId) {}
     fn publish(&mut self, _: VolumeId, _: Option<&Publication>) {}
     fn nodes(&mut self, _: &BTreeMap<NodeId, NodeKey>, _: &BTreeMap<NodeId, Incarnation>) {}
-    fn exports(&mut self, _: &BTreeMap<MemberId, Export>) {}
+    fn exports(&mut self, _: &BTreeMap<ExportId, Export>) {}
 }
 
 pub(in crate::methods) fn start(etcd: &Members, id: Uuid, name: &str) -> Node {

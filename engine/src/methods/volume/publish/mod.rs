@@ -107,6 +107,23 @@ pub struct PublishParams {
     pub adopt: bool,
 }
 
+impl PublishParams {
+    /// The volume for these hosts, and the default of each other parameter.
+    pub fn of(name: String, hosts: Vec<String>) -> Self {
+        Self {
+            name,
+            nqn: None,
+            hosts,
+            allow_any_host: false,
+            listeners: Vec::new(),
+            ana_reporting: reporting(),
+            ana: None,
+            nodes: Vec::new(),
+            adopt: false,
+        }
+    }
+}
+
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct PublishReply {
     pub(super) nqn: String,

@@ -7,7 +7,7 @@ use nacre_cluster_core::mutation::Mutation;
 
 use crate::names::BLOCKS;
 
-/// What a holder asks of a member.
+/// What a holder asks of a replica.
 #[derive(Debug, Clone)]
 pub(crate) enum Io {
     Read {
@@ -43,7 +43,7 @@ pub(crate) struct OnDisk {
 }
 
 #[derive(Debug)]
-pub(crate) struct SimMember {
+pub(crate) struct SimReplica {
     /// The index of its node.
     pub node: usize,
     pub gate: Gate,
@@ -54,7 +54,7 @@ pub(crate) struct SimMember {
     pub on_disk: BTreeMap<u64, OnDisk>,
 }
 
-impl SimMember {
+impl SimReplica {
     pub(crate) fn new(node: usize) -> Self {
         Self {
             node,
@@ -66,7 +66,7 @@ impl SimMember {
         }
     }
 
-    /// Starts an I/O. `is_local`: the holder is on the member's node.
+    /// Starts an I/O. `is_local`: the holder is on the replica's node.
     pub(crate) fn submit(
         &mut self,
         id: u64,

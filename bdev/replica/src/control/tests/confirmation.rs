@@ -69,7 +69,7 @@ fn a_former_holder_stays_out_after_a_close() {
     assert_eq!(rival.read(0), 2);
 }
 
-/// Without the store and without the lease, I/O goes on: the replicas assent.
+/// Without the store and without the lease, I/O goes on: the replicas confirm the holder.
 #[test]
 fn the_store_is_away() {
     let (mut world, lease) = leased(2);
@@ -87,10 +87,10 @@ fn the_store_is_away() {
     assert_eq!(world.state(), VolumeState::Healthy);
 }
 
-/// A replica that may be in sync in the store must assent too, even when its device is gone. I/O
-/// waits for it, up to the hold time, until the store has it as out.
+/// A replica that may be in sync in the store must confirm the holder too, even when its device is
+/// gone. I/O waits for it, up to the hold time, until the store has it as out.
 #[test]
-fn every_replica_must_assent() {
+fn every_replica_must_confirm() {
     let (mut world, lease) = leased(2);
     world.write(0, 8, 1);
     world.store_away(true);
@@ -133,9 +133,9 @@ fn another_holder_has_a_replica() {
     assert_eq!(rival.read(0), 2);
 }
 
-/// A report that fails, or that shows another reservation, is no assent. The next round may be.
+/// A report that fails, or that shows another reservation, confirms nothing. The next round may be.
 #[test]
-fn reports_that_do_not_assent() {
+fn reports_that_do_not_confirm() {
     let (mut world, lease) = leased(1);
     world.write(0, 8, 1);
     lease.set(false);

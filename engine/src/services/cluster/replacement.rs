@@ -3,7 +3,7 @@
 //! ```text
 //!   core: repair    which replica, when            core: storm   many leases lost at once
 //!     ▼                                              ▼
-//!   place a successor, one transaction ◀─ compares ─ steward (the brake)
+//!   place a successor, one transaction ◀─ compares ─ the brake
 //!     ▼
 //!   Command::Replace: the former replica goes when the new one is in sync
 //! ```
@@ -20,11 +20,11 @@ use std::time::Duration;
 
 use nacre_bdev_replica::handle::{Command, ReplicaStatus};
 use nacre_bdev_replica::model::{ReplicaRecord, ReplicaState};
-use nacre_cluster_core::repair::{Absences, Act, Cause, FailedPools, Replica, Why};
+use nacre_cluster_core::repair::{Absences, Cause, FailedPools, RepairAct, ServedReplica, Why};
 use nacre_cluster_core::storm::Storm;
-use nacre_cluster_core::{MemberId, NodeId, PoolId};
+use nacre_cluster_core::{ExportId, NodeId, PoolId, ReplicaId};
 use nacre_cluster_node::{
-    Brake, Error, Export, Looked, NodeKey, NodeState, Resync, Steward as StewardKey, Unmet, clock,
+    Brake, BrakeKey, Error, Export, Looked, NodeKey, NodeState, Resync, Unmet, clock,
 };
 use serde_json::json;
 use tokio::sync::Semaphore;
@@ -48,13 +48,14 @@ const BRAKE: Duration = Duration::from_secs(10);
 /// Volumes that are looked at or repaired at the same time.
 const AT_ONCE: usize = 8;
 
-struct Steward {
+/// The repairs of all volumes that this node serves.
+struct Repairs {
     volumes: RefCell<BTreeMap<Uuid, Repair>>,
     failed_pools: RefCell<FailedPools>,
     at_once: Semaphore,
 }
 
-impl Default for Steward {
+impl Default for Repairs {
     fn default() -> Self {
         Self {
             volumes: RefCell::default(),
@@ -104,17 +105,17 @@ struct Served {
     opened: Rc<Opened>,
     id: Uuid,
     name: String,
-    replicas: Vec<(Replica, ReplicaStatus)>,
-    exports: Vec<(NodeId, MemberId, Export)>,
+    replicas: Vec<(ServedReplica, ReplicaStatus)>,
+    exports: Vec<(NodeId, ExportId, Export)>,
 }
 
 /// Repairs volumes until the daemon ends.
 pub(super) async fn repair(engine: Rc<Engine>, running: Rc<Running>) {
-    let steward = Rc::new(Steward::default());
+    let repairs = Rc::new(Repairs::default());
     while !running.is_ending.get() && engine.plane().is_ok() {
         tokio::time::sleep(LOOK).await;
         if has_good_lease(&running) {
-            steward.turn(&engine, &running);
+            repairs.turn(&engine, &running);
         }
     }
 }
@@ -134,7 +135,7 @@ pub(super) async fn watch(engine: Rc<Engine>, running: Rc<Running>) {
             continue;
         }
         let (nodes, standing) = (running.inbox.nodes(), running.inbox.standing());
-        let looked = StewardKey::watch(
+        let looked = BrakeKey::watch(
             &running.operator,
             running.me,
             &mut storm,
@@ -150,15 +151,15 @@ pub(super) async fn watch(engine: Rc<Engine>, running: Rc<Running>) {
         }
         let now = tokio::time::Instant::now();
         if now >= next_look
-            && let Ok((steward, _)) = StewardKey::read(&running.operator).await
+            && let Ok((stored, _)) = BrakeKey::read(&running.operator).await
         {
-            running.is_braked.set(steward.brake.is_some());
+            running.is_braked.set(stored.brake.is_some());
             next_look = now + BRAKE;
         }
     }
 }
 
-impl Steward {
+impl Repairs {
     /// Starts a look at each volume that needs one. A disk that does not answer delays only its
     /// volume.
     fn turn(self: &Rc<Self>, engine: &Rc<Engine>, running: &Rc<Running>) {
@@ -206,10 +207,10 @@ impl Steward {
     }
 
     async fn look_at(&self, engine: &Rc<Engine>, running: &Rc<Running>, served: Served) {
-        for (node, member, _) in served.filled() {
-            match running.operator.resync_is_done(node, member).await {
+        for (node, export_id, _) in served.filled() {
+            match running.operator.resync_is_done(node, export_id).await {
                 Ok(()) => {
-                    if let Some(pool) = served.pool_of(member) {
+                    if let Some(pool) = served.pool_of(export_id) {
                         self.failed_pools.borrow_mut().succeeded(pool);
                     }
                 }
@@ -217,7 +218,7 @@ impl Steward {
             }
         }
         let after = engine.settings.cluster.replace_after.time();
-        let replicas: Vec<Replica> = served.replicas.iter().map(|(one, _)| *one).collect();
+        let replicas: Vec<ServedReplica> = served.replicas.iter().map(|(one, _)| *one).collect();
         let mut exports = served.exports.iter();
         let has_no_resync = exports.all(|(_, _, export)| export.resync.is_none());
         let act = self.of(served.id, |repair| {
@@ -232,10 +233,10 @@ impl Steward {
         });
         let done = match act {
             None => return,
-            Some(Act::Replace { replica, cause }) => {
+            Some(RepairAct::Replace { replica, cause }) => {
                 replace(engine, running, &served, &self.failed_pools, replica, cause).await
             }
-            Some(Act::Drop { replica, why }) => {
+            Some(RepairAct::Drop { replica, why }) => {
                 give_up(engine, &served, &self.failed_pools, replica, why).await
             }
         };
@@ -305,10 +306,10 @@ async fn served(
         let key = nodes.get(&node);
         let export = exports
             .iter()
-            .find(|(_, member, _)| member.0.to_string() == status.device);
+            .find(|(_, export_id, _)| export_id.0.to_string() == status.device);
         let resync = export.and_then(|(_, _, export)| export.resync);
-        let one = Replica {
-            id: MemberId(status.id),
+        let one = ServedReplica {
+            id: ReplicaId(status.id),
             node,
             is_placed: export.is_some(),
             is_in_sync: status.state == ReplicaState::InSync,
@@ -316,7 +317,7 @@ async fn served(
             is_offline: status.offline,
             is_evicted: key.is_some_and(|key| key.evict),
             is_drained: key.is_some_and(|key| key.drain && !key.evict),
-            replaces: stored.replaces.map(MemberId),
+            replaces: stored.replaces.map(ReplicaId),
             is_repair: resync == Some(Resync::Lost),
         };
         Some((one, status))
@@ -331,31 +332,31 @@ async fn served(
 }
 
 impl Served {
-    fn replica(&self, id: MemberId) -> Option<&(Replica, ReplicaStatus)> {
+    fn replica(&self, id: ReplicaId) -> Option<&(ServedReplica, ReplicaStatus)> {
         self.replicas.iter().find(|(one, _)| one.id == id)
     }
 
     /// The export of a replica that the cluster placed.
-    fn export_of(&self, status: &ReplicaStatus) -> Option<&(NodeId, MemberId, Export)> {
+    fn export_of(&self, status: &ReplicaStatus) -> Option<&(NodeId, ExportId, Export)> {
         let mut exports = self.exports.iter();
-        exports.find(|(_, member, _)| member.0.to_string() == status.device)
+        exports.find(|(_, export_id, _)| export_id.0.to_string() == status.device)
     }
 
-    fn pool_of(&self, member: MemberId) -> Option<PoolId> {
-        let (.., export) = self.exports.iter().find(|(_, id, _)| *id == member)?;
+    fn pool_of(&self, export_id: ExportId) -> Option<PoolId> {
+        let (.., export) = self.exports.iter().find(|(_, id, _)| *id == export_id)?;
         Some(PoolId(export.place.as_ref()?.pool))
     }
 
     /// Exports that count as being filled, and are in sync.
-    fn filled(&self) -> Vec<(NodeId, MemberId, Export)> {
-        let is_in_sync = |member: &MemberId| {
+    fn filled(&self) -> Vec<(NodeId, ExportId, Export)> {
+        let is_in_sync = |export_id: &ExportId| {
             self.replicas
                 .iter()
-                .any(|(one, status)| one.is_in_sync && status.device == member.0.to_string())
+                .any(|(one, status)| one.is_in_sync && status.device == export_id.0.to_string())
         };
         let exports = self.exports.iter();
         exports
-            .filter(|(_, member, export)| export.resync.is_some() && is_in_sync(member))
+            .filter(|(_, export_id, export)| export.resync.is_some() && is_in_sync(export_id))
             .cloned()
             .collect()
     }
@@ -366,7 +367,7 @@ async fn replace(
     running: &Rc<Running>,
     served: &Served,
     failed_pools: &RefCell<FailedPools>,
-    replica: MemberId,
+    replica: ReplicaId,
     cause: Cause,
 ) -> Result<(), NotReplaced> {
     let gone = || RpcError::errno(Errno::EAGAIN, "the replica was changed meanwhile");
@@ -435,7 +436,7 @@ async fn give_up(
     engine: &Rc<Engine>,
     served: &Served,
     failed_pools: &RefCell<FailedPools>,
-    replica: MemberId,
+    replica: ReplicaId,
     why: Why,
 ) -> Result<(), NotReplaced> {
     let gone = || RpcError::errno(Errno::EAGAIN, "the replica was changed meanwhile");

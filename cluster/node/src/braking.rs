@@ -4,12 +4,12 @@
 
 use std::collections::BTreeMap;
 
-use nacre_cluster_core::storm::{Loss, Seen, Storm};
+use nacre_cluster_core::storm::{Loss, SeenNode, Storm};
 use nacre_cluster_core::{BootTime, Incarnation, NodeId};
 use nacre_cluster_etcd::Txn;
 use uuid::Uuid;
 
-use crate::brake::{Brake, Steward};
+use crate::brake::{Brake, BrakeKey};
 use crate::error::Error;
 use crate::keys::{FORMAT, NodeKey, bytes, decode};
 use crate::operator::{ATTEMPTS, Operator};
@@ -26,10 +26,10 @@ pub enum Looked {
     Released(Brake),
 }
 
-impl Steward {
+impl BrakeKey {
     /// The key and its revision; 0: there is none.
     pub async fn read(operator: &Operator) -> Result<(Self, i64), Error> {
-        let key = operator.prefix.steward();
+        let key = operator.prefix.brake();
         match operator.get(&key).await? {
             Some(kv) => Ok((decode(&kv)?, kv.mod_revision)),
             None => Ok((Self::default(), 0)),
@@ -38,7 +38,7 @@ impl Steward {
 
     /// False: the key has changed since it was read at `revision`.
     async fn store(mut self, operator: &Operator, revision: i64) -> Result<bool, Error> {
-        let key = operator.prefix.steward();
+        let key = operator.prefix.brake();
         self.v = FORMAT;
         let txn = Txn::default()
             .if_modified(&key, revision)
@@ -58,39 +58,39 @@ impl Steward {
         now: BootTime,
     ) -> Result<Looked, Error> {
         let is_first = standing.keys().next() == Some(&me);
-        let (mut steward, revision) = if is_first {
+        let (mut stored, revision) = if is_first {
             Self::read(operator).await?
         } else {
             (Self::default(), 0)
         };
-        let seen = nodes.iter().map(|(node, key)| Seen {
+        let seen = nodes.iter().map(|(node, key)| SeenNode {
             node: *node,
             zone: key.description.labels.get(ZONE).map(String::as_str),
             is_live: standing.contains_key(node),
-            is_expected: key.is_left() || steward.excused.contains(&node.0),
+            is_expected: key.is_left() || stored.excused.contains(&node.0),
         });
         let loss = storm.update(now, &seen.collect::<Vec<_>>());
         if !is_first {
             return Ok(Looked::Nothing);
         }
-        let before = steward.clone();
+        let before = stored.clone();
         let is_away = |node: &Uuid| {
             nodes.contains_key(&NodeId(*node)) && !standing.contains_key(&NodeId(*node))
         };
-        steward.excused.retain(is_away);
+        stored.excused.retain(is_away);
         let is_over = |brake: &mut Brake| !brake.gone.iter().any(is_away);
-        let mut looked = match steward.brake.take_if(is_over) {
+        let mut looked = match stored.brake.take_if(is_over) {
             Some(brake) => Looked::Released(brake),
             None => Looked::Nothing,
         };
-        if let Some(Loss { zone, gone, of }) = loss.filter(|_| steward.brake.is_none()) {
+        if let Some(Loss { zone, gone, of }) = loss.filter(|_| stored.brake.is_none()) {
             let gone = gone.into_iter().map(|node| node.0).collect();
             let brake = Brake { zone, gone, of };
-            steward.brake = Some(brake.clone());
+            stored.brake = Some(brake.clone());
             looked = Looked::Braked(brake);
         }
         // Not made: another node or the operator was faster, and the next look shows it.
-        if steward == before || !steward.store(operator, revision).await? {
+        if stored == before || !stored.store(operator, revision).await? {
             return Ok(Looked::Nothing);
         }
         Ok(looked)
@@ -100,18 +100,18 @@ impl Steward {
     /// brake was set.
     pub async fn release(operator: &Operator) -> Result<Option<Brake>, Error> {
         for _ in 0..ATTEMPTS {
-            let (mut steward, revision) = Self::read(operator).await?;
-            let Some(brake) = steward.brake.take() else {
+            let (mut stored, revision) = Self::read(operator).await?;
+            let Some(brake) = stored.brake.take() else {
                 return Ok(None);
             };
             let described = operator.described().await?;
             let gone = described.iter().filter(|(_, _, has_lease)| !has_lease);
-            steward.excused = gone.map(|(node, ..)| node.0).collect();
-            if steward.store(operator, revision).await? {
+            stored.excused = gone.map(|(node, ..)| node.0).collect();
+            if stored.store(operator, revision).await? {
                 return Ok(Some(brake));
             }
         }
-        let key = operator.prefix.steward();
+        let key = operator.prefix.brake();
         Err(Error::Contended { key })
     }
 }

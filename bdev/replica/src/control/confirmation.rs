@@ -1,5 +1,5 @@
-//! Assent: lets the answers of a holder leave whose node has no good lease, because the store is
-//! away or the holder was stopped.
+//! Confirmation: lets the answers of a holder leave whose node has no good lease, because the store
+//! is away or the holder was stopped.
 //!
 //! ```text
 //!   lanes hold answers ─▶ round begins ─▶ report of every replica that may be in sync ─┐
@@ -38,20 +38,20 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Delay after a round that was not confirmed, and between looks at the lease.
 const AGAIN: Duration = Duration::from_millis(10);
 
-pub(super) struct AssentKeeper {
+pub(super) struct HolderConfirmation {
     pub context: Rc<Context>,
     pub holder: Uuid,
 }
 
-impl AssentKeeper {
+impl HolderConfirmation {
     /// Runs rounds while lanes hold answers and the lease is not good.
-    pub(super) async fn keep_assent(self: Rc<Self>) {
+    pub(super) async fn run_rounds(self: Rc<Self>) {
         let Some(lease) = self.context.lease.clone() else {
             return;
         };
         loop {
-            if !self.context.shared.assent.is_holding() {
-                self.context.signals.assent.notified().await;
+            if !self.context.shared.confirmations.is_holding() {
+                self.context.signals.confirmation.notified().await;
                 continue;
             }
             if self.context.is_fenced() {
@@ -66,9 +66,9 @@ impl AssentKeeper {
 
     /// One round. Returns true if it is confirmed.
     async fn round(&self) -> bool {
-        let assent = &self.context.shared.assent;
+        let confirmations = &self.context.shared.confirmations;
         // The replicas are determined, and asked, after the round began.
-        let round = assent.begin();
+        let round = confirmations.begin();
         let Some(replicas) = self.replicas() else {
             return false;
         };
@@ -85,7 +85,7 @@ impl AssentKeeper {
         }
         let confirmed = answers.iter().all(|answer| *answer == Ok(Next::Done));
         if confirmed {
-            assent.confirm(round);
+            confirmations.confirm(round);
             self.context.shared.ring_all();
         }
         confirmed
@@ -98,7 +98,7 @@ impl AssentKeeper {
         let record = &state.record;
         let own = key(record.id, record.epoch, self.holder);
         let mut ids = may_be_in_sync(&state);
-        if Mutation::AssentOfFewer.is_active() && ids.len() > 1 {
+        if Mutation::ConfirmedByFewer.is_active() && ids.len() > 1 {
             ids.pop_last();
         }
         let replica = |id: &Uuid| {
@@ -123,8 +123,8 @@ mod tests {
     use crate::lane::tests::rig::record;
     use crate::model::ReplicaState;
 
-    /// The replicas of the record assent, and those of attempted changes: of a promotion whose
-    /// result is unknown, and of the removal of a replica.
+    /// The replicas of the record must confirm, and those of attempted changes: of a promotion
+    /// whose result is unknown, and of the removal of a replica.
     #[test]
     fn replicas_that_may_be_in_sync() {
         let mut before = record(2048, 3);

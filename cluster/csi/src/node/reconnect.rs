@@ -24,7 +24,7 @@ type Path = (Uuid, Address);
 
 /// The missing paths, with the times of their tries.
 #[derive(Debug, Default)]
-pub struct Guardian {
+pub struct Reconnector {
     missing: BTreeMap<Path, Wait>,
 }
 
@@ -37,7 +37,7 @@ struct Wait {
     pause: Duration,
 }
 
-impl Guardian {
+impl Reconnector {
     /// Tries the missing paths whose time has come. Returns the number of new connections.
     pub fn connect_missing(&mut self, node: &Node, now: Instant) -> usize {
         self.note_missing(node, now);
@@ -115,10 +115,10 @@ impl Guardian {
     /// Looks until the node is dropped elsewhere. Each look ends before the next one begins.
     pub fn watch(node: &Arc<Node>) {
         let node = Arc::downgrade(node);
-        let mut guardian = Self::default();
+        let mut reconnector = Self::default();
         let watch = move || {
             while let Some(node) = node.upgrade() {
-                guardian.connect_missing(&node, Instant::now());
+                reconnector.connect_missing(&node, Instant::now());
                 drop(node);
                 std::thread::sleep(LOOK);
             }

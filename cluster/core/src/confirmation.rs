@@ -1,0 +1,105 @@
+//! Answers of a holder without a lease. They may leave when the gate of every replica that may be
+//! in sync has confirmed, after the data was collected, that this node is still the holder.
+//!
+//! The next holder gates an in-sync replica before its first answer. So a confirmation of every
+//! such replica after the data was read proves that no other holder had answered by then.
+
+use arrayvec::ArrayVec;
+
+use crate::ids::{MAX_REPLICAS, ReplicaId};
+use crate::mutation::Mutation;
+
+/// The replicas of a record, and of a pending change.
+pub type ReplicaIds = ArrayVec<ReplicaId, { 2 * MAX_REPLICAS }>;
+
+/// Rounds of questions to the gates, one at a time. Answers that are collected during a round wait
+/// for the next one.
+#[derive(Debug, Default)]
+pub struct Confirmations {
+    last_round: u64,
+    open: Option<Round>,
+}
+
+#[derive(Debug)]
+struct Round {
+    number: u64,
+    /// The last answer that the round covers.
+    covers: u64,
+    missing: ReplicaIds,
+    asked: usize,
+}
+
+impl Confirmations {
+    /// Starts a round for all answers up to `covers`: ask each of `replicas`, and return its
+    /// confirmation with the number. `None` while a round is open.
+    pub fn start(&mut self, covers: u64, replicas: ReplicaIds) -> Option<u64> {
+        if self.open.is_some() {
+            return None;
+        }
+        self.last_round += 1;
+        self.open = Some(Round {
+            number: self.last_round,
+            covers,
+            asked: replicas.len(),
+            missing: replicas,
+        });
+        Some(self.last_round)
+    }
+
+    /// The replica's gate has this node's key. Returns the last answer that may leave, when all
+    /// replicas have confirmed.
+    pub fn confirmed(&mut self, number: u64, replica: ReplicaId) -> Option<u64> {
+        let round = self.open.as_mut().filter(|round| round.number == number)?;
+        round.missing.retain(|other| *other != replica);
+        let is_complete = if Mutation::ConfirmedByOne.is_active() {
+            round.missing.len() < round.asked
+        } else {
+            round.missing.is_empty()
+        };
+        if !is_complete || round.asked == 0 {
+            return None;
+        }
+        self.open.take().map(|round| round.covers)
+    }
+
+    /// Ends the round without a result: a replica does not answer, or the replicas have changed.
+    pub fn abandon(&mut self) {
+        self.open = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn replica(number: u128) -> ReplicaId {
+        ReplicaId(Uuid::from_u128(number))
+    }
+
+    /// Goal: an answer leaves only when every replica has confirmed in a round that began after it
+    /// was collected. Method: two rounds, of which the first is abandoned.
+    #[test]
+    fn confirmation_needs_every_replica_after_the_question() {
+        let mut confirmations = Confirmations::default();
+        let replicas = ArrayVec::from_iter([0, 1].map(replica));
+        let first = confirmations.start(5, replicas.clone()).unwrap();
+        assert_eq!(
+            confirmations.start(6, replicas.clone()),
+            None,
+            "one at a time"
+        );
+        assert_eq!(confirmations.confirmed(first, replica(0)), None);
+        assert_eq!(confirmations.confirmed(first, replica(0)), None);
+        confirmations.abandon();
+        let second = confirmations.start(6, replicas).unwrap();
+        assert_eq!(
+            confirmations.confirmed(first, replica(1)),
+            None,
+            "of an old round"
+        );
+        assert_eq!(confirmations.confirmed(second, replica(1)), None);
+        assert_eq!(confirmations.confirmed(second, replica(0)), Some(6));
+    }
+}

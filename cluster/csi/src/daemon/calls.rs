@@ -1,0 +1,295 @@
+//! The methods of the daemon that this driver calls, each with the part of its reply that the
+//! driver reads.
+//!
+//! Parameters are the types of the methods. A daemon of another version may add fields to a reply,
+//! so replies are read into types of their own; a test compares their fields with the replies.
+
+use nacre_engine::methods::cluster::pools::{ClusterPoolState, GetPools};
+use nacre_engine::methods::cluster::status::{GetClusterStatus, GetNodes, LeaseState};
+use nacre_engine::methods::cluster::volumes::{GetVolumes, MoveVolume};
+use nacre_engine::methods::nvmf::host::{AddHost, RemoveHost};
+use nacre_engine::methods::nvmf::subsystem::GetSubsystems;
+use nacre_engine::methods::pool::ListPools;
+use nacre_engine::methods::volume::create::{Create, Delete};
+use nacre_engine::methods::volume::list::{GetVolume, List, Records};
+use nacre_engine::methods::volume::operate::Grow;
+use nacre_engine::methods::volume::publish::{GetConnections, Publish, Unpublish};
+use nacre_engine::services::Engine;
+use nacre_engine_rpc::Method;
+#[cfg(test)]
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use uuid::Uuid;
+
+/// A method of the daemon that the driver calls.
+pub(super) trait Called: Method<Engine, Params: serde::Serialize> {
+    /// The part of the reply that the driver reads.
+    type Answer: DeserializeOwned;
+}
+
+macro_rules! called {
+    ($($method:ty => $answer:ty,)+) => {
+        $(impl Called for $method { type Answer = $answer; })+
+
+        /// Compares each answer with the reply of its method.
+        #[cfg(test)]
+        fn compare_all(compare: &mut dyn FnMut(&str, schemars::Schema, schemars::Schema)) {
+            $(compare(
+                <$method as Method<Engine>>::NAME,
+                schemars::schema_for!($answer),
+                schemars::schema_for!(<$method as Method<Engine>>::Reply),
+            );)+
+        }
+    };
+}
+
+called! {
+    GetClusterStatus => ClusterStatusAnswer,
+    GetNodes => Vec<NodeAnswer>,
+    GetPools => Vec<ClusterPoolAnswer>,
+    GetVolumes => Vec<ClusterVolumeAnswer>,
+    GetVolume => VolumeAnswer,
+    List => Vec<VolumeAnswer>,
+    Records => RecordsAnswer,
+    Create => VolumeAnswer,
+    Grow => VolumeAnswer,
+    GetConnections => Vec<ConnectionAnswer>,
+    GetSubsystems => Vec<SubsystemAnswer>,
+    ListPools => Vec<PoolAnswer>,
+}
+
+macro_rules! unread {
+    ($($method:ty),+) => {
+        $(impl Called for $method { type Answer = IgnoredAny; })+
+    };
+}
+
+unread!(Delete, Publish, Unpublish, MoveVolume, AddHost, RemoveHost);
+
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct ClusterStatusAnswer {
+    /// `None`: etcd does not show the cluster.
+    pub cluster: Option<ClusterAnswer>,
+    pub problem: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct ClusterAnswer {
+    #[cfg_attr(test, schemars(with = "String"))]
+    pub id: Uuid,
+    pub lease_ms: u64,
+}
+
+/// A node of the cluster.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct NodeAnswer {
+    pub id: String,
+    pub this_node: bool,
+    pub lease: LeaseState,
+}
+
+/// A pool of any node of the cluster.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct ClusterPoolAnswer {
+    pub node: String,
+    pub node_name: Option<String>,
+    pub class: Option<String>,
+    pub state: ClusterPoolState,
+    pub room_bytes: u64,
+    pub thin_room_bytes: u64,
+}
+
+/// A volume as etcd has it.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct ClusterVolumeAnswer {
+    #[cfg_attr(test, schemars(with = "String"))]
+    pub id: Uuid,
+    pub holder: Option<VolumeNodeAnswer>,
+    pub lease_stands: bool,
+    pub nodes: Vec<VolumeNodeAnswer>,
+    pub publication: Option<ClusterPublicationAnswer>,
+}
+
+/// A node that serves or shows a volume.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct VolumeNodeAnswer {
+    pub id: String,
+    pub name: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct ClusterPublicationAnswer {
+    pub nqn: String,
+    pub hosts: Vec<String>,
+    pub any_host: bool,
+    pub listen_addresses: Vec<AddressAnswer>,
+}
+
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct AddressAnswer {
+    pub trtype: String,
+    pub traddr: String,
+    pub trsvcid: String,
+}
+
+/// A volume as the daemon has it.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct VolumeAnswer {
+    #[cfg_attr(test, schemars(with = "String"))]
+    pub uuid: Uuid,
+    pub name: String,
+    pub block_size: u64,
+    pub num_blocks: u64,
+    pub replicas: Vec<ReplicaAnswer>,
+    pub settings: SettingsAnswer,
+    pub subsystems: Vec<String>,
+}
+
+/// Only the number of replicas counts.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct ReplicaAnswer {}
+
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct SettingsAnswer {
+    pub description: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct RecordsAnswer {
+    #[cfg_attr(test, schemars(with = "String"))]
+    pub holder: Uuid,
+}
+
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct ConnectionAnswer {
+    pub host: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct SubsystemAnswer {
+    pub nqn: String,
+    pub hosts: Vec<HostAnswer>,
+    pub allow_any_host: bool,
+    pub listen_addresses: Vec<AddressAnswer>,
+}
+
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct HostAnswer {
+    pub nqn: String,
+}
+
+/// A pool of this daemon.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct PoolAnswer {
+    pub name: String,
+    /// `online` or `held`.
+    pub state: String,
+    pub free_bytes: u64,
+    pub reserved_bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// The schema without references, without `null`, and without the wrapper of an option.
+    fn plain<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
+        if let Some(name) = schema["$ref"].as_str() {
+            let pointer = name.strip_prefix('#').expect("a reference in the schema");
+            return plain(root.pointer(pointer).expect("a definition"), root);
+        }
+        let any = schema["anyOf"].as_array().into_iter().flatten();
+        match any.into_iter().find(|one| one["type"] != "null") {
+            Some(some) => plain(some, root),
+            None => schema,
+        }
+    }
+
+    /// The types of a value, without `null`.
+    fn types(schema: &Value) -> Vec<&str> {
+        let all = match &schema["type"] {
+            Value::Array(all) => all.iter().filter_map(Value::as_str).collect(),
+            one => one.as_str().into_iter().collect::<Vec<_>>(),
+        };
+        all.into_iter().filter(|one| *one != "null").collect()
+    }
+
+    /// The fields of the answer that the reply does not have, or has as another type.
+    fn missing(at: &str, answer: (&Value, &Value), reply: (&Value, &Value)) -> Vec<String> {
+        let (one, whole) = (plain(answer.0, answer.1), plain(reply.0, reply.1));
+        // Any value.
+        if whole == &json!(true) {
+            return Vec::new();
+        }
+        if types(one) != types(whole) {
+            return vec![format!("{at}: {:?}, not {:?}", types(one), types(whole))];
+        }
+        let mut found = Vec::new();
+        for (name, field) in one["properties"].as_object().into_iter().flatten() {
+            let at = format!("{at}.{name}");
+            match whole["properties"].get(name) {
+                Some(of_reply) => {
+                    found.extend(missing(&at, (field, answer.1), (of_reply, reply.1)));
+                }
+                None => found.push(format!("{at}: absent")),
+            }
+        }
+        if let Some(items) = one.get("items") {
+            let of_reply = &whole["items"];
+            found.extend(missing(at, (items, answer.1), (of_reply, reply.1)));
+        }
+        found
+    }
+
+    /// Goal: a field that a method renames, or gives another type, is found before a driver runs.
+    /// Method: compares the schemas of all answers with those of the replies.
+    #[test]
+    fn replies_have_the_fields_that_the_driver_reads() {
+        let mut found = Vec::new();
+        compare_all(&mut |name, answer, reply| {
+            let (answer, reply) = (answer.to_value(), reply.to_value());
+            found.extend(missing(name, (&answer, &answer), (&reply, &reply)));
+        });
+        assert_eq!(found, [""; 0]);
+    }
+
+    /// Goal: the comparison finds an absent field and another type, also in lists.
+    #[test]
+    fn other_fields_are_found() {
+        #[derive(JsonSchema)]
+        #[expect(dead_code, reason = "only the schema counts")]
+        struct Other {
+            nqn: u64,
+            hosts: Vec<AddressAnswer>,
+        }
+        let answer = schemars::schema_for!(Vec<Other>).to_value();
+        let reply = schemars::schema_for!(Vec<SubsystemAnswer>).to_value();
+        let found = missing("list", (&answer, &answer), (&reply, &reply));
+        let expected = [
+            "list.hosts.traddr: absent",
+            "list.hosts.trsvcid: absent",
+            "list.hosts.trtype: absent",
+            r#"list.nqn: ["integer"], not ["string"]"#,
+        ];
+        assert_eq!(found, expected);
+    }
+}
