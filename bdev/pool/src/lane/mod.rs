@@ -360,7 +360,9 @@ impl Lane {
     /// An I/O on blocks of a disk.
     fn base_io(&self, op: Op, at: Location, data: Extents) -> Io {
         let base = self.bases.get(at.disk).and_then(Option::as_ref);
-        let block = base.map_or(u64::from(BLOCK), |base| base.block);
+        // The map names no disk that has left.
+        let no_base = u64::from(BLOCK);
+        let block = base.map_or(no_base, |base| base.block);
         let bytes: usize = data.iter().map(Buf::len).sum();
         let mut io = Io::new(0, op, at.offset / block, (bytes as u64 / block) as u32);
         io.data = data;
