@@ -20,7 +20,12 @@ pub(super) fn run(
     // The name of the device may go with the removal.
     let before = get(connection, &params.pool)?;
     let mut pool = connection.call_for_json::<RemoveDisk>(params)?;
-    let id = find(&before, &params.disk).map(|disk| disk["uuid"].clone());
+    // The caller may know the disk by an alias.
+    let disk = find(&before, &params.disk).or_else(|| {
+        let mut disks = items(&pool["disks"]).iter();
+        disks.find(|disk| disk.get("leaving").is_some())
+    });
+    let id = disk.map(|disk| disk["uuid"].clone());
     let present = |pool: &Value| {
         let mut disks = items(&pool["disks"]).iter();
         disks
