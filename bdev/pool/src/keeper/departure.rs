@@ -16,12 +16,12 @@ use nacre_bdev::{Bdev, Claim, Status};
 use nacre_bdev_pool_core::disks::PoolDisk;
 use nacre_bdev_pool_core::geometry::{PAGE, superblock_offsets};
 use nacre_bdev_pool_core::interface::Refusal;
+use nacre_bdev_pool_core::pool::Pool;
 use nacre_reactor::{Idle, Nanos};
 use uuid::Uuid;
 
 use super::disk::{Disk, Ended};
 use super::disks::Disks;
-use super::{Keeper, Stage};
 use crate::EDGE;
 use crate::model::{Departed, PoolError};
 use crate::port::Shared;
@@ -194,32 +194,34 @@ impl Erasing {
     }
 }
 
-impl Keeper {
+impl Departures {
     /// The core needs a disk no more, or keeps it.
-    pub(super) fn disk_left(&mut self, disk: usize, result: Result<(), Refusal>) {
-        let Stage::Open(pool) = &self.stage else {
-            return;
-        };
+    pub(super) fn begin(
+        &mut self,
+        pool: &Pool,
+        disks: &mut Disks,
+        disk: usize,
+        result: Result<(), Refusal>,
+    ) {
         let known = pool.superblock().disks.disks()[disk];
         let claims = self.shared.claims.load();
         let name = claims.get(disk).and_then(|claim| claim.as_ref());
         let name = name.map_or_else(String::new, |claim| claim.layer().name().to_owned());
         drop(claims);
         if let Err(refusal) = result {
-            self.departures.tell(Departed {
+            self.tell(Departed {
                 disk: known.id,
                 name,
                 result: Err(refusal.into()),
             });
-        } else if let Some((claim, left)) = self.disks.withdraw(disk) {
+        } else if let Some((claim, left)) = disks.withdraw(disk) {
             let number = disk;
-            self.departures.list.push(Departure {
+            self.list.push(Departure {
                 id: known.id,
                 bytes: known.bytes,
                 step: Step::Lanes { number, left },
                 claim,
             });
         }
-        self.update_status();
     }
 }

@@ -405,7 +405,12 @@ impl Keeper {
                 unit,
                 granules,
             } => self.order_read(token, unit, granules),
-            Intent::Left { disk, result } => self.disk_left(disk, result),
+            Intent::Left { disk, result } => {
+                if let Stage::Open(pool) = &self.stage {
+                    self.departures.begin(pool, &mut self.disks, disk, result);
+                }
+                self.update_status();
+            }
             Intent::Full { token } => self.full.begin(token),
             Intent::AwaitGrace { epoch } => {
                 let before = self.shared.epoch.fetch_add(1, Ordering::SeqCst);

@@ -58,9 +58,9 @@ fn departed(pool: &PoolHandle, mut meanwhile: impl FnMut()) -> Departed {
     }
 }
 
-/// Goal: hosts notice nothing when a disk leaves, and the disk can be given to another pool. Method:
-/// a host writes in place, writes first, trims and flushes while the disk leaves; all is compared,
-/// also after an import with the first disk alone.
+/// Goal: hosts notice nothing when a disk leaves, and the disk can be given to another pool.
+/// Method: a host writes in place, writes first, trims and flushes while the disk leaves. All is
+/// compared, also after an import with the first disk alone.
 #[test]
 fn a_disk_leaves_a_pool_in_use() {
     let (home, pool, lvol, mut host) = two();

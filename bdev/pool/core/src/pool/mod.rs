@@ -401,7 +401,7 @@ impl Pool {
             waiting: &mut self.waiting,
         });
         self.wake_full();
-        self.advance_leaving();
+        self.removal().advance_leaving();
         self.retry_waiting();
         if !self.checkpoint.is_draining() && self.store.exporting.is_none() {
             self.deletion.advance(&mut self.store, &self.writes);

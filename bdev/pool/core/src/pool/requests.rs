@@ -88,8 +88,8 @@ impl Pool {
             Request::AddDisk { id, disk_bytes } => {
                 self.store.attempt_add_disk(token, *id, *disk_bytes)
             }
-            Request::RemoveDisk { disk } => self.attempt_remove_disk(token, *disk),
-            Request::KeepDisk { disk } => self.attempt_keep_disk(token, *disk),
+            Request::RemoveDisk { disk } => self.removal().attempt_remove_disk(token, *disk),
+            Request::KeepDisk { disk } => self.removal().attempt_keep_disk(token, *disk),
             Request::RenamePool { name } => self.store.attempt_name(token, name),
             Request::Check => return self.attempt_check(token),
             Request::Export => Ok(self.attempt_export(token)),

@@ -19,7 +19,12 @@ mod moves;
 
 use std::collections::VecDeque;
 
+use super::checking::Checking;
+use super::checkpoint::Checkpoint;
+use super::deletion::Deletion;
+use super::discards::Discards;
 use super::store::Store;
+use super::writes::Writes;
 use super::{Attempt, Pool};
 use crate::disks::DiskState;
 use crate::ids::{Lsn, Token, VersionId};
@@ -148,8 +153,59 @@ fn bar(store: &mut Store, disk: usize, is_barred: bool) {
     store.zones.bar(units);
 }
 
-/// Requests.
+/// The parts of a pool that a removal works with.
+pub(super) struct Removal<'a> {
+    store: &'a mut Store,
+    writes: &'a Writes,
+    checkpoint: &'a mut Checkpoint,
+    checking: &'a Checking,
+    deletion: &'a Deletion,
+    discards: &'a Discards,
+    leaving: &'a mut Leaving,
+}
+
 impl Pool {
+    pub(super) fn removal(&mut self) -> Removal<'_> {
+        Removal {
+            store: &mut self.store,
+            writes: &self.writes,
+            checkpoint: &mut self.checkpoint,
+            checking: &self.checking,
+            deletion: &self.deletion,
+            discards: &self.discards,
+            leaving: &mut self.leaving,
+        }
+    }
+
+    /// The disk that leaves, and how far it is.
+    pub fn leaving(&self) -> Option<LeavingStatus> {
+        let departure = self.leaving.departure.as_ref()?;
+        Some(LeavingStatus {
+            disk: departure.disk,
+            left: self.store.space.used_of(departure.disk),
+            total: departure.total,
+            is_staying: departure.stop.is_some(),
+        })
+    }
+
+    /// True when a unit of this entry is on its way: writes to it wait.
+    pub fn is_moving(&self, entry: &Entry) -> bool {
+        self.leaving.moves.is_on(entry)
+    }
+
+    /// So many moves may begin from now on; earlier allowances end.
+    pub fn allow_moves(&mut self, units: u64) {
+        let Some(departure) = &mut self.leaving.departure else {
+            return;
+        };
+        self.leaving.allowed = units;
+        departure.search.left = LEAVES;
+        self.store.has_news = true;
+    }
+}
+
+/// Requests.
+impl Removal<'_> {
     pub(super) fn attempt_remove_disk(
         &mut self,
         token: Token,
@@ -218,36 +274,10 @@ impl Pool {
             }
         }
     }
-
-    /// The disk that leaves, and how far it is.
-    pub fn leaving(&self) -> Option<LeavingStatus> {
-        let departure = self.leaving.departure.as_ref()?;
-        Some(LeavingStatus {
-            disk: departure.disk,
-            left: self.store.space.used_of(departure.disk),
-            total: departure.total,
-            is_staying: departure.stop.is_some(),
-        })
-    }
-
-    /// True when a unit of this entry is on its way: writes to it wait.
-    pub fn is_moving(&self, entry: &Entry) -> bool {
-        self.leaving.moves.is_on(entry)
-    }
-
-    /// So many moves may begin from now on; earlier allowances end.
-    pub fn allow_moves(&mut self, units: u64) {
-        let Some(departure) = &mut self.leaving.departure else {
-            return;
-        };
-        self.leaving.allowed = units;
-        departure.search.left = LEAVES;
-        self.store.has_news = true;
-    }
 }
 
 /// Progress.
-impl Pool {
+impl Removal<'_> {
     pub(super) fn advance_leaving(&mut self) {
         self.leaving.moves.advance(&mut self.store);
         let Some(departure) = &mut self.leaving.departure else {
@@ -406,7 +436,7 @@ impl Pool {
                 self.leaving.moves.begin(&mut self.store, place, unit, to);
                 Ok(true)
             }
-            None if self.changes().is_space_returning() => {
+            None if self.is_space_returning() => {
                 self.store.settle.want(self.store.log.next_lsn() - 1);
                 Ok(false)
             }
@@ -416,6 +446,12 @@ impl Pool {
                 Err(Refusal::NoRoom { missing })
             }
         }
+    }
+
+    /// True when space will come back without a request.
+    fn is_space_returning(&self) -> bool {
+        let in_limbo = self.store.space.in_limbo() > 0;
+        in_limbo || !self.deletion.is_idle() || !self.discards.is_idle()
     }
 }
 
