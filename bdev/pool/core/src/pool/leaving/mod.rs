@@ -238,8 +238,8 @@ impl Removal<'_> {
         if missing > 0 {
             return Err(Refusal::NoRoom { missing });
         }
-        bar(&mut self.store, disk, true);
-        let departure = Departure::new(&self.store, disk, Stage::Naming, Some(token));
+        bar(self.store, disk, true);
+        let departure = Departure::new(self.store, disk, Stage::Naming, Some(token));
         self.leaving.departure = Some(departure);
         self.store.change_table(disk, DiskState::Leaving);
         Ok(Attempt::Begun)
@@ -279,7 +279,7 @@ impl Removal<'_> {
 /// Progress.
 impl Removal<'_> {
     pub(super) fn advance_leaving(&mut self) {
-        self.leaving.moves.advance(&mut self.store);
+        self.leaving.moves.advance(self.store);
         let Some(departure) = &mut self.leaving.departure else {
             return;
         };
@@ -329,7 +329,7 @@ impl Removal<'_> {
         if departure.stop.is_some() {
             if self.leaving.moves.is_empty() && is_free {
                 departure.stage = Stage::Staying;
-                bar(&mut self.store, disk, false);
+                bar(self.store, disk, false);
                 self.store.change_table(disk, DiskState::In);
             }
             return;
@@ -382,7 +382,7 @@ impl Removal<'_> {
             let Some(departure) = &mut self.leaving.departure else {
                 return;
             };
-            let Some((place, unit)) = departure.search.next(&self.store, departure.disk) else {
+            let Some((place, unit)) = departure.search.next(self.store, departure.disk) else {
                 return;
             };
             match self.begin_move(place, unit) {
@@ -433,7 +433,7 @@ impl Removal<'_> {
         };
         match to {
             Some(to) => {
-                self.leaving.moves.begin(&mut self.store, place, unit, to);
+                self.leaving.moves.begin(self.store, place, unit, to);
                 Ok(true)
             }
             None if self.is_space_returning() => {
