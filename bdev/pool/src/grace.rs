@@ -45,6 +45,11 @@ impl Counts {
         self.0[(epoch % 3) as usize].fetch_sub(1, Ordering::SeqCst);
     }
 
+    /// True when the lane has I/O in flight.
+    pub(crate) fn are_any(&self) -> bool {
+        self.0.iter().any(|count| count.load(Ordering::SeqCst) > 0)
+    }
+
     pub(crate) fn of(&self, epoch: u64) -> u64 {
         self.0[(epoch % 3) as usize].load(Ordering::SeqCst)
     }

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::lvol::Lvol;
 use crate::model::{
-    Answer, Command, CommandRequest, KeeperCommand, Outcome, PoolError, PoolStatus,
+    Answer, Command, CommandRequest, Departed, KeeperCommand, Outcome, PoolError, PoolStatus,
 };
 use crate::port::{KeeperMessage, Shared};
 
@@ -28,9 +28,14 @@ impl PoolHandle {
     }
 
     /// Is notified when the use of the space passes a threshold, when writes begin or cease to wait
-    /// for space, and when the pool closes. For one task.
+    /// for space, when the removal of a disk ends, and when the pool closes. For one task.
     pub fn news(&self) -> Arc<Notify> {
         Arc::clone(&self.shared.news)
+    }
+
+    /// The removals that ended since the last call.
+    pub fn take_departed(&self) -> Vec<Departed> {
+        std::mem::take(&mut self.shared.departed.lock())
     }
 
     /// The names of the pool's devices, that with the log first. A device that is being added is

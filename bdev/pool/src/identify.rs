@@ -30,6 +30,8 @@ pub struct Label {
     pub disk: Uuid,
     /// All disks of the pool; only the first one's superblock is certain to name every one.
     pub disks: Vec<Uuid>,
+    /// The disk itself was about to leave the pool.
+    pub is_leaving: bool,
 }
 
 /// Reads the superblocks of a device on the present reactor. `None`: it has none.
@@ -101,7 +103,9 @@ impl Poller for Reader {
             };
             let is_newer = |best: &Label| best.sequence < found.sequence;
             if self.best.as_ref().is_none_or(is_newer) {
+                let at = found.disks.position(found.disk);
                 self.best = Some(Label {
+                    is_leaving: at.is_some() && found.disks.leaving() == at,
                     pool: found.pool,
                     sequence: found.sequence,
                     disk: found.disk,

@@ -182,21 +182,23 @@ impl LvolMap {
         self.units.store(units, Ordering::SeqCst);
     }
 
-    /// Fills the leaf of a place. `entry` gives each of its entries, in order; `None`: unreadable.
-    pub(crate) fn load(&self, place: u64, lsn: Lsn, entry: impl Fn(u64) -> Option<Entry>) {
+    /// Fills the leaf of a place. `entry` gives each of its entries, in order, and the last record
+    /// that it includes; `None`: unreadable.
+    pub(crate) fn load(&self, place: u64, entry: impl Fn(u64) -> (Option<Entry>, Lsn)) {
         let chunks = self.chunks.load();
         let Some((leaf, _)) = find(&chunks, place) else {
             return;
         };
         let first = place / PLACES * PLACES;
         let is_empty = |entry: Option<Entry>| entry.is_some_and(|entry| entry.is_empty());
-        if leaf.words.get().is_none() && (first..first + PLACES).all(|at| is_empty(entry(at))) {
+        if leaf.words.get().is_none() && (first..first + PLACES).all(|at| is_empty(entry(at).0)) {
             leaf.state.store(EMPTY, Ordering::SeqCst);
             return;
         }
         self.change(leaf, |words| {
             for (at, words) in words.iter().enumerate() {
-                write(words, entry(first + at as u64), lsn);
+                let (entry, lsn) = entry(first + at as u64);
+                write(words, entry, lsn);
             }
         });
     }
@@ -307,7 +309,7 @@ mod tests {
         assert_eq!(map.get(3), Seen::Unknown);
         map.set(3, 7, Some(Entry::default()));
         assert_eq!(map.get(3), Seen::Unknown);
-        map.load(3, 7, |_| Some(Entry::default()));
+        map.load(3, |_| (Some(Entry::default()), 7));
         assert!(map.is_empty(200));
         let entry = Entry {
             own: part((1 << 36) - 1, (1 << 24) - 1, 0xFFF0),

@@ -86,6 +86,17 @@ pub enum Command {
     },
     /// Takes the rest of a disk that has grown. A pool that has all of its disk is done.
     Grow,
+    /// Begins to empty a disk, which then leaves the pool. The answer comes when that is durable;
+    /// the status has the progress, and [`PoolHandle::take_departed`] the end.
+    ///
+    /// [`PoolHandle::take_departed`]: crate::PoolHandle::take_departed
+    RemoveDisk {
+        disk: Uuid,
+    },
+    /// Keeps a disk that is about to leave.
+    KeepDisk {
+        disk: Uuid,
+    },
     RenamePool {
         name: String,
     },
@@ -188,6 +199,35 @@ pub struct DiskStatus {
     pub name: String,
     pub total_bytes: u64,
     pub free_bytes: u64,
+    /// The disk is being emptied.
+    pub leaving: Option<LeavingDisk>,
+}
+
+/// The progress of a disk that leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct LeavingDisk {
+    /// Bytes in use: now, and when this process began to empty the disk.
+    pub left_bytes: u64,
+    pub begun_bytes: u64,
+    /// An estimate, from the speed so far.
+    pub seconds_left: Option<u64>,
+}
+
+impl LeavingDisk {
+    pub fn percent(&self) -> u64 {
+        let done = self.begun_bytes.saturating_sub(self.left_bytes);
+        (done * 100).checked_div(self.begun_bytes).unwrap_or(100)
+    }
+}
+
+/// The end of a removal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Departed {
+    pub disk: Uuid,
+    /// Name of its device.
+    pub name: String,
+    /// `Ok`: it is erased and free. `Err`: it stays, or could not be erased.
+    pub result: Result<(), PoolError>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

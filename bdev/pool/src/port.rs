@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 use crate::BLOCK;
 use crate::grace::Counts;
 use crate::map::LvolMap;
-use crate::model::{CommandRequest, PoolStatus};
+use crate::model::{CommandRequest, Departed, PoolStatus};
 
 /// A request's number in its lane.
 pub(crate) type RequestId = u32;
@@ -211,13 +211,13 @@ pub(crate) fn layer_bytes(layer: &Layer) -> u64 {
     bytes / u64::from(BLOCK) * u64::from(BLOCK)
 }
 
-/// A disk of the pool, and its losses before it joined.
-type Joined = (Arc<Claim>, u64);
+/// A disk of the pool, and its losses before it joined. `None`: it has left, with this many.
+type Joined = (Option<Arc<Claim>>, u64);
 
 /// The parts of a pool that all cores see.
 pub(crate) struct Shared {
-    /// The disks, in the pool's order once it is open.
-    pub claims: ArcSwap<Vec<Arc<Claim>>>,
+    /// The disks, in the pool's order once it is open. `None`: the disk has left.
+    pub claims: ArcSwap<Vec<Option<Arc<Claim>>>>,
     /// The disks that the pool has.
     joined: ArcSwap<Vec<Joined>>,
     /// The places of units. A new unit is in it before a lane hears of the unit.
@@ -234,6 +234,8 @@ pub(crate) struct Shared {
     next_lane: AtomicU64,
     pub status: Mutex<PoolStatus>,
     pub news: Arc<Notify>,
+    /// Disks that left, or stay after all, which no caller has taken.
+    pub departed: Mutex<Vec<Departed>>,
     /// Number of updates of the status.
     #[cfg(test)]
     pub statuses: AtomicU64,
@@ -241,7 +243,8 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(claims: Vec<Claim>, status: PoolStatus) -> std::io::Result<Self> {
-        let claims: Vec<Arc<Claim>> = claims.into_iter().map(Arc::new).collect();
+        let claims = claims.into_iter().map(|claim| Some(Arc::new(claim)));
+        let claims: Vec<Option<Arc<Claim>>> = claims.collect();
         Ok(Self {
             claims: ArcSwap::from_pointee(claims),
             joined: ArcSwap::default(),
@@ -255,6 +258,7 @@ impl Shared {
             next_lane: AtomicU64::new(1),
             status: Mutex::new(status),
             news: Arc::default(),
+            departed: Mutex::default(),
             #[cfg(test)]
             statuses: AtomicU64::new(0),
         })
@@ -272,9 +276,9 @@ impl Shared {
     /// Counts losses of the pool's disks, each since it joined. Lanes ask for each I/O.
     pub(crate) fn losses(&self) -> u64 {
         let joined = self.joined.load();
-        let losses = joined.iter().map(|(claim, before)| {
-            let now = claim.layer().losses();
-            now.saturating_sub(*before)
+        let losses = joined.iter().map(|(claim, before)| match claim {
+            Some(claim) => claim.layer().losses().saturating_sub(*before),
+            None => *before,
         });
         losses.sum()
     }
@@ -289,11 +293,29 @@ impl Shared {
         let known = joined.len();
         let is_first = known == 0;
         let new = claims.iter().take(count).skip(known).map(|claim| {
-            let before = if is_first { 0 } else { claim.layer().losses() };
-            (Arc::clone(claim), before)
+            let before = match claim {
+                Some(claim) if !is_first => claim.layer().losses(),
+                _ => 0,
+            };
+            (claim.clone(), before)
         });
         let all: Vec<Joined> = joined.iter().cloned().chain(new).collect();
         self.joined.store(Arc::new(all));
+    }
+
+    /// A disk has left: its losses count, and it has no further ones. Returns its claim.
+    pub(crate) fn take_claim(&self, disk: usize) -> Option<Arc<Claim>> {
+        let mut joined: Vec<Joined> = self.joined.load().iter().cloned().collect();
+        if let Some((claim, before)) = joined.get_mut(disk)
+            && let Some(claim) = claim.take()
+        {
+            *before = claim.layer().losses().saturating_sub(*before);
+        }
+        self.joined.store(Arc::new(joined));
+        let mut claims: Vec<_> = self.claims.load().iter().cloned().collect();
+        let taken = claims.get_mut(disk).and_then(Option::take);
+        self.claims.store(Arc::new(claims));
+        taken
     }
 
     /// Notes the disk of a copy before it is written. A later record of the same place may need
@@ -308,16 +330,15 @@ impl Shared {
     }
 
     /// The disk with the log.
-    pub(crate) fn first(&self) -> Arc<Claim> {
-        Arc::clone(&self.claims.load()[0])
+    pub(crate) fn first(&self) -> Option<Arc<Claim>> {
+        self.claims.load().first().cloned().flatten()
     }
 
     /// True when a disk may lose writes before a flush.
     pub(crate) fn has_cache(&self) -> bool {
         let claims = self.claims.load();
-        claims
-            .iter()
-            .any(|claim| claim.layer().limits().volatile_cache)
+        let mut present = claims.iter().flatten();
+        present.any(|claim| claim.layer().limits().volatile_cache)
     }
 
     pub(crate) fn remove_lane(&self, port: &Arc<LanePort>) {

@@ -28,6 +28,22 @@ pub struct Pool {
     pub reserved_bytes: u64,
     pub lost_pages: u64,
     pub waiting_writes: u64,
+    pub disks: Vec<Disk>,
+}
+
+/// A disk of a pool.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Disk {
+    pub name: String,
+    /// The disk is being emptied.
+    pub leaving: Option<Leaving>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Leaving {
+    pub percent: u64,
 }
 
 /// A pool that the daemon could not import.
@@ -47,6 +63,7 @@ pub(crate) fn checks(scope: &Scope, findings: &mut Vec<Finding>) {
     for pool in &scope.pools.open {
         findings.push(log(pool).of(&pool.name));
         findings.push(space(pool).of(&pool.name));
+        findings.extend(leaving(pool).map(|finding| finding.of(&pool.name)));
     }
 }
 
@@ -82,6 +99,18 @@ fn space(pool: &Pool) -> Finding {
     } else {
         Finding::pass(ID, evidence)
     }
+}
+
+/// A disk that leaves still has data of the pool.
+fn leaving(pool: &Pool) -> Option<Finding> {
+    let mut disks = pool.disks.iter();
+    let (name, leaving) = disks.find_map(|disk| Some((&disk.name, disk.leaving?)))?;
+    let evidence = format!(
+        "disk {name} is leaving, {} % of its data have moved: the pool needs it until it has left",
+        leaving.percent
+    );
+    let remedy = "wait before you pull the disk: `nacre pool show` has the progress";
+    Some(Finding::warn("pool.disk", evidence, remedy))
 }
 
 #[cfg(test)]
@@ -132,6 +161,18 @@ mod tests {
             of(&|pool| pool.waiting_writes = 3),
             [Status::Pass, Status::Fail]
         );
+        let leaving = |pool: &mut Pool| {
+            pool.disks = vec![Disk {
+                name: "disk3".into(),
+                leaving: Some(Leaving { percent: 40 }),
+            }];
+        };
+        assert_eq!(of(&leaving), [Status::Pass, Status::Pass]);
+        let mut pool = good.clone();
+        leaving(&mut pool);
+        let found = super::leaving(&pool).unwrap();
+        assert_eq!((found.id, found.status), ("pool.disk", Status::Warn));
+        assert_eq!(super::leaving(&good), None);
         let closed = Closed {
             disk: "disk7".into(),
             reason: "disk 2 of 2 is missing".into(),

@@ -71,12 +71,20 @@ family!(
     ["pool", "disk"]
 );
 
+family!(
+    DISK_LEAVING,
+    "nacre_pool_disk_leaving_bytes",
+    Gauge,
+    "Bytes in use on a disk that is leaving the pool.",
+    ["pool", "disk"]
+);
+
 #[derive(Debug)]
 pub struct PoolMetrics;
 
 impl MetricsSource for PoolMetrics {
     fn describe(&self) -> &'static [&'static Desc] {
-        static ALL: [&Desc; 9] = [
+        static ALL: [&Desc; 10] = [
             &STATE,
             &BYTES,
             &FREE,
@@ -86,6 +94,7 @@ impl MetricsSource for PoolMetrics {
             &WAITING,
             &DISK_BYTES,
             &DISK_FREE,
+            &DISK_LEAVING,
         ];
         &ALL
     }
@@ -108,6 +117,9 @@ impl MetricsSource for PoolMetrics {
                 let labels = [name, disk.name.as_str()];
                 into.value(&DISK_BYTES, &labels, disk.total_bytes);
                 into.value(&DISK_FREE, &labels, disk.free_bytes);
+                if let Some(leaving) = disk.leaving {
+                    into.value(&DISK_LEAVING, &labels, leaving.left_bytes);
+                }
             }
         }
     }

@@ -6,7 +6,7 @@ use Category as C;
 use Severity as S;
 
 /// Every event type, with its sentence in the reference.
-pub const TYPES: [(&str, Category, Severity, &str); 77] = [
+pub const TYPES: [(&str, Category, Severity, &str); 80] = [
     (
         "bdev_register",
         C::Device,
@@ -48,6 +48,24 @@ pub const TYPES: [(&str, Category, Severity, &str); 77] = [
         C::Device,
         S::Info,
         "A storage pool has a further disk.",
+    ),
+    (
+        "pool_disk_leaving",
+        C::Device,
+        S::Info,
+        "A disk begins to leave its storage pool: its data move to the other disks.",
+    ),
+    (
+        "pool_remove_disk",
+        C::Device,
+        S::Info,
+        "A disk has left its storage pool, and is free.",
+    ),
+    (
+        "pool_disk_stays",
+        C::Device,
+        S::Warning,
+        "A disk that was leaving its storage pool stays: the cause is named.",
     ),
     (
         "pool_space_low",

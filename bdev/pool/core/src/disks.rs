@@ -7,6 +7,9 @@
 //!
 //! A unit keeps its number: a new disk, or the rest of a disk that has grown, extends the units at
 //! their end. The ranges of one disk lie one after the other on it. The first disk holds the log.
+//!
+//! A disk that leaves keeps its number until the pool is opened again. Its ranges become a hole:
+//! numbers of units that no disk has.
 
 use uuid::Uuid;
 
@@ -33,7 +36,20 @@ pub struct PoolDisk {
     pub id: Uuid,
     /// Bytes that the pool uses.
     pub bytes: u64,
+    pub state: DiskState,
 }
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiskState {
+    In,
+    /// Its units move to the other disks.
+    Leaving,
+    /// It has left since the pool was opened. No superblock has it.
+    Gone,
+}
+
+/// The disk of units that no disk has.
+pub const HOLE: usize = 0xff;
 
 /// Consecutive units on one disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +81,7 @@ impl DiskTable {
         let disk = PoolDisk {
             id,
             bytes: geometry.disk_bytes,
+            state: DiskState::In,
         };
         let range = UnitRange {
             disk: 0,
@@ -87,7 +104,21 @@ impl DiskTable {
         &self.ranges
     }
 
-    /// Units of all disks.
+    /// The numbers of the disks that the pool has.
+    pub fn present(&self) -> impl Iterator<Item = usize> {
+        let disks = self.disks.iter().enumerate();
+        disks
+            .filter(|(_, disk)| disk.state != DiskState::Gone)
+            .map(|(number, _)| number)
+    }
+
+    /// The disk that leaves the pool.
+    pub fn leaving(&self) -> Option<usize> {
+        let mut disks = self.disks.iter();
+        disks.position(|disk| disk.state == DiskState::Leaving)
+    }
+
+    /// The end of the numbers of units.
     pub fn units(&self) -> u64 {
         self.ranges.last().map_or(0, UnitRange::end)
     }
@@ -100,7 +131,18 @@ impl DiskTable {
 
     /// The number of the disk with an id.
     pub fn position(&self, id: Uuid) -> Option<usize> {
-        self.disks.iter().position(|disk| disk.id == id)
+        let mut disks = self.disks.iter();
+        disks.position(|disk| disk.id == id && disk.state != DiskState::Gone)
+    }
+
+    /// True when no disk has the unit.
+    pub fn is_hole(&self, unit: u64) -> bool {
+        unit >= self.units() || self.is_empty_range(self.range_of(unit))
+    }
+
+    fn is_empty_range(&self, range: &UnitRange) -> bool {
+        let disk = self.disks.get(range.disk);
+        disk.is_none_or(|disk| disk.state == DiskState::Gone)
     }
 
     /// The range of a unit, which the pool must have.
@@ -116,6 +158,10 @@ impl DiskTable {
     /// The place of a granule of a unit.
     pub fn granule(&self, unit: u64, granule: u32) -> Location {
         let range = self.range_of(unit);
+        if range.disk == HOLE {
+            // Damaged metadata may name such a unit: a superblock never passes for its contents.
+            return Location { disk: 0, offset: 0 };
+        }
         let disk = if Mutation::WrongDisk.is_active() {
             0
         } else {
@@ -142,7 +188,9 @@ impl DiskTable {
 
     /// The parts of consecutive units that lie on one disk each, and adjoin there.
     pub fn split(&self, units: std::ops::Range<u64>) -> Vec<std::ops::Range<u64>> {
-        let parts = self.ranges.iter().map(|range| {
+        let ranges = self.ranges.iter();
+        let ranges = ranges.filter(|range| !self.is_empty_range(range));
+        let parts = ranges.map(|range| {
             let (start, end) = (units.start.max(range.first), units.end.min(range.end()));
             start..end
         });
@@ -168,10 +216,17 @@ impl DiskTable {
                 field: "number of disks",
             });
         }
-        self.disks.push(PoolDisk { id, bytes });
+        let state = DiskState::In;
+        self.disks.push(PoolDisk { id, bytes, state });
         self.extend(geometry, self.disks.len() - 1, units)?;
         geometry.added_units += units;
         geometry.check()
+    }
+
+    pub fn set_state(&mut self, disk: usize, state: DiskState) {
+        if let Some(disk) = self.disks.get_mut(disk) {
+            disk.state = state;
+        }
     }
 
     /// Takes the rest of a disk that has grown.
@@ -182,7 +237,8 @@ impl DiskTable {
         bytes: u64,
     ) -> Result<(), GeometryError> {
         let known = self.disks.get(disk);
-        if known.is_none_or(|known| bytes < known.bytes) || bytes > 1 << 60 {
+        let is_in = known.is_some_and(|known| known.state == DiskState::In);
+        if !is_in || known.is_none_or(|known| bytes < known.bytes) || bytes > 1 << 60 {
             return Err(GeometryError { field: "disk size" });
         }
         let before = self.units_of(disk);

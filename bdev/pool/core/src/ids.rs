@@ -1,7 +1,7 @@
 //! Numbers with a meaning.
 
 /// A volume or snapshot of a pool: its slot in the directory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VersionId(pub u32);
 
 /// Most versions of a pool.

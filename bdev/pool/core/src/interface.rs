@@ -132,6 +132,15 @@ pub enum Request {
         id: Uuid,
         disk_bytes: u64,
     },
+    /// Begins to empty a disk, which then leaves the pool: [`Intent::Left`] says when. The answer
+    /// comes when a crash does not undo the beginning.
+    RemoveDisk {
+        disk: usize,
+    },
+    /// Keeps a disk that was about to leave. Its units that have moved stay where they are.
+    KeepDisk {
+        disk: usize,
+    },
     RenamePool {
         name: String,
     },
@@ -204,6 +213,24 @@ pub enum Refusal {
     TooMany,
     #[error("the disk does not fit: it is too small, or the pool has as many as it can hold")]
     DiskUnfit,
+    #[error("the first disk has the pool's log; it stays as long as the pool")]
+    FirstDisk,
+    #[error("the disk is the pool's last one; delete or export the pool")]
+    LastDisk,
+    /// `missing`: in units.
+    #[error(
+        "the other disks have {missing} units too few for the contents of the disk; trim, delete, \
+         or add a disk first"
+    )]
+    NoRoom { missing: u64 },
+    #[error("another disk is leaving the pool; wait for its end, or cancel that")]
+    DiskLeaving,
+    #[error("the disk is not leaving the pool")]
+    NotLeaving,
+    #[error("the disk is empty, and the pool gives it up now")]
+    TooLate,
+    #[error("the removal of the disk was cancelled")]
+    Cancelled,
     #[error("the metadata of this range is unreadable; restore it, or clear the range")]
     Damaged,
     /// Also: the data could not be read or written.
@@ -256,6 +283,12 @@ pub enum Intent {
         token: Token,
         unit: u64,
         granules: u16,
+    },
+    /// The disk is not of the pool any more: an import does not need it, and no unit of it is in
+    /// use. With an error: the disk stays, and no longer leaves.
+    Left {
+        disk: usize,
+        result: Result<(), Refusal>,
     },
     /// A write waits for space. The caller may end its wait with [`Pool::give_up`].
     ///

@@ -95,6 +95,22 @@ pub(crate) enum Mutation {
     /// A host's flush leaves out the disks of the pool's own copies. Lanes flush, not the core.
     #[cfg(test)]
     FlushWithoutCopies,
+    /// Copies a unit to another disk although writes in place to it are in flight.
+    MoveWithoutGrace,
+    /// Lets writes go on to a unit while it is copied.
+    MoveBesideWrites,
+    /// Changes the map for a copy that a loss of power may undo.
+    MoveUnflushed,
+    /// Moves a unit of one version, and not of the others that share it.
+    MoveOneVersion,
+    /// Allocates units of a disk that leaves.
+    AllocateLeaving,
+    /// Drops a disk from the table before its last unit has moved.
+    DropBeforeEmpty,
+    /// Gives a disk up when one root leaves it out: the root before names it.
+    DropAfterOneRoot,
+    /// Gives a disk up before a root leaves it out.
+    DropBeforeRoot,
     /// Puts metadata into units whose records a second import would verify.
     ReuseUnsettledZones,
 }

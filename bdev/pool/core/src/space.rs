@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
 use crate::bits::Bits;
-use crate::disks::DiskTable;
+use crate::disks::{DiskTable, HOLE};
 use crate::ids::{Lsn, VersionId};
 use crate::mutation::Mutation;
 
@@ -30,6 +30,7 @@ pub struct Space {
     /// One bit per unit: in use, or in limbo.
     used: Bits,
     units: u64,
+    /// Free units of the disks that units are allocated on.
     free: u64,
     /// The units of each disk, in order. A disk that grew late has several.
     regions: Vec<Region>,
@@ -54,6 +55,8 @@ struct Region {
     free: u64,
     /// Where the search for a free unit begins.
     next: u64,
+    /// The disk leaves the pool, or has left: none of its units is allocated.
+    is_barred: bool,
 }
 
 #[derive(Debug)]
@@ -74,6 +77,7 @@ impl Space {
                 end: units,
                 free: units,
                 next: 0,
+                is_barred: false,
             }],
             homes: HashMap::new(),
             limbo: VecDeque::new(),
@@ -100,25 +104,62 @@ impl Space {
         self.freed_blocks = vec![0; blocks.div_ceil(64) as usize].into_boxed_slice();
     }
 
+    /// Ends the allocation of units of a disk, or begins it again.
+    pub fn bar(&mut self, disk: usize, is_barred: bool) {
+        for region in self.regions.iter_mut().filter(|region| region.disk == disk) {
+            match (region.is_barred, is_barred) {
+                (false, true) => self.free -= region.free,
+                (true, false) => self.free += region.free,
+                _ => continue,
+            }
+            region.is_barred = is_barred;
+        }
+    }
+
+    pub fn is_barred(&self, unit: u64) -> bool {
+        let mut regions = self.regions.iter();
+        let region = regions.find(|region| unit < region.end);
+        region.is_none_or(|region| region.is_barred)
+    }
+
+    /// Units of a disk that are not free.
+    pub fn used_of(&self, disk: usize) -> u64 {
+        let (mut used, mut first) = (0, 0);
+        for region in &self.regions {
+            if region.disk == disk {
+                used += region.end - first - region.free;
+            }
+            first = region.end;
+        }
+        used
+    }
+
     /// Adds the units of new disks, and of disks that grew, as free ones.
     pub fn grow(&mut self, disks: &DiskTable) {
         let units = disks.units();
         for (at, range) in disks.ranges().iter().enumerate() {
             match self.regions.get_mut(at) {
                 Some(region) => {
-                    region.free += range.end() - region.end;
+                    let more = range.end() - region.end;
+                    region.free += more;
                     region.end = range.end();
+                    self.free += more;
                 }
-                None => self.regions.push(Region {
-                    disk: range.disk,
-                    end: range.end(),
-                    free: range.units,
-                    next: range.first,
-                }),
+                None => {
+                    let is_hole = range.disk == HOLE;
+                    let free = if is_hole { 0 } else { range.units };
+                    self.free += free;
+                    self.regions.push(Region {
+                        disk: range.disk,
+                        end: range.end(),
+                        free,
+                        next: range.first,
+                        is_barred: is_hole,
+                    });
+                }
             }
         }
         self.used.grow(units);
-        self.free += units - self.units;
         self.units = units;
         let mut freed = std::mem::take(&mut self.freed_blocks).into_vec();
         let blocks = units.checked_div(self.block).unwrap_or(0);
@@ -149,12 +190,15 @@ impl Space {
 
     /// Marks a unit as used. Returns false if it is already.
     pub fn take(&mut self, unit: u64) -> bool {
-        if self.is_used(unit) {
+        if self.is_used(unit) || self.disk_of(unit) == Some(HOLE) {
             return false;
         }
         self.used.add(unit);
-        self.free -= 1;
-        self.region_of(unit).free -= 1;
+        let region = self.region_of(unit);
+        region.free -= 1;
+        if !region.is_barred {
+            self.free -= 1;
+        }
         true
     }
 
@@ -180,7 +224,8 @@ impl Space {
         if let Some(unit) = self.freed_last() {
             return Some(unit);
         }
-        let disks = self.regions.iter().filter(|region| region.free > 0);
+        let regions = self.regions.iter();
+        let disks = regions.filter(|region| region.free > 0 && !region.is_barred);
         let disk = disks.map(|region| region.disk).min()?;
         self.allocate_on(disk)
     }
@@ -222,6 +267,9 @@ impl Space {
         known_home: impl FnOnce() -> Option<u64>,
     ) -> Option<usize> {
         let room = |disk| {
+            if self.is_disk_barred(disk) {
+                return 0;
+            }
             let kept = if disk == 0 { reserve } else { 0 };
             self.free_of(disk).saturating_sub(kept)
         };
@@ -241,6 +289,12 @@ impl Space {
         Some(home)
     }
 
+    fn is_disk_barred(&self, disk: usize) -> bool {
+        let mut regions = self.regions.iter();
+        let allocates = Mutation::AllocateLeaving.is_active();
+        regions.any(|region| region.disk == disk && region.is_barred) && !allocates
+    }
+
     /// Forgets the disk of a version, whose units may come from any disk from now on.
     pub fn forget_home(&mut self, version: VersionId) {
         self.homes.remove(&version);
@@ -251,10 +305,14 @@ impl Space {
         if self.allocation != Allocation::LastFreed {
             return None;
         }
-        let disks = self.regions.iter().map(|region| region.disk + 1).max()?;
+        let disks = self.regions.iter().map(|region| region.disk);
+        let disks = disks.filter(|disk| *disk != HOLE).max()? + 1;
         self.turn += 1;
         (0..disks).find_map(|step| {
             let disk = (self.turn + step) % disks;
+            if self.is_disk_barred(disk) {
+                return None;
+            }
             while let Some(at) = self
                 .freed
                 .iter()
@@ -320,8 +378,11 @@ impl Space {
     fn give_back_quietly(&mut self, unit: u64) {
         debug_assert!(self.is_used(unit), "unit {unit} is free already");
         self.used.remove(unit);
-        self.free += 1;
-        self.region_of(unit).free += 1;
+        let region = self.region_of(unit);
+        region.free += 1;
+        if !region.is_barred {
+            self.free += 1;
+        }
         if self.allocation == Allocation::LastFreed {
             self.freed.push(unit);
         }

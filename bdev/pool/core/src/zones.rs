@@ -4,6 +4,7 @@
 //! a page lie in two zones where there are two with room.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use crate::bits::Bits;
 use crate::format::chain::Zone;
@@ -20,6 +21,8 @@ pub(crate) struct Zones {
     units: Bits,
     /// Zones with a free granule.
     partial: BTreeSet<u64>,
+    /// Units of a disk that leaves: no page is allocated there.
+    barred: Vec<Range<u64>>,
 }
 
 impl Zones {
@@ -30,6 +33,7 @@ impl Zones {
             zones: BTreeMap::new(),
             units: Bits::new(geometry.units()),
             partial: BTreeSet::new(),
+            barred: Vec::new(),
         }
     }
 
@@ -52,6 +56,30 @@ impl Zones {
             self.units.remove(unit);
         }
         self.partial.remove(&unit);
+    }
+
+    /// Allocates no page in these units from now on.
+    pub(crate) fn bar(&mut self, units: Vec<Range<u64>>) {
+        self.barred = units;
+        let whole = self.whole;
+        let partial = self.zones.iter().filter(|(_, used)| **used != whole);
+        let partial = partial.map(|(unit, _)| *unit);
+        let partial = partial.filter(|unit| !self.is_barred(*unit));
+        self.partial = partial.collect();
+    }
+
+    fn is_barred(&self, unit: u64) -> bool {
+        self.barred.iter().any(|range| range.contains(&unit))
+    }
+
+    /// True when a page lies in units where none is allocated.
+    pub(crate) fn is_page_barred(&self, page: u64) -> bool {
+        self.is_barred(self.unit_of(page))
+    }
+
+    /// True when such pages are in use.
+    pub(crate) fn has_barred(&self) -> bool {
+        self.zones.keys().any(|unit| self.is_barred(*unit))
     }
 
     /// One bit per unit: a zone.
@@ -129,8 +157,11 @@ impl Zones {
         };
         debug_assert!(*used >> granule & 1 == 1, "page {page} is free already");
         *used &= !(1 << granule);
-        self.partial.insert(unit);
-        if *used == 0 {
+        let is_empty = *used == 0;
+        if !self.is_barred(unit) {
+            self.partial.insert(unit);
+        }
+        if is_empty {
             self.remove(unit);
             space.give_back(unit);
         }

@@ -279,8 +279,7 @@ fn whose(pool: &Pool, bytes: &[u8]) -> DiskOwner {
     if found.pool != root.pool {
         return DiskOwner::Other;
     }
-    let mut known = root.disks.disks().iter();
-    if let Some(at) = known.position(|disk| disk.id == found.disk) {
+    if let Some(at) = root.disks.position(found.disk) {
         return DiskOwner::Pool { number: at + 1 };
     }
     let is_last = found.disks.disks().last().map(|disk| disk.id) == Some(found.disk);

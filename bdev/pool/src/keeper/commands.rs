@@ -309,7 +309,7 @@ impl Keeper {
         };
         let page = Arc::new([0; PAGE]);
         let root = pool.superblock();
-        for disk in 0..root.disks.disks().len() {
+        for disk in root.disks.present() {
             for at in root.disks.superblocks(disk, &root.geometry) {
                 self.disks.write(FILL, at, Arc::clone(&page));
             }
@@ -455,6 +455,15 @@ fn some_places(
     Ok(Outcome::Places { places, next })
 }
 
+/// The number of a disk of the pool.
+fn number_of(pool: &Pool, disk: Uuid) -> Result<usize, PoolError> {
+    let number = pool.superblock().disks.position(disk);
+    number.ok_or_else(|| PoolError::Unfit {
+        what: "disk",
+        why: format!("{disk} is no disk of the pool"),
+    })
+}
+
 fn request_of(pool: &Pool, shared: &Shared, command: Command) -> Result<Request, PoolError> {
     let unit = pool.superblock().geometry.unit_bytes();
     Ok(match command {
@@ -515,6 +524,12 @@ fn request_of(pool: &Pool, shared: &Shared, command: Command) -> Result<Request,
             let (disk, disk_bytes) = grown(pool, shared)?;
             Request::Grow { disk, disk_bytes }
         }
+        Command::RemoveDisk { disk } => Request::RemoveDisk {
+            disk: number_of(pool, disk)?,
+        },
+        Command::KeepDisk { disk } => Request::KeepDisk {
+            disk: number_of(pool, disk)?,
+        },
         Command::RenamePool { name } => Request::RenamePool { name },
         Command::Check => Request::Check,
         Command::List

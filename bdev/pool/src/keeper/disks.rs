@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use nacre_bdev::{Bdev, Claim};
-use nacre_bdev_pool_core::disks::Location;
+use nacre_bdev_pool_core::disks::{DiskState, Location, PoolDisk};
 use nacre_bdev_pool_core::format::Page;
 use nacre_bdev_pool_core::pool::Pool;
 use nacre_hugepages::Pool as Memory;
@@ -14,12 +14,13 @@ use nacre_reactor::{Idle, Nanos};
 
 use super::disk::{Disk, Ended, Tag};
 use crate::fit::check_disk;
-use crate::model::{DiskStatus, PoolError};
+use crate::model::{DiskStatus, LeavingDisk, PoolError};
 use crate::port::{Shared, ToLane, disk_bytes};
 
 /// Queues on all disks, in the pool's order.
 pub(crate) struct Disks {
-    list: Vec<Disk>,
+    /// `None`: the disk has left.
+    list: Vec<Option<Disk>>,
     /// The first number of each disk that is kept.
     order: Vec<usize>,
     /// Number of the last change of the list: an answer to an earlier one says nothing.
@@ -41,9 +42,9 @@ impl Disks {
             shared: Arc::clone(shared),
             memory,
         };
-        for claim in shared.claims.load().iter() {
+        for claim in shared.claims.load().iter().flatten() {
             let disk = disks.queue(claim)?;
-            disks.list.push(disk);
+            disks.list.push(Some(disk));
         }
         disks.order = (0..disks.list.len()).collect();
         Ok(disks)
@@ -59,22 +60,43 @@ impl Disks {
     /// Checks that a device can join the disks.
     pub(super) fn check(&self, claim: &Claim, pool: &Pool) -> Result<(), PoolError> {
         let claims = self.shared.claims.load();
-        check_disk(claim, claims.iter().map(|claim| &**claim), pool)
+        check_disk(claim, claims.iter().flatten().map(|claim| &**claim), pool)
     }
 
-    /// Keeps these disks, in this order.
-    pub(super) fn reorder(&mut self, order: &[usize]) {
-        let mut before: Vec<Option<Disk>> = self.list.drain(..).map(Some).collect();
-        let kept = order.iter().filter_map(|at| before[*at].take());
+    /// Keeps these disks, in this order. Returns those of `others`.
+    pub(super) fn reorder(
+        &mut self,
+        order: &[usize],
+        others: Vec<(usize, PoolDisk)>,
+    ) -> Vec<(usize, PoolDisk, Disk)> {
+        let mut before: Vec<Option<Disk>> = self.list.drain(..).collect();
+        let kept = order.iter().map(|at| before[*at].take());
         self.list.extend(kept);
         self.order = order.to_vec();
         self.has_new_fds = true;
+        let others = others.into_iter();
+        others
+            .filter_map(|(at, known)| Some((at, known, before[at].take()?)))
+            .collect()
+    }
+
+    /// Takes the queue of a disk that has left, if no I/O is in it.
+    pub(super) fn take_idle(&mut self, disk: usize) -> Option<Disk> {
+        let taken = self.list.get_mut(disk)?.take_if(|disk| disk.is_idle());
+        self.has_new_fds |= taken.is_some();
+        taken
+    }
+
+    /// Asks all lanes to close their queues on a disk that has left. Returns them, and the claim.
+    pub(super) fn withdraw(&mut self, disk: usize) -> Option<(Arc<Claim>, HashSet<u32>)> {
+        let claim = self.shared.take_claim(disk)?;
+        Some((claim, self.change(|_| {})))
     }
 
     /// Adds a disk. Returns the lanes that will answer; a later one finds the disk when it opens.
     pub(super) fn push(&mut self, disk: Disk, claim: &Arc<Claim>) -> HashSet<u32> {
-        self.list.push(disk);
-        self.change(|claims| claims.push(Arc::clone(claim)))
+        self.list.push(Some(disk));
+        self.change(|claims| claims.push(Some(Arc::clone(claim))))
     }
 
     /// Removes the last disk.
@@ -84,8 +106,9 @@ impl Disks {
     }
 
     /// Changes the claims, and asks all lanes for queues on exactly these disks.
-    fn change(&mut self, change: impl FnOnce(&mut Vec<Arc<Claim>>)) -> HashSet<u32> {
-        let mut claims: Vec<Arc<Claim>> = self.shared.claims.load().iter().cloned().collect();
+    fn change(&mut self, change: impl FnOnce(&mut Vec<Option<Arc<Claim>>>)) -> HashSet<u32> {
+        let mut claims: Vec<Option<Arc<Claim>>> =
+            self.shared.claims.load().iter().cloned().collect();
         change(&mut claims);
         self.shared.claims.store(Arc::new(claims));
         self.has_new_fds = true;
@@ -104,24 +127,39 @@ impl Disks {
         &self.order
     }
 
+    /// The queue on a disk. Nothing asks for one that has left.
+    fn at(&mut self, disk: usize) -> Option<&mut Disk> {
+        let known = self.list.get_mut(disk).and_then(Option::as_mut);
+        debug_assert!(known.is_some(), "I/O on disk {disk}, which has left");
+        known
+    }
+
     pub(super) fn write(&mut self, tag: Tag, at: Location, bytes: Arc<Page>) {
-        self.list[at.disk].write(tag, at.offset, bytes);
+        if let Some(disk) = self.at(at.disk) {
+            disk.write(tag, at.offset, bytes);
+        }
     }
 
     pub(super) fn flush(&mut self, tag: Tag, disk: usize) {
-        self.list[disk].flush(tag);
+        if let Some(disk) = self.at(disk) {
+            disk.flush(tag);
+        }
     }
 
     pub(super) fn discard(&mut self, tag: Tag, at: Location, len: u64) {
-        self.list[at.disk].discard(tag, at.offset, len);
+        if let Some(disk) = self.at(at.disk) {
+            disk.discard(tag, at.offset, len);
+        }
     }
 
     pub(super) fn read(&mut self, tag: Tag, at: Location, len: usize) {
-        self.list[at.disk].read(tag, at.offset, len);
+        if let Some(disk) = self.at(at.disk) {
+            disk.read(tag, at.offset, len);
+        }
     }
 
-    pub(super) fn first(&mut self) -> &mut Disk {
-        &mut self.list[0]
+    pub(super) fn first(&mut self) -> Option<&mut Disk> {
+        self.at(0)
     }
 
     /// True for the last change of the list.
@@ -130,21 +168,22 @@ impl Disks {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.list.iter().all(Disk::is_idle)
+        self.list.iter().flatten().all(Disk::is_idle)
     }
 
     pub(super) fn poll(&mut self, now: Nanos, ended: &mut Vec<Ended>) {
-        self.list.iter_mut().for_each(|disk| disk.poll(now, ended));
+        let disks = self.list.iter_mut().flatten();
+        disks.for_each(|disk| disk.poll(now, ended));
     }
 
     pub(super) fn arm(&mut self, now: Nanos) -> Idle {
-        let mut disks = self.list.iter_mut();
+        let mut disks = self.list.iter_mut().flatten();
         let first = disks.next().map_or(Idle::Quiet, |disk| disk.arm(now));
         disks.fold(first, |idle, disk| idle.and(disk.arm(now)))
     }
 
     pub(super) fn disarm(&mut self) {
-        self.list.iter_mut().for_each(Disk::disarm);
+        self.list.iter_mut().flatten().for_each(Disk::disarm);
     }
 
     /// True once after each change of the queues.
@@ -153,24 +192,30 @@ impl Disks {
     }
 
     pub(super) fn wake_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.list.iter().filter_map(Disk::wake_fd)
+        self.list.iter().flatten().filter_map(Disk::wake_fd)
     }
 }
 
-/// The disks of a pool with their use.
-pub(super) fn statuses(shared: &Shared, pool: &Pool) -> Vec<DiskStatus> {
+/// The disks of a pool with their use. `leaving`: the progress of one of them.
+pub(super) fn statuses(
+    shared: &Shared,
+    pool: &Pool,
+    leaving: Option<(usize, LeavingDisk)>,
+) -> Vec<DiskStatus> {
     let claims = shared.claims.load();
     let table = &pool.superblock().disks;
     let unit = pool.superblock().geometry.unit_bytes();
-    let disks = table.disks().iter().zip(claims.iter()).enumerate();
-    disks
-        .map(|(at, (disk, claim))| DiskStatus {
-            id: disk.id,
+    let disks = table.present().filter_map(|at| {
+        let claim = claims.get(at)?.as_ref()?;
+        Some(DiskStatus {
+            id: table.disks()[at].id,
             name: claim.layer().name().to_owned(),
             total_bytes: table.units_of(at) * unit,
             free_bytes: pool.free_units_of(at) * unit,
+            leaving: leaving.filter(|(of, _)| *of == at).map(|(_, disk)| disk),
         })
-        .collect()
+    });
+    disks.collect()
 }
 
 /// The first disk that has grown, and its size; without one the first disk.
@@ -179,6 +224,9 @@ pub(super) fn grown(pool: &Pool, shared: &Shared) -> Result<(usize, u64), PoolEr
     let table = &pool.superblock().disks;
     let mut first = None;
     for (at, (disk, claim)) in table.disks().iter().zip(claims.iter()).enumerate() {
+        let (Some(claim), DiskState::In) = (claim, disk.state) else {
+            continue;
+        };
         let found = disk_bytes(claim);
         if found < disk.bytes {
             return Err(PoolError::Unfit {

@@ -113,7 +113,7 @@ fn level(before: u8, used: u64, usable: u64) -> u8 {
 /// writes began or ceased to wait.
 pub(super) fn note_use(status: &mut PoolStatus, pool: &Pool) -> bool {
     let (superblock, (free, kept)) = (pool.superblock(), pool.free_units());
-    let units = superblock.geometry.units();
+    let units = pool.total_units();
     // The space that thick volumes may still take is no longer to be had: it counts as used.
     let usable = units.saturating_sub(superblock.reserve_units);
     let used = usable.saturating_sub(free.saturating_sub(kept));

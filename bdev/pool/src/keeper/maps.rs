@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use nacre_bdev_pool_core::ids::{Lsn, VersionId};
 use nacre_bdev_pool_core::interface::{Change, Refusal};
+use nacre_bdev_pool_core::map::Entry;
 use nacre_bdev_pool_core::pool::Pool;
 
 use super::{Keeper, Stage};
@@ -53,7 +54,8 @@ impl Keeper {
                         continue;
                     };
                     for place in (first..end).filter(|place| map.is_loaded(*place)) {
-                        map.set(place, lsn, pool.lookup(version, place).ok());
+                        let entry = pool.lookup(version, place).ok();
+                        map.set(place, seen_as(pool, entry, lsn), entry);
                     }
                 }
                 Change::Version(version) | Change::Contents(version) => {
@@ -85,14 +87,25 @@ impl Keeper {
 
 fn fill(pool: &Pool, map: &LvolMap, place: u64, lsn: Lsn) {
     let version = map.version;
-    map.load(place, lsn, |place| {
-        match pool.lookup(version, place) {
+    map.load(place, |place| {
+        let entry = match pool.lookup(version, place) {
             Ok(entry) => Some(entry),
             // The last leaf goes on behind the end of the volume.
             Err(Refusal::OutOfRange) => Some(Default::default()),
             Err(_) => None,
-        }
+        };
+        (entry, seen_as(pool, entry, lsn))
     });
+}
+
+/// The record that lanes take for the last one of an entry. That of a unit on its way to another
+/// disk is never settled: lanes ask the keeper before they write to it.
+fn seen_as(pool: &Pool, entry: Option<Entry>, lsn: Lsn) -> Lsn {
+    if entry.is_some_and(|entry| pool.is_moving(&entry)) {
+        Lsn::MAX
+    } else {
+        lsn
+    }
 }
 
 /// The generation up to which units of a version may be shared, wherever they are.

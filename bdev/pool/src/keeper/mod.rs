@@ -13,6 +13,7 @@
 
 mod addition;
 mod commands;
+mod departure;
 mod disk;
 mod disks;
 mod fills;
@@ -20,6 +21,7 @@ mod full;
 mod maps;
 mod opening;
 mod status;
+mod times;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -40,6 +42,7 @@ use crate::port::{KeeperMessage, LanePort, RequestId, Shared, ToKeeper, ToLane};
 
 use addition::Additions;
 use commands::{Commands, Farewell, Open};
+use departure::Departures;
 use disk::Tag;
 pub(crate) use disk::{Disk, Ended};
 pub(crate) use disks::Disks;
@@ -47,11 +50,8 @@ use fills::Fills;
 use full::Full;
 pub(crate) use opening::{OpenAnswer, Opening};
 use status::StatusUpdates;
+use times::Times;
 
-/// Everything answered is settled this long after it changed.
-const SETTLE: Duration = Duration::from_secs(1);
-/// A checkpoint follows a change after this time.
-const CHECKPOINT: Duration = Duration::from_secs(5);
 /// A write to a full pool waits so long: less than the deadline of a replicated volume's I/O, 8 s.
 pub(crate) const FULL_WAIT: Duration = if cfg!(test) {
     Duration::from_millis(1500)
@@ -65,8 +65,6 @@ pub(crate) const FULL_PATIENCE: Duration = if cfg!(test) {
 } else {
     Duration::from_secs(20)
 };
-/// Hidden versions are visited again in this interval.
-const RECLAIM: Duration = Duration::from_secs(30);
 /// How often a grace period is looked at while I/O of it is in flight.
 const GRACE_LOOK: Duration = Duration::from_micros(100);
 
@@ -78,6 +76,7 @@ pub(crate) struct Keeper {
     shared: Arc<Shared>,
     disks: Disks,
     additions: Additions,
+    departures: Departures,
     /// Units of the table that lanes see.
     table_units: u64,
     stage: Stage,
@@ -128,40 +127,6 @@ struct Grace {
     ordered: [u64; 3],
 }
 
-#[derive(Default)]
-struct Times {
-    settle: Option<Nanos>,
-    checkpoint: Option<Nanos>,
-    reclaim: Option<Nanos>,
-    last_lsn: u64,
-}
-
-impl Times {
-    /// Begins upkeep that is due.
-    fn check_due(&mut self, now: Nanos, pool: &mut Pool, has_hidden: bool) {
-        let last = pool.follow().last_lsn();
-        if last != self.last_lsn {
-            self.last_lsn = last;
-            self.settle.get_or_insert(now + SETTLE);
-            self.checkpoint.get_or_insert(now + CHECKPOINT);
-        }
-        if self.settle.is_some_and(|at| at <= now) {
-            self.settle = None;
-            pool.settle();
-        }
-        if self.checkpoint.is_some_and(|at| at <= now) {
-            self.checkpoint = None;
-            pool.checkpoint();
-        }
-        if !has_hidden {
-            self.reclaim = None;
-        } else if *self.reclaim.get_or_insert(now + RECLAIM) <= now {
-            self.reclaim = Some(now + RECLAIM);
-            pool.reclaim();
-        }
-    }
-}
-
 /// Removes the poller that is being called.
 pub(crate) fn remove_current(core: &CoreHandle) {
     if let Some(poller) = core.current_poller() {
@@ -185,6 +150,7 @@ impl Keeper {
             core,
             disks,
             additions: Additions::default(),
+            departures: Departures::new(Arc::clone(&shared)),
             table_units: 0,
             stage: Stage::Opening(Box::new(opening)),
             commands: Commands::default(),
@@ -280,6 +246,7 @@ impl Keeper {
             }
             ToKeeper::Disks { round, outcome } => {
                 if self.disks.is_round(round) {
+                    self.departures.lane_answered(lane);
                     let disks = &mut self.disks;
                     self.additions.lane_answered(lane, outcome, disks);
                 }
@@ -353,6 +320,7 @@ impl Keeper {
     fn lane_closed(&mut self, lane: u32) {
         self.lanes.ports.remove(&lane);
         self.additions.lane_answered(lane, Ok(()), &mut self.disks);
+        self.departures.lane_answered(lane);
         let of_lane = |token: &Token| token >> 32 == u64::from(lane);
         let open = self.lanes.requests.iter();
         let open: Vec<(Token, LaneRequest)> = open
@@ -437,6 +405,12 @@ impl Keeper {
                 unit,
                 granules,
             } => self.order_read(token, unit, granules),
+            Intent::Left { disk, result } => {
+                if let Stage::Open(pool) = &self.stage {
+                    self.departures.begin(pool, &mut self.disks, disk, result);
+                }
+                self.update_status();
+            }
             Intent::Full { token } => self.full.begin(token),
             Intent::AwaitGrace { epoch } => {
                 let before = self.shared.epoch.fetch_add(1, Ordering::SeqCst);
@@ -554,6 +528,12 @@ impl Keeper {
     fn look_at_time(&mut self, now: Nanos) {
         if let Stage::Open(pool) = &mut self.stage {
             self.times.check_due(now, pool, self.status.has_hidden());
+            let has_requests = !self.lanes.requests.is_empty();
+            let is_busy = || {
+                let lanes = self.shared.lanes.lock();
+                has_requests || lanes.iter().any(|lane| lane.counts.are_any())
+            };
+            self.times.pace_moves(now, pool, is_busy);
         }
     }
 
@@ -643,6 +623,7 @@ impl Poller for Keeper {
             self.advance_opening();
         }
         count += self.advance_addition(now);
+        count += self.departures.advance(now, &mut self.disks);
         self.look_at_time(now);
         self.look_at_full(now);
         self.look_at_grace();
@@ -669,15 +650,13 @@ impl Poller for Keeper {
     fn arm(&mut self, now: Nanos) -> Idle {
         self.shared.inbox.arm();
         let times = [
-            self.times.settle,
-            self.times.checkpoint,
-            self.times.reclaim,
             self.status.due(),
             self.full.next(),
             self.grace.awaited.map(|_| now + GRACE_LOOK),
         ];
-        let idle = times.into_iter().flatten();
+        let idle = times.into_iter().flatten().chain(self.times.due());
         let disks = self.disks.arm(now).and(self.additions.due(now));
+        let disks = disks.and(self.departures.due(now));
         let idle = idle.fold(disks, |idle, at| idle.and(Idle::Until(at)));
         if self.commands.has_scan() || !self.backlog.is_empty() || self.full.has_new() {
             return Idle::Busy;

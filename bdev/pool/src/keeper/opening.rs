@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use nacre_bdev::Bdev;
 use nacre_bdev_pool_core::create::NewPool;
+use nacre_bdev_pool_core::disks::PoolDisk;
 use nacre_bdev_pool_core::format::Page;
 use nacre_bdev_pool_core::format::superblock::Superblock;
 use nacre_bdev_pool_core::geometry::{PAGE, superblock_offsets};
@@ -54,10 +55,13 @@ pub(crate) struct OpenAnswer {
 
 pub(crate) type OpenSender = oneshot::Sender<Result<(PoolHandle, ImportReport), PoolError>>;
 
+/// Queues on disks that have left the pool, by their first numbers.
+type Leftovers = Vec<(usize, PoolDisk, Disk)>;
+
 /// The next step of an opening.
 enum Advance {
     Wait,
-    Open(Box<Pool>, OpenAnswer),
+    Open(Box<Pool>, OpenAnswer, Leftovers),
     Failed(OpenAnswer, PoolError),
 }
 
@@ -120,7 +124,9 @@ impl Opening {
             } => {
                 if !*begun {
                     *begun = true;
-                    *left = probe(disks.first(), new.geometry.disk_bytes);
+                    *left = disks
+                        .first()
+                        .map_or(0, |disk| probe(disk, new.geometry.disk_bytes));
                 }
                 if *left > 0 || !disks.is_idle() {
                     return Advance::Wait;
@@ -134,7 +140,7 @@ impl Opening {
                     return Advance::Failed(answer, fault);
                 }
                 match (**new).clone().create(limits.clone()) {
-                    Ok(pool) => Advance::Open(Box::new(pool), answer),
+                    Ok(pool) => Advance::Open(Box::new(pool), answer, Vec::new()),
                     Err(error) => {
                         let why = error.to_string();
                         Advance::Failed(answer, PoolError::Unfit { what: "disk", why })
@@ -190,9 +196,10 @@ impl Opening {
                         Advance::Failed(answer, PoolError::NameTaken { id, name })
                     }
                     (Ok((pool, report)), _) => {
-                        disks.reorder(import.order());
+                        let others = import.leftovers();
+                        let others = disks.reorder(import.order(), others);
                         answer.report = report;
-                        Advance::Open(Box::new(pool), answer)
+                        Advance::Open(Box::new(pool), answer, others)
                     }
                 }
             }
@@ -227,9 +234,9 @@ impl Keeper {
         let Stage::Opening(opening) = &mut self.stage else {
             return;
         };
-        let (mut pool, answer) = match opening.advance(&mut self.disks) {
+        let (mut pool, answer, others) = match opening.advance(&mut self.disks) {
             Advance::Wait => return,
-            Advance::Open(pool, answer) => (pool, answer),
+            Advance::Open(pool, answer, others) => (pool, answer, others),
             Advance::Failed(answer, error) => {
                 self.commands.failed = Some((answer, error));
                 return;
@@ -238,7 +245,13 @@ impl Keeper {
         pool.follow().take_changes(&mut Vec::new());
         let order = self.disks.order().to_vec();
         let claims = self.shared.claims.load();
-        let ordered: Vec<_> = order.iter().map(|at| Arc::clone(&claims[*at])).collect();
+        let ordered: Vec<_> = order.iter().map(|at| claims[*at].clone()).collect();
+        for (at, known, disk) in others {
+            if let Some(claim) = &claims[at] {
+                let claim = Arc::clone(claim);
+                self.departures.erase_leftover(known, disk, claim);
+            }
+        }
         drop(claims);
         self.shared.claims.store(Arc::new(ordered));
         let superblock = pool.superblock();
@@ -246,7 +259,9 @@ impl Keeper {
         {
             let first = self.shared.first();
             let mut status = self.shared.status.lock();
-            first.layer().name().clone_into(&mut status.disk);
+            if let Some(first) = first {
+                first.layer().name().clone_into(&mut status.disk);
+            }
             status.id = superblock.pool;
             status.name.clone_from(&superblock.name);
             status.unit_bytes = geometry.unit_bytes();

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nacre_bdev_pool_core::ids::Lsn;
 use nacre_bdev_pool_core::pool::Pool;
 use nacre_reactor::Nanos;
 
 use super::{disks, full};
-use crate::model::PoolState;
+use crate::model::{LeavingDisk, PoolState};
 use crate::port::Shared;
 
 /// The status of a busy pool is this old at most: it counts all versions.
@@ -21,6 +21,8 @@ pub(super) struct StatusUpdates {
     due: Option<Nanos>,
     /// The pool had hidden versions at the last status.
     has_hidden: bool,
+    /// The disk that leaves, and the units that it had when it was first seen.
+    leaving: Option<(usize, u64, Instant)>,
 }
 
 impl StatusUpdates {
@@ -29,6 +31,7 @@ impl StatusUpdates {
             shared,
             due: None,
             has_hidden: false,
+            leaving: None,
         }
     }
 
@@ -58,7 +61,8 @@ impl StatusUpdates {
         self.shared.statuses.fetch_add(1, Ordering::SeqCst);
         let geometry = &pool.superblock().geometry;
         let unit = geometry.unit_bytes();
-        let (units, (free, kept)) = (geometry.units(), pool.free_units());
+        let (units, (free, kept)) = (pool.total_units(), pool.free_units());
+        let leaving = self.leaving(pool, unit);
         let mut status = self.shared.status.lock();
         if pool.is_held() && status.state != PoolState::Held {
             tracing::error!(
@@ -77,8 +81,9 @@ impl StatusUpdates {
             status.name.clone_from(&pool.superblock().name);
         }
         status.total_bytes = units * unit;
-        status.disks = disks::statuses(&self.shared, pool);
-        self.shared.note_joined(status.disks.len());
+        status.disks = disks::statuses(&self.shared, pool, leaving);
+        self.shared
+            .note_joined(pool.superblock().disks.disks().len());
         status.free_bytes = free * unit;
         status.reserved_bytes = kept.min(free) * unit;
         if full::note_use(&mut status, pool) {
@@ -91,5 +96,25 @@ impl StatusUpdates {
         let hidden = hidden.count();
         status.versions = (versions.len() - hidden) as u64;
         self.has_hidden = hidden > 0;
+    }
+
+    /// The progress of the disk that leaves.
+    fn leaving(&mut self, pool: &Pool, unit_bytes: u64) -> Option<(usize, LeavingDisk)> {
+        let Some(now) = pool.leaving().filter(|leaving| !leaving.is_staying) else {
+            self.leaving = None;
+            return None;
+        };
+        if self.leaving.is_none_or(|(disk, ..)| disk != now.disk) {
+            self.leaving = Some((now.disk, now.left, Instant::now()));
+        }
+        let (_, left_before, since) = self.leaving?;
+        let moved = left_before.saturating_sub(now.left);
+        let seconds = since.elapsed().as_secs_f64() * now.left as f64;
+        let progress = LeavingDisk {
+            left_bytes: now.left * unit_bytes,
+            begun_bytes: now.total * unit_bytes,
+            seconds_left: (moved > 0).then(|| (seconds / moved as f64).ceil() as u64),
+        };
+        Some((now.disk, progress))
     }
 }

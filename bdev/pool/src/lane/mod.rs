@@ -12,6 +12,7 @@
 //! map hold the lane's epoch while they are in flight; I/O by the keeper's order does not, because
 //! the keeper counts it.
 
+mod disks;
 mod parts;
 mod reads;
 mod writes;
@@ -33,6 +34,7 @@ use nacre_hugepages::{Buf, Pool};
 use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 use slab::Slab;
 
+use crate::BLOCK;
 use crate::map::LvolMap;
 use crate::port::{KeeperMessage, LanePort, MapId, RequestId, Shared, ToKeeper, ToLane};
 
@@ -48,8 +50,10 @@ pub(crate) struct Lane {
     geometry: Geometry,
     /// The places of units.
     table: Arc<DiskTable>,
-    /// Queues on the disks, in the pool's order.
-    bases: Vec<Base>,
+    /// Queues on the disks, in the pool's order. `None`: the disk has left.
+    bases: Vec<Option<Base>>,
+    /// The change of the disks that is answered when queues on those that left are idle.
+    closing: Option<(u64, Result<(), String>)>,
     memory: Pool,
     depth: usize,
     jobs: Slab<Job>,
@@ -211,9 +215,15 @@ impl Lane {
         // The keeper asks a lane that has a port to open queues on disks that join later.
         let bases = (|| {
             let claims = shared.claims.load_full();
-            let bases = claims.iter().map(|claim| Base::open(claim, memory));
-            let bases = bases.collect::<Result<Vec<Base>, OpenError>>()?;
-            let base_fds = bases.iter().filter_map(|base| base.queue.wake_fd());
+            let bases = claims.iter().map(|claim| {
+                let claim = claim.as_ref();
+                claim.map(|claim| Base::open(claim, memory)).transpose()
+            });
+            let bases = bases.collect::<Result<Vec<Option<Base>>, OpenError>>()?;
+            let base_fds = bases
+                .iter()
+                .flatten()
+                .filter_map(|base| base.queue.wake_fd());
             for fd in base_fds.chain([port.inbox.as_fd()]) {
                 let added = sleepers.add(fd, 0, Interest::READ);
                 added.map_err(|error| failed("watch completions", error))?;
@@ -234,6 +244,7 @@ impl Lane {
             geometry,
             table,
             bases,
+            closing: None,
             depth,
             jobs: Slab::with_capacity(depth.min(64)),
             children: Slab::with_capacity(64),
@@ -265,7 +276,7 @@ impl Lane {
         }
         let end = io.lba.checked_add(u64::from(io.blocks));
         match io.op {
-            Op::Flush if self.bases.iter().any(|base| base.is_volatile) => None,
+            Op::Flush if self.bases.iter().flatten().any(|base| base.is_volatile) => None,
             Op::Read | Op::Write | Op::Unmap | Op::WriteZeroes => {
                 if end.is_none_or(|end| end > self.blocks()) {
                     Some(Status::OutOfRange)
@@ -299,7 +310,8 @@ impl Lane {
                 Op::Flush => {
                     let disks = self.shared.flush_set(&self.map);
                     for disk in 0..self.bases.len() {
-                        if disks >> disk & 1 == 1 && self.bases[disk].is_volatile {
+                        let base = self.bases[disk].as_ref();
+                        if disks >> disk & 1 == 1 && base.is_some_and(|base| base.is_volatile) {
                             let flush = Io::new(0, Op::Flush, 0, 0);
                             self.child(disk, flush, Owner::Write { job }, None);
                         }
@@ -328,7 +340,11 @@ impl Lane {
             self.map.note_disk(disk);
         }
         io.token = self.children.insert(Child { owner, epoch }) as Token;
-        self.bases[disk].waiting.push_back(io);
+        match self.bases.get_mut(disk).and_then(Option::as_mut) {
+            Some(base) => base.waiting.push_back(io),
+            // The map names no disk that has left.
+            None => self.from_base.push(io.complete(Status::Gone)),
+        }
     }
 
     /// The place of a granule on its disk.
@@ -343,7 +359,10 @@ impl Lane {
 
     /// An I/O on blocks of a disk.
     fn base_io(&self, op: Op, at: Location, data: Extents) -> Io {
-        let block = self.bases[at.disk].block;
+        let base = self.bases.get(at.disk).and_then(Option::as_ref);
+        // The map names no disk that has left.
+        let no_base = u64::from(BLOCK);
+        let block = base.map_or(no_base, |base| base.block);
         let bytes: usize = data.iter().map(Buf::len).sum();
         let mut io = Io::new(0, op, at.offset / block, (bytes as u64 / block) as u32);
         io.data = data;
@@ -467,46 +486,17 @@ impl Lane {
         }
     }
 
-    /// Opens queues on disks that joined the pool, and drops those on disks that did not.
-    fn open_disks(&mut self, round: u64) {
-        let claims = self.shared.claims.load_full();
-        // A disk that did not join may have another in its place already.
-        let both = self.bases.iter().zip(claims.iter());
-        let same = both.take_while(|(base, claim)| Arc::ptr_eq(&base.claim, claim));
-        let same = same.count();
-        self.bases.truncate(same);
-        let mut outcome = Ok(());
-        for claim in claims.iter().skip(self.bases.len()) {
-            let opened = Base::open(claim, &self.memory).and_then(|base| {
-                let watched = match base.queue.wake_fd() {
-                    Some(fd) => self.sleepers.add(fd, 0, Interest::READ),
-                    None => Ok(()),
-                };
-                watched.map(|()| base).map_err(|source| OpenError {
-                    bdev: claim.layer().name().to_owned(),
-                    what: "watch completions".to_owned(),
-                    source,
-                })
-            });
-            match opened {
-                Ok(base) => self.bases.push(base),
-                Err(error) => {
-                    outcome = Err(error.to_string());
-                    break;
-                }
-            }
-        }
-        self.outbox.push(ToKeeper::Disks { round, outcome });
-    }
-
     /// Completions of the disks, until there are none.
     fn collect(&mut self, now: Nanos) {
         loop {
             let mut count = 0;
             let mut from_base = std::mem::replace(&mut self.from_base, Done::with_capacity(0));
             for disk in 0..self.bases.len() {
-                self.bases[disk].submit_waiting();
-                count += self.bases[disk].queue.poll(now, &mut from_base);
+                let Some(base) = &mut self.bases[disk] else {
+                    continue;
+                };
+                base.submit_waiting();
+                count += base.queue.poll(now, &mut from_base);
                 for ended in from_base.drain() {
                     self.child_ended(ended);
                 }
@@ -532,6 +522,13 @@ fn status_of(refusal: Refusal, op: Op) -> Status {
         | Refusal::Changing
         | Refusal::TooMany
         | Refusal::DiskUnfit
+        | Refusal::FirstDisk
+        | Refusal::LastDisk
+        | Refusal::NoRoom { .. }
+        | Refusal::DiskLeaving
+        | Refusal::NotLeaving
+        | Refusal::TooLate
+        | Refusal::Cancelled
         | Refusal::NoParent
         | Refusal::SameParent
         | Refusal::OtherSize => Status::DeviceError,
@@ -558,6 +555,7 @@ impl Queue for Lane {
             self.read_source(request, unit, granules);
         }
         self.collect(now);
+        self.close_disks();
         self.send();
         let mut count = 0;
         while done.has_room()
@@ -580,18 +578,24 @@ impl Queue for Lane {
 
     fn is_settled(&self) -> bool {
         let is_quiet = self.inflight() == 0 && !self.port.inbox.has_any();
-        is_quiet && self.bases.iter().all(|base| base.queue.is_settled())
+        is_quiet
+            && self
+                .bases
+                .iter()
+                .flatten()
+                .all(|base| base.queue.is_settled())
     }
 
     fn arm(&mut self, now: Nanos) -> Idle {
         self.port.inbox.arm();
-        let mut bases = self.bases.iter();
+        let mut bases = self.bases.iter().flatten();
         let stuck = bases.any(|base| !base.waiting.is_empty() && base.queue.inflight() == 0);
         let has_news = self.port.inbox.has_any();
         if has_news || !self.ended.is_empty() || !self.outbox.is_empty() || stuck {
             return Idle::Busy;
         }
-        let idles = self.bases.iter_mut().map(|base| base.queue.arm(now));
+        let bases = self.bases.iter_mut().flatten();
+        let idles = bases.map(|base| base.queue.arm(now));
         let idle = idles.fold(Idle::Quiet, Idle::and);
         if self.starved.is_empty() {
             idle
@@ -602,7 +606,8 @@ impl Queue for Lane {
 
     fn disarm(&mut self) {
         self.port.inbox.disarm();
-        self.bases.iter_mut().for_each(|base| base.queue.disarm());
+        let bases = self.bases.iter_mut().flatten();
+        bases.for_each(|base| base.queue.disarm());
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -614,12 +619,16 @@ impl Drop for Lane {
     /// I/O in flight could reach the disk after its place has another owner, so a lane waits for
     /// it, for a bounded time. If I/O does not end, the pool keeps its place until the next import.
     fn drop(&mut self) {
-        self.bases.iter_mut().for_each(|base| base.waiting.clear());
-        let inflight = |bases: &[Base]| bases.iter().any(|base| base.queue.inflight() > 0);
+        let bases = self.bases.iter_mut().flatten();
+        bases.for_each(|base| base.waiting.clear());
+        let inflight = |bases: &[Option<Base>]| {
+            let mut bases = bases.iter().flatten();
+            bases.any(|base| base.queue.inflight() > 0)
+        };
         let began = Instant::now();
         let mut done = Done::with_capacity(64);
         while inflight(&self.bases) && began.elapsed() < LAST_WAIT {
-            for base in &mut self.bases {
+            for base in self.bases.iter_mut().flatten() {
                 let now = Nanos(began.elapsed().as_nanos() as u64);
                 base.queue.poll(now, &mut done);
             }

@@ -25,7 +25,7 @@ fn claim(home: &Home, disk: &str) -> Claim {
     }
 }
 
-fn import(home: &Home, disks: &[&str]) -> Result<PoolHandle, PoolError> {
+pub(super) fn import(home: &Home, disks: &[&str]) -> Result<PoolHandle, PoolError> {
     let claims: Vec<Claim> = disks.iter().map(|disk| claim(home, disk)).collect();
     let wanted = Import {
         id: Some(POOL),
@@ -63,13 +63,18 @@ fn add_beside(
 }
 
 /// Adds a disk while a host reads.
-fn add(home: &Home, pool: &PoolHandle, host: &mut Host, disk: &str) -> Result<(), PoolError> {
+pub(super) fn add(
+    home: &Home,
+    pool: &PoolHandle,
+    host: &mut Host,
+    disk: &str,
+) -> Result<(), PoolError> {
     let reads = || assert_eq!(host.read(0, 1).0, Status::Ok);
     add_beside(home, pool, (disk, false), reads)
 }
 
 /// An I/O of one page on a device itself. Returns the bytes.
-fn raw(home: &Home, disk: &str, op: Op, offset: u64, page: Option<&[u8]>) -> Vec<u8> {
+pub(super) fn raw(home: &Home, disk: &str, op: Op, offset: u64, page: Option<&[u8]>) -> Vec<u8> {
     let memory = memory();
     let mut queue = home
         .registry
@@ -91,11 +96,11 @@ fn raw(home: &Home, disk: &str, op: Op, offset: u64, page: Option<&[u8]>) -> Vec
 }
 
 /// The byte of a block, so that no two blocks of one test are alike.
-fn byte(lba: u64) -> u8 {
+pub(super) fn byte(lba: u64) -> u8 {
     (lba / 16 % 251) as u8 + 1
 }
 
-fn verify(host: &mut Host, blocks: u64) {
+pub(super) fn verify(host: &mut Host, blocks: u64) {
     for lba in (0..blocks).step_by(256) {
         let (status, bytes) = host.read(lba, 256);
         assert_eq!(status, Status::Ok);
@@ -308,7 +313,7 @@ fn superblocks_of_an_addition() {
     let id = Uuid::from_u128(5);
     label.disks.add(&mut label.geometry, id, 64 << 20).unwrap();
     label.disk = id;
-    label.required |= label.disks.feature();
+    label.required |= label.disks.features();
     let encoded = |label: &Superblock| {
         let mut page = [0; PAGE];
         label.encode(&mut page);

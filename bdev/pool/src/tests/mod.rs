@@ -4,6 +4,7 @@ mod conformance;
 mod disks;
 mod failures;
 mod full;
+mod leaving;
 mod model;
 mod parents;
 mod reads;

@@ -191,7 +191,10 @@ pub(super) fn pool(pool: &Pool) -> Vec<String> {
         output::bytes(pool.free_bytes),
         pool.lvols.to_string(),
         pool.waiting.to_string(),
-        pool.disks.to_string(),
+        match pool.leaving {
+            None => pool.disks.to_string(),
+            Some(percent) => format!("{}, one leaving {percent}%", pool.disks),
+        },
     ]
 }
 
@@ -244,12 +247,16 @@ pub(super) fn json(snapshot: &Snapshot) -> Value {
         })
     };
     let pool = |p: &Pool| {
-        json!({
+        let mut pool = json!({
             "name": p.name, "state": p.state, "total_bytes": p.total_bytes,
             "used_bytes": p.used_bytes(), "free_bytes": p.free_bytes,
             "reserved_bytes": p.reserved_bytes, "lvols": p.lvols, "waiting_writes": p.waiting,
             "disks": p.disks,
-        })
+        });
+        if let Some(percent) = p.leaving {
+            pool["leaving_percent"] = json!(percent);
+        }
+        pool
     };
     json!({
         "daemon": snapshot.daemon,

@@ -113,6 +113,8 @@ pub(super) struct Pool {
     /// Writes that wait for space.
     pub waiting: u64,
     pub disks: usize,
+    /// The share of a disk's data that has moved, in percent, while the disk leaves.
+    pub leaving: Option<u64>,
 }
 
 impl Pool {
@@ -398,6 +400,9 @@ fn pools(now: &Sample) -> Vec<Pool> {
             waiting: number("waiting_writes"),
             // A daemon of before pools of several disks has no list.
             disks: items(&pool["disks"]).len().max(1),
+            leaving: items(&pool["disks"])
+                .iter()
+                .find_map(|disk| disk["leaving"]["percent"].as_u64()),
         }
     };
     items(&now.pools).iter().map(pool).collect()

@@ -139,10 +139,24 @@ fn writes(client: &mut Client) -> u64 {
     stat.unwrap()["bdevs"][0]["num_write_ops"].as_u64().unwrap()
 }
 
-fn set_up(place: &Place, client: &mut Client, port: u16, adds: bool) {
+/// The disks of a run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Disks {
+    One,
+    /// Snapshots fill a small disk, and go on on the next one, which joins meanwhile.
+    Joins,
+    /// The volume is on the second disk, which leaves meanwhile.
+    Leaves,
+}
+
+fn set_up(place: &Place, client: &mut Client, port: u16, disks: Disks) {
     let [disk, more] = ["disk", "more"].map(|name| place.path(name));
-    // Snapshots fill a small disk, and go on on the next one.
-    for (path, mebibytes) in [(&disk, if adds { 32 } else { 512 }), (&more, 256)] {
+    let sizes = match disks {
+        Disks::One => [512, 256],
+        Disks::Joins => [32, 256],
+        Disks::Leaves => [256, 512],
+    };
+    for (path, mebibytes) in [&disk, &more].into_iter().zip(sizes) {
         let file = std::fs::File::create(path).unwrap();
         file.set_len(mebibytes << 20).unwrap();
     }
@@ -157,12 +171,18 @@ fn set_up(place: &Place, client: &mut Client, port: u16, adds: bool) {
             json!({ "name": "more", "filename": more, "block_size": 512 }),
         ),
         ("pool_create", json!({ "name": "pool0", "disk": "disk" })),
+    ];
+    if disks == Disks::Leaves {
+        let add = json!({ "pool": "pool0", "disk": "more" });
+        calls.push(("pool_add_disk", add));
+    }
+    calls.extend([
         (
             "lvol_create",
             json!({ "pool": "pool0", "name": "v", "size": "64MiB" }),
         ),
         ("nvmf_create_transport", json!({ "trtype": "TCP" })),
-    ];
+    ]);
     for nqn in [NQN, COPIES] {
         calls.push((
             "nvmf_create_subsystem",
@@ -193,7 +213,46 @@ fn add_disk(client: &mut Client) -> bool {
     }
 }
 
-fn kills(seed: u64, adds: bool) {
+/// Removes the second disk, or learns that it has left. Returns false if the daemon ended.
+fn remove_disk(client: &mut Client) -> bool {
+    let params = json!({ "pool": "pool0", "disk": "more" });
+    match client.call_by_name("pool_remove_disk", params) {
+        Ok(_) => true,
+        Err(ClientError::Refused { error, .. }) if error.message == "No such device" => true,
+        Err(error @ ClientError::Refused { .. }) => panic!("{error}"),
+        Err(_) => false,
+    }
+}
+
+/// The second disk leaves in the end, and is free: another pool gets it.
+fn give_away(place: &Place, client: &mut Client) {
+    let count = |client: &mut Client| {
+        let pool = client.call_by_name("pool_get", json!({ "pool": "pool0" }));
+        pool.unwrap()["disks"].as_array().unwrap().len()
+    };
+    for _ in 0..600 {
+        if count(client) == 1 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let show = place.client(&["pool", "show", "pool0"]);
+    assert_eq!(count(client), 1, "{}", text(&show.stdout));
+    // Without force, once the superblocks are erased and the claim has ended.
+    let create = json!({ "name": "pool1", "disk": "more" });
+    let mut created = Ok(Value::Null);
+    for _ in 0..200 {
+        created = client.call_by_name("pool_create", create.clone());
+        if created.is_ok() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    created.unwrap();
+}
+
+fn kills(seed: u64, disks: Disks) {
+    let adds = disks == Disks::Joins;
     let mut random = Random::new(seed);
     let place = Place::new();
     let port = {
@@ -201,7 +260,7 @@ fn kills(seed: u64, adds: bool) {
         free.local_addr().unwrap().port()
     };
     let (mut daemon, mut client) = place.serve(&[]).ready();
-    set_up(&place, &mut client, port, adds);
+    set_up(&place, &mut client, port, disks);
     let host = Host {
         place: &place,
         port,
@@ -217,6 +276,8 @@ fn kills(seed: u64, adds: bool) {
     let mut load = load.spawn().unwrap();
     let mut versions = Versions::default();
     let (mut kills, mut changes, mut has_disk) = (0, 0, !adds);
+    // Lives in which the disk was leaving.
+    let mut leaving = 0;
     loop {
         // Each life begins with the host's return.
         while writes(&mut client) <= before && load.try_wait().unwrap().is_none() {
@@ -234,6 +295,11 @@ fn kills(seed: u64, adds: bool) {
         });
         // The same call again, until it is answered.
         has_disk = has_disk || add_disk(&mut client);
+        if disks == Disks::Leaves && kills > 0 && remove_disk(&mut client) {
+            let pool = client.call_by_name("pool_get", json!({ "pool": "pool0" }));
+            let is_leaving = |pool: Value| pool["disks"][1].get("leaving").is_some();
+            leaving += u32::from(pool.is_ok_and(is_leaving));
+        }
         if has_disk {
             changes += versions.change(&mut client, &mut random);
         }
@@ -248,6 +314,11 @@ fn kills(seed: u64, adds: bool) {
     good("the load", &load.wait_with_output().unwrap());
     assert!(kills > 0 && changes > 0, "{kills} kills, {changes} changes");
 
+    if disks == Disks::Leaves {
+        assert!(leaving > 0, "{kills} kills");
+        assert!(remove_disk(&mut client));
+        give_away(&place, &mut client);
+    }
     // Once more, without a load: then everything is read.
     drop(daemon);
     let (daemon, mut client) = place.serve(&[]).ready();
@@ -275,13 +346,17 @@ fn kills(seed: u64, adds: bool) {
             "{disk}"
         );
     }
-    println!("seed {seed}: {kills} kills, {changes} changes");
+    if disks == Disks::Leaves {
+        let pools = client.call_by_name("pool_list", Value::Null).unwrap();
+        assert_eq!(pools.as_array().unwrap().len(), 2, "{pools}");
+    }
+    println!("seed {seed}: {kills} kills, {changes} changes, {leaving} while a disk left");
 }
 
 #[test]
 fn nothing_is_lost_when_the_daemon_is_killed() {
     for seed in seeds(1, 3) {
-        kills(seed, false);
+        kills(seed, Disks::One);
     }
 }
 
@@ -289,6 +364,15 @@ fn nothing_is_lost_when_the_daemon_is_killed() {
 #[test]
 fn a_disk_is_added_while_the_daemon_is_killed() {
     for seed in seeds(1, 1) {
-        kills(seed, true);
+        kills(seed, Disks::Joins);
+    }
+}
+
+/// The same, while a disk leaves the pool, which goes on in each life of the daemon. Then another
+/// pool gets the disk.
+#[test]
+fn a_disk_leaves_while_the_daemon_is_killed() {
+    for seed in seeds(1, 2) {
+        kills(seed, Disks::Leaves);
     }
 }

@@ -30,6 +30,7 @@ pub fn register(registry: &mut Registry<Engine>) {
         .add::<GetPool>()
         .add::<RenamePool>()
         .add::<AddDisk>()
+        .add::<RemoveDisk>()
         .add::<GrowPool>()
         .add::<CheckPool>();
     lvols::register(registry);
@@ -52,6 +53,20 @@ pub struct DiskReply {
     /// Bytes for data and metadata.
     pub total_bytes: u64,
     pub free_bytes: u64,
+    /// The disk is leaving the pool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub leaving: Option<LeavingReply>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct LeavingReply {
+    /// The share that has moved since the removal began, or since the last import.
+    pub percent: u64,
+    /// Bytes in use on the disk.
+    pub left_bytes: u64,
+    /// An estimate, from the speed so far.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seconds_left: Option<u64>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -92,6 +107,11 @@ fn describe(pool: &OpenPool) -> PoolReply {
         uuid: disk.id,
         total_bytes: disk.total_bytes,
         free_bytes: disk.free_bytes,
+        leaving: disk.leaving.map(|leaving| LeavingReply {
+            percent: leaving.percent(),
+            left_bytes: leaving.left_bytes,
+            seconds_left: leaving.seconds_left,
+        }),
     });
     PoolReply {
         name: status.name,
@@ -324,6 +344,42 @@ impl Method<Engine> for AddDisk {
         engine.settled().await;
         let pool = engine.devices.pools.find(&params.pool)?;
         pools::add_disk(&engine, &pool, &params.disk, params.force).await?;
+        Ok(describe(&pool))
+    }
+}
+
+pub struct RemoveDisk;
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RemoveDiskParams {
+    /// Name or UUID of the pool.
+    pub pool: String,
+    /// The disk: the name, alias or UUID of its device, or its id in the pool.
+    pub disk: String,
+    /// Keep a disk that is leaving. Data that has moved stays where it is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cancel: bool,
+}
+
+impl Method<Engine> for RemoveDisk {
+    const NAME: &'static str = "pool_remove_disk";
+    const ABOUT: &'static str = "Begins to remove a disk from a pool, while hosts use the pool: its data move to the other disks, \
+         then the disk is free. The removal goes on after a restart. Earlier versions cannot import \
+         the pool any more.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = RemoveDiskParams;
+    type Reply = PoolReply;
+
+    async fn apply(params: RemoveDiskParams, engine: Rc<Engine>) -> Result<PoolReply, RpcError> {
+        engine.settled().await;
+        let pool = engine.devices.pools.find(&params.pool)?;
+        if params.cancel {
+            pools::keep_disk(&engine, &pool, &params.disk).await?;
+        } else {
+            pools::remove_disk(&engine, &pool, &params.disk).await?;
+        }
         Ok(describe(&pool))
     }
 }

@@ -198,15 +198,16 @@ pub(super) async fn find(
     Ok(names)
 }
 
-/// The devices of the disks that the pool's first disk names. Without that disk, all devices of the
-/// pool: the import names the missing one.
+/// The devices of the disks that the pool's first disk names, and of those that were leaving: the
+/// keeper erases them if they have left. Without the first disk, all devices of the pool: the
+/// import names the missing one.
 fn disks_among(mut labels: Vec<(String, Label)>, pool: Uuid) -> Vec<String> {
     labels.retain(|(_, label)| label.pool == pool);
     let roots = labels.iter().map(|(_, label)| label);
     let roots = roots.filter(|label| label.disks.first() == Some(&label.disk));
     let root = roots.max_by_key(|label| label.sequence);
     if let Some(disks) = root.map(|root| root.disks.clone()) {
-        labels.retain(|(_, label)| disks.contains(&label.disk));
+        labels.retain(|(_, label)| disks.contains(&label.disk) || label.is_leaving);
     }
     labels.into_iter().map(|(name, _)| name).collect()
 }
@@ -306,6 +307,7 @@ mod tests {
             sequence,
             disk: Uuid::from_u128(disk),
             disks: disks.iter().map(|id| Uuid::from_u128(*id)).collect(),
+            is_leaving: false,
         }
     }
 
@@ -333,5 +335,11 @@ mod tests {
         assert_eq!(of(&[old_first, second.clone()]), ["old"]);
         assert_eq!(of(&[second, never, other.clone()]), ["second", "never"]);
         assert_eq!(of(&[other]), Vec::<String>::new());
+        let left = Label {
+            is_leaving: true,
+            ..label(1, 12, 6, &[10, 11, 12])
+        };
+        let of_one = ("first", label(1, 10, 9, &[10]));
+        assert_eq!(of(&[of_one, ("left", left)]), ["first", "left"]);
     }
 }

@@ -13,6 +13,8 @@ pub mod copies;
 mod copy;
 mod disks;
 mod lvols;
+mod refusals;
+mod removal;
 mod report;
 mod space;
 
@@ -26,7 +28,7 @@ use nacre_bdev::registry::Usage;
 use nacre_bdev::{Bdev, Holder};
 use nacre_bdev_pool::{
     Command, Create, Import, ImportReport, Lvol, LvolInfo, Outcome, PoolError, PoolHandle,
-    PoolState, Refusal as Refused,
+    PoolState,
 };
 use nacre_hugepages::Pool as Memory;
 use nacre_reactor::{CoreHandle, ReactorHandle};
@@ -51,6 +53,7 @@ pub use lvols::{
     alias, check_alias, check_name, check_same_pool, delete, find_lvol, register, register_new,
     resize, set_parent, undo_growth,
 };
+pub use removal::{keep_disk, remove_disk};
 pub use report::for_doctor;
 pub use space::{recount, take_counts};
 
@@ -97,6 +100,8 @@ pub enum Late {
     Rename,
     #[error("the pool's keeper does not end: its disk does not answer")]
     Close,
+    #[error("a disk does not answer: the removal begins, or ends, when it does")]
+    RemoveDisk,
     #[error("a disk does not answer: the disk joins the pool when it does, or not at all")]
     AddDisk,
 }
@@ -104,7 +109,7 @@ pub enum Late {
 impl Refusal for Late {
     fn refusal(self) -> RpcError {
         let field = match self {
-            Self::Open | Self::AddDisk => "disk",
+            Self::Open | Self::AddDisk | Self::RemoveDisk => "disk",
             Self::Register | Self::Rename | Self::Close => "pool",
         };
         RpcError::errno(Errno::ETIMEDOUT, self.to_string())
@@ -635,62 +640,6 @@ pub async fn disk_appeared(engine: &Rc<Engine>, disk: &str) {
             lost.insert(disk.to_owned(), id);
             drop(lost);
             engine.journal.restored(&key(id), Err(error));
-        }
-    }
-}
-
-impl Refusal for PoolError {
-    fn refusal(self) -> RpcError {
-        use nacre_bdev_pool::ImportError;
-        let cause = self.to_string();
-        let of = |errno| RpcError::errno(errno, cause.clone());
-        match self {
-            Self::Import(ImportError::NoSuperblock) => of(Errno::ENOENT)
-                .field("disk")
-                .remedy("pool_create makes a pool on it"),
-            Self::Import(ImportError::Foreign { .. }) => of(Errno::EBUSY).field("disk"),
-            Self::Import(ImportError::DiskMissing { .. }) => of(Errno::ENODEV)
-                .field("disk")
-                .remedy("attach the disk, then import the pool again"),
-            Self::DiskAway { .. } => of(Errno::ENODEV)
-                .field("disk")
-                .remedy("attach the disk: the pool is imported when it appears"),
-            Self::Import(ImportError::DiskTwice { .. }) => of(Errno::EEXIST)
-                .field("disk")
-                .remedy("remove the device of the copy, then import the pool again"),
-            Self::Import(ImportError::DiskSize { .. }) => of(Errno::EINVAL).field("disk"),
-            Self::Import(_) => of(Errno::EIO).field("disk"),
-            Self::Refused(refused) => {
-                let errno = match refused {
-                    Refused::UnknownVersion => Errno::ENODEV,
-                    Refused::OutOfRange
-                    | Refused::WrongKind
-                    | Refused::NoParent
-                    | Refused::OtherSize => Errno::EINVAL,
-                    Refused::Exists | Refused::SameParent => Errno::EEXIST,
-                    Refused::Changing => Errno::EBUSY,
-                    Refused::Exported => Errno::ENODEV,
-                    Refused::NoSpace { .. } | Refused::TooMany => Errno::ENOSPC,
-                    Refused::DiskUnfit => Errno::EINVAL,
-                    Refused::Damaged | Refused::Medium | Refused::Held => Errno::EIO,
-                };
-                of(errno)
-            }
-            Self::Unknown { .. } => of(Errno::ENODEV),
-            Self::NotEmpty { .. } => of(Errno::EPERM)
-                .field("disk")
-                .remedy("look at its data first; force overwrites it"),
-            Self::AlreadyOpen { .. } => of(Errno::EEXIST).field("disk"),
-            Self::NameTaken { .. } => of(Errno::EEXIST).field("disk").remedy(
-                "import it under another name: new_name, or nacre pool import DISK --name NEW",
-            ),
-            Self::OtherPool { .. } => of(Errno::ENODEV)
-                .field("disk")
-                .remedy("name the disk with the pool"),
-            Self::Unfit { .. } => of(Errno::EINVAL).field("disk"),
-            Self::Io { .. } => of(Errno::EIO).field("disk"),
-            Self::Closed => of(Errno::ENODEV),
-            Self::Busy => of(Errno::EAGAIN).remedy("ask again a little later"),
         }
     }
 }

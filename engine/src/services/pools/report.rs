@@ -1,9 +1,20 @@
 //! The pools as `nacre doctor` checks them.
 
+use nacre_bdev_pool::DiskStatus;
+
 use super::{IMPORT, state_word};
-use crate::doctor::pools::{Closed, Pool, Pools};
+use crate::doctor::pools::{Closed, Disk, Leaving, Pool, Pools};
 use crate::journal::EntryState;
 use crate::services::Engine;
+
+fn disk(status: DiskStatus) -> Disk {
+    Disk {
+        name: status.name,
+        leaving: status.leaving.map(|leaving| Leaving {
+            percent: leaving.percent(),
+        }),
+    }
+}
 
 pub fn for_doctor(engine: &Engine) -> Pools {
     let open = engine.devices.pools.list().into_iter().map(|pool| {
@@ -16,6 +27,7 @@ pub fn for_doctor(engine: &Engine) -> Pools {
             reserved_bytes: status.reserved_bytes,
             lost_pages: pool.report.lost,
             waiting_writes: status.waiting_writes,
+            disks: status.disks.into_iter().map(disk).collect(),
         }
     });
     let imports = engine

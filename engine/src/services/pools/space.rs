@@ -5,11 +5,12 @@ use std::rc::Rc;
 use nacre_bdev::Bdev;
 use nacre_bdev_pool::{Lvol, LvolInfo};
 
-use super::OpenPool;
+use super::{OpenPool, removal};
 use crate::services::Engine;
 use crate::services::device_records;
 
-/// Reports the thresholds that the use of a pool passes, and that writes wait for space.
+/// Reports the thresholds that the use of a pool passes, that writes wait for space, and the ends
+/// of removals of disks.
 pub(super) fn watch(engine: &Rc<Engine>, pool: &Rc<OpenPool>) {
     let news = pool.handle.news();
     let (engine, pool) = (Rc::downgrade(engine), Rc::downgrade(pool));
@@ -24,6 +25,7 @@ pub(super) fn watch(engine: &Rc<Engine>, pool: &Rc<OpenPool>) {
             if pool.is_closed() {
                 return;
             }
+            removal::report_departed(&engine, &pool).await;
             let status = pool.handle.status();
             let (now, name) = (status.full_percent, status.name);
             let facts = serde_json::json!({ "id": status.id, "percent": now });

@@ -29,8 +29,10 @@
 //! | 17 | READONLY | 0 | – (the volume does not change any more) |
 //! | 18 | PREPARE | snapshot | slot for new contents, a hidden clone of the snapshot (u64) |
 //! | 19 | ADOPT | slot of the new contents | – (the slot gets the old ones, hidden) |
+//! | 20 | MOVE | place | unit, and the unit that has its contents now (u64 each), in all versions |
 //!
-//! DECOUPLE needs the feature `decouple`, READONLY `read-only`, PREPARE and ADOPT `set-parent`.
+//! DECOUPLE needs the feature `decouple`, READONLY `read-only`, PREPARE and ADOPT `set-parent`,
+//! MOVE `leaving-disks`.
 
 use uuid::Uuid;
 
@@ -131,6 +133,12 @@ pub enum Record {
         version: VersionId,
         new: VersionId,
     },
+    /// Every version that has `from` at the place has `to` there. The contents are copied, durably.
+    Move {
+        place: u64,
+        from: u64,
+        to: u64,
+    },
 }
 
 /// The names of a version.
@@ -165,6 +173,7 @@ impl Record {
         let body = match self {
             Self::Map { checksums, .. } => 8 + 4 * checksums.len(),
             Self::Unmap { .. } | Self::Restore { .. } | Self::Prepare { .. } => 8,
+            Self::Move { .. } => 16,
             Self::Rename { name, .. } => 1 + name.len(),
             Self::Create { identity, .. } | Self::Clone { identity, .. } => {
                 identity.encoded_len() + 8
@@ -198,6 +207,10 @@ impl Record {
             Self::Unmap { granules, .. } => w.u64(*granules),
             Self::Restore { old, .. } => w.u64(u64::from(old.0)),
             Self::Prepare { new, .. } => w.u64(u64::from(new.0)),
+            Self::Move { from, to, .. } => {
+                w.u64(*from);
+                w.u64(*to);
+            }
             Self::Rename { name, .. } => w.text(name),
             Self::Create {
                 identity, thick, ..
@@ -249,6 +262,7 @@ impl Record {
                 version, source, ..
             } => (18, *version, u64::from(source.0)),
             Self::Adopt { version, new } => (19, *version, u64::from(new.0)),
+            Self::Move { place, .. } => (20, none, *place),
         }
     }
 
@@ -376,6 +390,11 @@ fn body(kind: u8, version: VersionId, number: u64, r: &mut Reader) -> Option<Rec
         19 => Record::Adopt {
             version,
             new: VersionId(u32::try_from(number).ok()?),
+        },
+        20 => Record::Move {
+            place: number,
+            from: r.u64()?,
+            to: r.u64()?,
         },
         _ => return None,
     })

@@ -19,6 +19,7 @@
 //! | 272..528 | name: length, text |
 //! | 528..3088 | one disk: its id, first unit (0), units, state (1 in), zero |
 //! | | several: id and bytes of each; at 2064 the number of ranges; units × 256 + disk of each |
+//! | | disk 255: no disk has the units; at 3032 a bit for the disk that leaves |
 //! | 3088..4088 | name of each feature of the second and third word, in order: length, text |
 //! | 4088..4096 | CRC-64/NVME of all preceding bytes |
 
@@ -49,10 +50,18 @@ pub enum Feature {
     SetParent = 4,
     /// A table of more than one disk.
     SeveralDisks = 8,
+    /// MOVE records, a disk that leaves, and units that no disk has.
+    LeavingDisks = 16,
 }
 
 /// The names of all features, in the order of their bits.
-const FEATURES: [&str; 4] = ["read-only", "decouple", "set-parent", "several-disks"];
+const FEATURES: [&str; 5] = [
+    "read-only",
+    "decouple",
+    "set-parent",
+    "several-disks",
+    "leaving-disks",
+];
 const KNOWN: u64 = (1 << FEATURES.len()) - 1;
 
 /// Longest name of a pool, a volume or a snapshot, in bytes.
@@ -146,7 +155,7 @@ impl Superblock {
         Place::default().write(&mut w);
         self.page_map.write(&mut w);
         w.u32(self.next_generation);
-        w.u32(self.disks.disks().len() as u32);
+        w.u32(self.disks.present().count() as u32);
         w.u64(self.reserve_units);
         w.text(&self.name);
         w.skip_to(DISKS);
@@ -284,7 +293,8 @@ fn parse(page: &Page) -> Result<Superblock, &'static str> {
     }
     const TABLE: &str = "table of disks";
     let disks = DiskTable::read(&mut r, disks, &mut geometry).ok_or(TABLE)?;
-    if geometry.check().is_err() || disks.position(disk).is_none() {
+    let is_named = disks.removal_feature() & !required == 0;
+    if geometry.check().is_err() || disks.position(disk).is_none() || !is_named {
         return Err(TABLE);
     }
     if names_of(required).any(|name| r.text() != Some(name)) {

@@ -118,7 +118,7 @@ fn superblocks_that_are_none() {
     let cases: &[(usize, &[u8], &str)] = &[
         (8, &[2], "version"),
         (24, &[1], "feature"),
-        (32, &[16], "feature"),
+        (32, &[32], "feature"),
         (32, &[7], "name of a feature"),
         (3088, &[0], "name of a feature"),
         (40, &[0; 16], "id"),
@@ -350,6 +350,7 @@ fn records() -> impl Strategy<Value = Record> {
             }
         }),
         (version.clone(), version).prop_map(|(version, new)| Record::Adopt { version, new }),
+        any::<(u64, u64, u64)>().prop_map(|(place, from, to)| Record::Move { place, from, to }),
     ]
 }
 

@@ -14,6 +14,7 @@
 //!
 //! Today an import reads the whole map. It is bounded by the map's size, not by the log.
 
+mod leftovers;
 mod log;
 mod nodes;
 mod replay;
@@ -592,8 +593,13 @@ impl Import {
             Some(page) => {
                 if is_second {
                     self.report.healed += 1;
-                    let at = self.root().disks.page(place.a);
-                    self.repairs.push((at, Arc::new(*page)));
+                    let disks = &self.root().disks;
+                    let is_hole =
+                        disks.is_hole(place.a / u64::from(self.root().geometry.granules_per_unit));
+                    let at = disks.page(place.a);
+                    if !is_hole {
+                        self.repairs.push((at, Arc::new(*page)));
+                    }
                 }
                 self.page_read(place, key, page);
             }

@@ -86,7 +86,7 @@ impl Import {
             if *lsn <= log.settled || cancelled.contains(lsn) || skip {
                 continue;
             }
-            if *unit >= geometry.units() || granules & !geometry.whole() != 0 {
+            if disks.is_hole(*unit) || granules & !geometry.whole() != 0 {
                 return self.fail(ImportError::Record { lsn: *lsn });
             }
             for (granule, checksum) in granules_of(*granules).zip(checksums) {

@@ -140,6 +140,15 @@ impl Entry {
         }
     }
 
+    /// The unit `from` has moved to `to`.
+    pub fn relocate(&mut self, from: u64, to: u64) {
+        for part in [&mut self.own, &mut self.second] {
+            if !part.is_none() && part.unit == from {
+                part.unit = to;
+            }
+        }
+    }
+
     fn replace_second(&mut self, second: Part, floor: Generation, released: &mut Vec<u64>) {
         if second.is_none() {
             release(self.second, floor, released);

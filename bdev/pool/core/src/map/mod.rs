@@ -1,9 +1,12 @@
 //! The map: from a place in a volume to units of the disk.
 //!
-//! [`entry`] is the algebra of one place, [`tree`] all places of a version. Both are pure.
+//! [`entry`] is the algebra of one place, [`tree`] all places of a version, [`rewrite`] changes of
+//! all versions at once. All are pure.
 
 pub mod entry;
+pub mod rewrite;
 pub mod tree;
 
 pub use entry::{Entry, MapError, Part};
+pub use rewrite::Rewritten;
 pub use tree::{Interior, Leaf, LostNode, Node, NodePages, PageGarbage, PagePair, Shape, Tree};

@@ -106,7 +106,7 @@ impl Node {
     }
 
     /// The node, for a change: no longer the one on the disk.
-    fn changed(&self) -> Self {
+    pub(super) fn changed(&self) -> Self {
         match self {
             Self::Interior(node) => Self::Interior(Interior {
                 children: node.children.clone(),
@@ -156,7 +156,7 @@ impl Shape {
         (self.fan_out as u64).pow(levels)
     }
 
-    fn child(self, levels: u32, leaf: u64) -> usize {
+    pub(super) fn child(self, levels: u32, leaf: u64) -> usize {
         (leaf / self.span(levels - 1) % self.fan_out as u64) as usize
     }
 }

@@ -106,6 +106,10 @@ impl Checkpoint {
         Arc::clone(&self.last)
     }
 
+    pub(super) fn is_idle(&self) -> bool {
+        matches!(self.stage, Stage::Idle)
+    }
+
     /// First writes pause.
     pub(super) fn is_draining(&self) -> bool {
         matches!(self.stage, Stage::Drain)
@@ -196,6 +200,12 @@ impl Checkpoint {
         let log = store.log.position();
         let grown = store.next_root.growth.as_ref();
         let grown = grown.filter(|growth| growth.is_labelled());
+        let mut disks = grown
+            .map_or(&store.superblock.disks, |grown| &grown.disks)
+            .clone();
+        if let Some(change) = store.next_root.table {
+            disks.set_state(change.disk, change.state);
+        }
         let name = store.next_root.naming.as_ref().map(|(_, name)| name);
         let superblock = Superblock {
             name: name.unwrap_or(&store.superblock.name).clone(),
@@ -207,9 +217,6 @@ impl Checkpoint {
                 PoolState::Open
             },
             geometry: grown.map_or(store.superblock.geometry, |grown| grown.geometry),
-            disks: grown
-                .map_or(&store.superblock.disks, |grown| &grown.disks)
-                .clone(),
             checkpoint: lsn,
             settled: lsn,
             log_sequence: log.sequence,
@@ -217,9 +224,8 @@ impl Checkpoint {
             directory: image.index,
             page_map: image.page_map,
             next_generation: store.state.next_generation,
-            required: store.superblock.required
-                | store.next_root.features
-                | grown.map_or(0, |grown| grown.disks.feature()),
+            required: store.superblock.required | store.next_root.features | disks.features(),
+            disks,
             ..store.superblock.clone()
         };
         store.state.changed_nodes = 0;
@@ -295,6 +301,7 @@ impl Checkpoint {
         let before = std::mem::replace(&mut store.superblock, writing.superblock);
         store.advance_features(&before);
         store.advance_growth();
+        store.advance_table();
         store.advance_naming();
         let is_first = !store.has_root;
         let last = std::mem::replace(&mut self.last, Arc::new(writing.image));

@@ -62,6 +62,10 @@ impl Discards {
         while self.in_flight.is_none()
             && let Some(run) = self.queue.pop_front()
         {
+            // The contents of a disk that leaves do not matter any more.
+            if store.space.is_barred(run.start) {
+                continue;
+            }
             let len = run.end - run.start;
             let kept = store.superblock.reserve_units + store.state.guaranteed();
             // Writes come first: a discard leaves at least as much space as it holds.

@@ -19,6 +19,7 @@
 //! | `checkpoint` | images and roots |
 //! | `checking` | checks of all metadata while the pool serves |
 //! | `growth` | further disks, and the rest of one that became larger |
+//! | `leaving` | a disk that is emptied, and dropped |
 //! | `naming` | a new name of the pool |
 //! | `features` | the features that the superblocks name |
 //! | `parents` | other parents of volumes, and their end of change |
@@ -38,6 +39,7 @@ mod features;
 mod follow;
 mod full;
 mod jobs;
+mod leaving;
 mod naming;
 mod parents;
 mod requests;
@@ -68,10 +70,12 @@ use discards::Discards;
 use durable::Durable;
 use full::Full;
 use jobs::{Ground, Jobs};
+use leaving::Leaving;
 use store::{Flushes, NextRoot, Store};
 use writes::Writes;
 
 pub use follow::{Follow, is_own};
+pub use leaving::LeavingStatus;
 pub(crate) use store::superblock_page;
 
 /// More requests than [`Limits::requests`] are in the pool: submit it again after an answer.
@@ -89,6 +93,7 @@ pub struct Pool {
     discards: Discards,
     jobs: Jobs,
     full: Full,
+    leaving: Leaving,
     /// Requests that wait for room, a record in flight, or a settled record.
     waiting: VecDeque<(Token, Request)>,
 }
@@ -132,6 +137,8 @@ enum Purpose {
     /// A superblock on a disk that is being added, and the flush of it.
     Label,
     LabelFlush,
+    /// The flush of copies on their new disks.
+    MoveFlush,
 }
 
 /// The outcome of an attempt at a request.
@@ -184,6 +191,7 @@ impl Pool {
             changes: None,
         };
         store.space.note_frees(store.limits.discard_units);
+        let leaving = Leaving::resumed(&mut store);
         let mut pool = Self {
             store,
             checkpoint: Checkpoint::first(
@@ -199,6 +207,7 @@ impl Pool {
             discards: Discards::default(),
             jobs: Jobs::default(),
             full: Full::default(),
+            leaving,
             waiting: VecDeque::new(),
         };
         pool.turn();
@@ -264,6 +273,7 @@ impl Pool {
             }
             (Some(Purpose::LabelFlush), result) => self.store.label_flushed(result),
             (Some(Purpose::CheckFlush), result) => self.checking.flushed(result),
+            (Some(Purpose::MoveFlush), result) => self.leaving.moves.flushed(result),
             (_, Err(IoFailed)) => self.store.held = true,
             (Some(Purpose::AnswerFlush(token)), Ok(())) => self.answer_flushed(token),
             (Some(Purpose::SettleFlush), Ok(())) => self.settle_flushed(),
@@ -311,6 +321,7 @@ impl Pool {
             && self.store.grace.is_idle()
             && self.deletion.is_idle()
             && self.discards.is_idle()
+            && self.leaving.is_idle()
     }
 
     /// True when the log or metadata could not be written: nothing changes any more.
@@ -336,6 +347,7 @@ impl Pool {
             .chain(kept)
             .chain(self.discards.units())
             .chain(self.writes.new_units())
+            .chain(self.leaving.moves.new_units())
     }
 
     pub(crate) fn zones(&self) -> &Zones {
@@ -349,6 +361,17 @@ impl Pool {
     /// Free units, and those that thick volumes and the reserve keep.
     pub fn free_units(&self) -> (u64, u64) {
         self.store.free_units()
+    }
+
+    /// Units of the disks that the pool has; of one that leaves, those in use.
+    pub fn total_units(&self) -> u64 {
+        let (table, space) = (&self.store.superblock.disks, &self.store.space);
+        let leaving = table.leaving();
+        let units = table.present().map(|disk| match leaving {
+            Some(leaving) if leaving == disk => space.used_of(disk),
+            _ => table.units_of(disk),
+        });
+        units.sum()
     }
 
     /// Free units of one disk.
@@ -378,6 +401,7 @@ impl Pool {
             waiting: &mut self.waiting,
         });
         self.wake_full();
+        self.removal().advance_leaving();
         self.retry_waiting();
         if !self.checkpoint.is_draining() && self.store.exporting.is_none() {
             self.deletion.advance(&mut self.store, &self.writes);
@@ -403,6 +427,7 @@ impl Pool {
         tokens.extend(self.durable.drain());
         tokens.extend(self.jobs.drain());
         tokens.extend(self.store.exporting.take());
+        tokens.extend(self.leaving.drain());
         tokens.extend(self.checking.drain());
         tokens.extend(
             self.store

@@ -88,6 +88,8 @@ impl Pool {
             Request::AddDisk { id, disk_bytes } => {
                 self.store.attempt_add_disk(token, *id, *disk_bytes)
             }
+            Request::RemoveDisk { disk } => self.removal().attempt_remove_disk(token, *disk),
+            Request::KeepDisk { disk } => self.removal().attempt_keep_disk(token, *disk),
             Request::RenamePool { name } => self.store.attempt_name(token, name),
             Request::Check => return self.attempt_check(token),
             Request::Export => Ok(self.attempt_export(token)),
@@ -102,7 +104,9 @@ impl Pool {
     /// Closes the pool when nothing else is in it. A check ends without a report.
     fn attempt_export(&mut self, token: Token) -> Attempt {
         self.checking.stop();
-        let is_quiet = self.writes.is_idle() && self.durable.is_empty() && self.jobs.is_empty();
+        let is_still = self.leaving.pause();
+        let is_quiet =
+            is_still && self.writes.is_idle() && self.durable.is_empty() && self.jobs.is_empty();
         let has_root = self.store.next_root.is_empty();
         if !is_quiet || !has_root || !self.checking.is_idle() {
             return Attempt::Wait;

@@ -108,6 +108,12 @@ impl Writes {
                 .any(|place| self.occupied.contains_key(&(version, place)))
     }
 
+    /// True when a copy reads this unit.
+    pub(super) fn reads(&self, unit: u64) -> bool {
+        let mut sources = self.sources.values();
+        sources.any(|source| source.reads.iter().any(|(of, _)| *of == unit))
+    }
+
     /// The last record before the first one whose data is in flight.
     pub(super) fn before_first(&self) -> Lsn {
         let first = self.records.first_key_value();
@@ -267,6 +273,9 @@ impl Pool {
     /// The request's data is written, or could not be.
     pub fn data_written(&mut self, token: Token, result: Result<(), IoFailed>) {
         self.store.has_news = true;
+        if self.leaving.moves.written(token, result) {
+            return;
+        }
         if let Some(write) = self.writes.in_place.remove(&token) {
             return match result {
                 Ok(()) if write.fua => self.store.flush(Purpose::RequestFlush(token), false),
@@ -295,6 +304,9 @@ impl Pool {
     /// The granules of an intent `ReadSource` are read: their checksums, in order.
     pub fn source_read(&mut self, token: Token, result: Result<Vec<u32>, IoFailed>) {
         self.store.has_news = true;
+        if self.leaving.moves.read(&mut self.store, token, &result) {
+            return;
+        }
         let Some(mut source) = self.writes.sources.remove(&token) else {
             return;
         };
@@ -342,6 +354,7 @@ impl Pool {
         }
         let may_change = self.durable.is_cut(version) && !Mutation::CopyWithoutGrace.is_active();
         if self.writes.occupies(version, place..place + 1)
+            || self.leaving.moves.is_on(&entry)
             || may_change
             || !self.may_record(version, leaf)
             || !self.store.log_takes(&largest_record())
@@ -395,7 +408,9 @@ impl Pool {
         }
         let entry = |id| state.entry(id, place).map_err(|_| Refusal::Damaged);
         let (own, below) = (entry(from)?, entry(version)?);
-        if !self.may_record(version, leaf) || !self.store.log_takes(&largest_record()) {
+        let is_moving = self.leaving.moves.is_on(&own) || self.leaving.moves.is_on(&below);
+        if is_moving || !self.may_record(version, leaf) || !self.store.log_takes(&largest_record())
+        {
             return Ok(Attempt::Wait);
         }
         let owned: Vec<Part> = own
@@ -445,6 +460,9 @@ impl Pool {
         let Ok(entry) = self.store.state.entry(version, place) else {
             return Refusal::Damaged.into();
         };
+        if self.leaving.moves.is_on(&entry) && !Mutation::MoveBesideWrites.is_active() {
+            return Attempt::Wait;
+        }
         let floor = if Mutation::WriteShared.is_active() {
             0
         } else {

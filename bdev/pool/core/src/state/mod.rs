@@ -15,6 +15,7 @@
 //! While a version is merged into its only child, the places before the pass's cursor belong to the
 //! child: its floor there is that of the merged version, whose own entries there are void.
 
+mod moving;
 mod parents;
 
 use std::collections::BTreeMap;
@@ -265,6 +266,7 @@ impl State {
             } => self.prepare(*version, *source, *new),
             Record::Adopt { version, new } => self.adopt(lsn, *version, *new),
             Record::Cancel { .. } => Ok(()),
+            Record::Move { place, from, to } => self.relocate(*place, *from, *to, released),
             Record::Clear { version, leaf } => {
                 let shape = self.shape();
                 self.version_mut(*version)?.tree.clear_lost(shape, *leaf);

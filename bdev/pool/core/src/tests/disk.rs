@@ -252,6 +252,14 @@ impl Disk {
         self.durable[block] = Some(Stored::new(Arc::new(data)));
     }
 
+    /// One of the disks has data of another pool everywhere.
+    pub(crate) fn give_away(&mut self, part: usize) {
+        let part = self.parts[part].clone();
+        self.cache.retain(|write| !part.contains(&write.block));
+        let foreign = Stored::new(Arc::new([0xee; PAGE]));
+        self.durable[part].fill(Some(foreign));
+    }
+
     /// The disk is replaced by a smaller one.
     pub(crate) fn truncate(&mut self, blocks: usize) {
         self.durable.truncate(blocks);

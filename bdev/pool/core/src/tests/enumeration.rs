@@ -34,6 +34,8 @@ enum Op {
     ReadOnly,
     /// Not among the operations of one disk.
     AddDisk,
+    /// The second disk leaves: the operation ends when it has left.
+    RemoveDisk,
 }
 
 /// The disks of a run.
@@ -43,6 +45,7 @@ enum Disks {
     /// The second one can be added.
     Beside,
     Two,
+    Three,
 }
 
 const OPS: [Op; 16] = [
@@ -96,11 +99,17 @@ struct Run {
 
 impl Run {
     fn new(disks: Disks, sequence: &[Op], seed: u64) -> Self {
-        let further: &[u64] = if disks == Disks::One { &[] } else { &[24] };
+        let further: &[u64] = match disks {
+            Disks::One => &[],
+            Disks::Beside | Disks::Two => &[24],
+            Disks::Three => &[24, 16],
+        };
         let mut rig = Rig::create_beside(96, 9, 64, true, further);
-        if disks == Disks::Two {
-            let addition = rig.addition().expect("a second disk");
-            rig.run(addition).unwrap();
+        if matches!(disks, Disks::Two | Disks::Three) {
+            for _ in further {
+                let addition = rig.addition().expect("a further disk");
+                rig.run(addition).unwrap();
+            }
         }
         let volume = rig.created(1, UNITS, false);
         rig.wrote(volume, 0, &[(0, value(1, 0, 1)), (1, value(1, 1, 2))]);
@@ -164,10 +173,10 @@ impl Run {
 
     /// Runs a sequence, then an operation that changes no contents, and after some I/Os of that a
     /// write. Returns false if the operation ended before the write.
-    fn run_with_a_write(before: &[Op], (op, write): (Op, Op), ios: usize) -> bool {
+    fn run_with_a_write(disks: Disks, before: &[Op], (op, write): (Op, Op), ios: usize) -> bool {
         let sequence = [before, &[op, write]].concat();
-        let mut run = Self::new(Disks::One, &sequence, ios as u64);
-        run.parents = Self::new(Disks::One, &sequence, 0).parents_of(&sequence);
+        let mut run = Self::new(disks, &sequence, ios as u64);
+        run.parents = Self::new(disks, &sequence, 0).parents_of(&sequence);
         run.run_before(before);
         let first = run.begin(op).expect("a parent");
         run.rig.pump();
@@ -177,7 +186,11 @@ impl Run {
             };
             run.rig.end(at);
         }
-        if run.rig.answers.iter().any(|(of, _)| *of == first) {
+        if op == Op::RemoveDisk {
+            if run.rig.pool.leaving().is_none() {
+                return false;
+            }
+        } else if run.rig.answers.iter().any(|(of, _)| *of == first) {
             return false;
         }
         let second = run.begin(write).unwrap();
@@ -196,6 +209,7 @@ impl Run {
             Op::Checkpoint,
             Op::Grow,
             Op::AddDisk,
+            Op::RemoveDisk,
         ];
         let may_begin = op != Op::Snapshot && changes_nothing.contains(&op);
         if self.read_only.is_some() && !may_begin {
@@ -301,6 +315,7 @@ impl Run {
                 let addition = self.rig.addition()?;
                 self.rig.submit(addition)
             }
+            Op::RemoveDisk => self.rig.submit(Request::RemoveDisk { disk: 1 }),
             Op::Grow => {
                 let growth = self.rig.growth();
                 self.rig.submit(growth)
@@ -322,7 +337,15 @@ impl Run {
             if crashes {
                 self.crash_everywhere();
             }
-            let Some(at) = self.rig.ready().into_iter().next() else {
+            let mut ready = self.rig.ready().into_iter().next();
+            // A search for units of a disk that leaves may have to begin again.
+            for _ in 0..4 {
+                if ready.is_none() && self.rig.pool.leaving().is_some() {
+                    self.rig.pump();
+                    ready = self.rig.ready().into_iter().next();
+                }
+            }
+            let Some(at) = ready else {
                 break;
             };
             self.rig.end(at);
@@ -331,12 +354,13 @@ impl Run {
                     self.rig.take_answer(*token).unwrap();
                     self.answered = self.answered.max(state);
                     if !matches!(op, Op::Write | Op::Overwrite | Op::Partial | Op::Unmap) {
-                        self.durable = state;
+                        self.durable = self.durable.max(state);
                     }
                 }
             }
         }
         assert!(self.rig.pending.is_empty());
+        assert_eq!(self.rig.pool.leaving(), None);
     }
 
     fn crash_everywhere(&mut self) {
@@ -386,6 +410,15 @@ impl Run {
             return;
         }
         let before = self.contents(&rig);
+        if rig.pool.leaving().is_some() && self.crashes.is_multiple_of(8) {
+            // The removal goes on, to its end.
+            rig.finish();
+            assert_eq!(rig.left.len(), 1, "{:?} {crash:?}", self.sequence);
+            let (again, _) = rig::import(rig.disk).unwrap();
+            assert_eq!(again.pool.check(), []);
+            assert_eq!(self.contents(&again), before);
+            return;
+        }
         rig.pump();
         for _ in 0..self.random.below(12) {
             if let Some(at) = rig.ready().into_iter().next() {
@@ -412,9 +445,12 @@ impl Run {
         let adds = self.sequence.contains(&Op::AddDisk);
         let is_in = (self.sequence.iter().position(|op| *op == Op::AddDisk))
             .is_some_and(|at| at < self.durable);
+        let removes = usize::from(self.sequence.contains(&Op::RemoveDisk));
+        let has_left = self.rig.left.len();
         let possible = match self.disks {
             Disks::One => 1..=1,
-            Disks::Two => 2..=2,
+            Disks::Two => 2 - removes..=2 - has_left,
+            Disks::Three => 3 - removes..=3 - has_left,
             Disks::Beside => 1 + usize::from(is_in)..=1 + usize::from(adds),
         };
         assert!(
@@ -537,7 +573,8 @@ fn writes_during_copies() {
     for op in [Op::Decouple, Op::Inflate] {
         for write in [Op::Overwrite, Op::Partial, Op::Unmap] {
             let mut ios = 0;
-            while Run::run_with_a_write(&[Op::Write, Op::Snapshot], (op, write), ios) {
+            let before = [Op::Write, Op::Snapshot];
+            while Run::run_with_a_write(Disks::One, &before, (op, write), ios) {
                 ios += 1;
             }
             assert!(ios > 2, "{op:?} {write:?}: {ios}");
@@ -572,4 +609,66 @@ fn histories_of_two_disks() {
         crashes += Run::run(*disks, sequence, seed as u64);
     }
     assert!(crashes > 50 * sequences.len() as u64, "only {crashes}");
+}
+
+/// Goal: no crash loses data of a disk that leaves, or that has left; the removal goes on after the
+/// crash. Method: as above; when the disk has left, it has other contents. The volume's units and
+/// those of its snapshot lie on both disks.
+#[test]
+fn histories_with_a_removal() {
+    let befores = [
+        vec![],
+        vec![Op::Write],
+        vec![Op::Write, Op::Snapshot],
+        vec![Op::Write, Op::Snapshot, Op::Partial, Op::Clone],
+        vec![Op::Unmap, Op::Checkpoint],
+        vec![Op::Write, Op::Delete],
+    ];
+    let at_length = std::env::var_os("NACRE_TEST_AT_LENGTH").is_some();
+    let mut crashes = 0;
+    for disks in [Disks::Two, Disks::Three] {
+        for (seed, before) in befores.iter().enumerate() {
+            let sequence = [&before[..], &[Op::RemoveDisk]].concat();
+            if at_length || disks == Disks::Two || seed % 2 == 1 {
+                crashes += Run::run(disks, &sequence, seed as u64);
+            }
+        }
+    }
+    assert!(crashes > 5000, "only {crashes}");
+}
+
+/// Goal: operations of hosts while a disk leaves are neither lost nor undone. Method: each
+/// operation comes after a number of I/Os of the removal; then a crash at every point.
+#[test]
+fn operations_during_a_removal() {
+    let at_length = std::env::var_os("NACRE_TEST_AT_LENGTH").is_some();
+    let ops = [
+        Op::Write,
+        Op::Overwrite,
+        Op::Partial,
+        Op::Unmap,
+        Op::Snapshot,
+        Op::Clone,
+        Op::Delete,
+        Op::Restore,
+        Op::Inflate,
+        Op::SetParent,
+        Op::Flush,
+        Op::Checkpoint,
+    ];
+    let mut runs = 0;
+    for (at, op) in ops.into_iter().enumerate() {
+        let disks = if at % 2 == 0 {
+            Disks::Two
+        } else {
+            Disks::Three
+        };
+        let mut ios = at % 7;
+        let before = [Op::Write, Op::Snapshot, Op::Partial];
+        while Run::run_with_a_write(disks, &before, (Op::RemoveDisk, op), ios) {
+            ios += if at_length { 1 } else { 23 };
+            runs += 1;
+        }
+    }
+    assert!(runs > 2 * ops.len(), "only {runs}");
 }

@@ -7,6 +7,7 @@ mod damage;
 mod disk;
 mod disks;
 mod enumeration;
+mod leaving;
 mod model;
 mod op;
 mod parents;

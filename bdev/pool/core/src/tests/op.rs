@@ -1,5 +1,7 @@
 //! A request in flight, as the checker of its answer needs it.
 
+use uuid::Uuid;
+
 use super::model::Number;
 use crate::ids::{Generation, VersionId};
 
@@ -48,6 +50,11 @@ pub(super) enum Op {
     ReadOnly {
         number: Number,
     },
+    /// `keeps`: a disk that leaves shall stay.
+    Removal {
+        disk: Uuid,
+        keeps: bool,
+    },
     Check,
     Other,
 }
@@ -67,7 +74,7 @@ impl Op {
             | Self::SetParent { number, .. }
             | Self::ReadOnly { number } => *number == of,
             Self::Snapshot { cuts } => cuts.iter().any(|(volume, _)| *volume == of),
-            Self::Flush { .. } | Self::Check | Self::Other => false,
+            Self::Flush { .. } | Self::Removal { .. } | Self::Check | Self::Other => false,
         }
     }
 }
@@ -93,6 +100,9 @@ pub(super) struct Report {
     pub checks: u64,
     /// Disks that the last import found.
     pub disks: u64,
+    /// Disks that left, and removals that ended without that.
+    pub left: u64,
+    pub stayed: u64,
     /// A checksum of all writes to the disk, in their order.
     pub history: u64,
 }

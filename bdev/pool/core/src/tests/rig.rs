@@ -87,6 +87,10 @@ pub(crate) struct Rig {
     written: HashSet<(u64, u32)>,
     next_token: Token,
     next_read: u64,
+    /// Units that may leave a disk with each turn of [`Rig::pump`].
+    pub moves: u64,
+    /// Disks that have left, or that stay after all.
+    pub left: Vec<(Uuid, Result<(), Refusal>)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -207,6 +211,8 @@ impl Rig {
             written,
             next_token: 0,
             next_read: 0,
+            moves: 4,
+            left: Vec::new(),
         }
     }
 
@@ -253,6 +259,7 @@ impl Rig {
 
     /// Turns the pool's intents into I/O in flight.
     pub(crate) fn pump(&mut self) {
+        self.pool.allow_moves(self.moves);
         while let Some(intent) = self.pool.poll() {
             let pending = match intent {
                 Intent::Write { io, at, bytes } => {
@@ -289,6 +296,10 @@ impl Rig {
                     unit,
                     granules,
                 },
+                Intent::Left { disk, result } => {
+                    self.disk_left(disk, result);
+                    continue;
+                }
                 Intent::Full { token } => Pending::Full { token },
                 Intent::AwaitGrace { epoch } => self.begin_grace(epoch),
                 Intent::Answer { token, result } => {
@@ -328,6 +339,25 @@ impl Rig {
             writes.push(self.disk.begin_write(block, data, true));
         }
         Pending::Data { token, writes }
+    }
+
+    /// A disk that has left becomes one of another pool.
+    fn disk_left(&mut self, disk: usize, result: Result<(), Refusal>) {
+        self.left
+            .push((self.pool.superblock().disks.disks()[disk].id, result));
+        if result.is_ok() {
+            let part = self.disk.parts[disk].clone();
+            let is_there = |pending: &Pending| match pending {
+                Pending::Read { block, .. } => block.is_some_and(|block| part.contains(&block)),
+                Pending::Source { unit, .. } => part.contains(&self.block_at(*unit, 0)),
+                _ => false,
+            };
+            assert!(
+                !self.pending.iter().any(is_there),
+                "I/O on a disk that left"
+            );
+            self.disk.give_away(disk);
+        }
     }
 
     fn is_mapped(&self, unit: u64, granule: u32) -> bool {
@@ -468,11 +498,19 @@ impl Rig {
     /// Ends all I/O, in order, until the pool has no work.
     pub(crate) fn finish(&mut self) {
         self.pump();
+        let mut idle = 0;
         for _ in 0..100_000 {
             let Some(at) = self.ready().into_iter().next() else {
                 assert!(self.pending.is_empty(), "stuck: {:?}", self.pending);
-                return;
+                // A search for units may have to begin again.
+                idle += 1;
+                if idle > 4 || self.pool.leaving().is_none() {
+                    return;
+                }
+                self.pump();
+                continue;
             };
+            idle = 0;
             self.end(at);
         }
         panic!("the pool does not come to rest");
@@ -603,8 +641,13 @@ pub(crate) fn import_by(disk: Disk, holder: Holder) -> Result<(Rig, ImportReport
         }
         match import.outcome() {
             Some(Ok((pool, report))) => {
+                // Disks that are not of the pool come last: they can be added.
                 let order = import.order().iter().map(|device| devices[*device]);
-                assert!(order.enumerate().all(|(number, part)| number == part));
+                let mut order: Vec<usize> = order.collect();
+                assert!(order.is_sorted(), "{order:?}");
+                let others = (0..count).filter(|part| !order.contains(part));
+                order.extend(others.collect::<Vec<usize>>());
+                disk.parts = order.iter().map(|part| disk.parts[*part].clone()).collect();
                 return Ok((Rig::on(pool, disk), report));
             }
             Some(Err(error)) => return Err(error),

@@ -66,7 +66,7 @@ impl Store {
         let mut disks = self.superblock.disks.clone();
         let grown = disks.grow(&mut geometry, disk, disk_bytes);
         grown.map_err(|_| Refusal::OutOfRange)?;
-        if self.next_root.growth.is_some() {
+        if !self.next_root.has_same_table() {
             return Ok(Attempt::Wait);
         }
         if disks.units() == self.superblock.disks.units() {
@@ -94,12 +94,12 @@ impl Store {
         let mut disks = self.superblock.disks.clone();
         let added = disks.add(&mut geometry, id, disk_bytes);
         added.map_err(|_| Refusal::DiskUnfit)?;
-        if self.next_root.growth.is_some() || !self.has_root {
+        if !self.next_root.has_same_table() || !self.has_root {
             return Ok(Attempt::Wait);
         }
         let number = disks.disks().len() - 1;
         let mut label = self.superblock.clone();
-        label.required |= disks.feature();
+        label.required |= disks.features();
         (label.geometry, label.disks) = (geometry, disks.clone());
         let page = superblock_page(&label.on(number));
         let places = disks.superblocks(number, &geometry);

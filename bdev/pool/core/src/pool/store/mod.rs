@@ -2,11 +2,13 @@
 //! passes stand on.
 
 mod growth;
+mod table;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use self::growth::Growth;
+pub(super) use self::table::TableChange;
 use super::Purpose;
 use crate::disks::{Location, MAX_DISKS};
 use crate::format::Page;
@@ -31,6 +33,8 @@ pub(super) const OWN_TOKENS: Token = 1 << 63;
 pub(super) struct NextRoot {
     /// The disk's new size, until the pool has it.
     pub growth: Option<Growth>,
+    /// The state of a disk that roots are about to have.
+    pub table: Option<TableChange>,
     /// The pool's new name, until a root has it.
     pub naming: Option<(Token, String)>,
     /// Features that the pool is about to use.
@@ -41,7 +45,12 @@ pub(super) struct NextRoot {
 
 impl NextRoot {
     pub(super) fn is_empty(&self) -> bool {
-        self.growth.is_none() && self.naming.is_none()
+        self.has_same_table() && self.naming.is_none()
+    }
+
+    /// True when no root is about to change the table of disks.
+    pub(super) fn has_same_table(&self) -> bool {
+        self.growth.is_none() && self.table.is_none()
     }
 }
 
@@ -196,7 +205,21 @@ impl Store {
             | Record::Step { .. }
             | Record::Rename { .. }
             | Record::Cancel { .. } => {}
+            Record::Move { place, from, .. } => self.note_users(*place, *from),
         }
+    }
+
+    /// Notes the entries with a unit at a place.
+    pub(super) fn note_users(&mut self, place: u64, unit: u64) {
+        let Some(changes) = &mut self.changes else {
+            return;
+        };
+        let users = self.state.users(place, unit).into_iter();
+        changes.extend(users.map(|version| Change::Places {
+            version,
+            first: place,
+            end: place + 1,
+        }));
     }
 
     pub(super) fn release(&mut self, units: Vec<u64>, lsn: Lsn) {
@@ -233,7 +256,8 @@ impl Store {
 
     /// Flushes all disks. Disks without a volatile cache need none: the event comes at once.
     pub(super) fn flush(&mut self, purpose: Purpose, skip: bool) {
-        let all = u64::MAX >> (MAX_DISKS - self.superblock.disks.disks().len());
+        let present = self.superblock.disks.present();
+        let all = present.fold(0, |set, disk| set | 1 << disk);
         self.flush_disks(purpose, skip, all);
     }
 
@@ -249,7 +273,7 @@ impl Store {
     }
 
     /// Flushes a set of disks, a bit each.
-    fn flush_disks(&mut self, purpose: Purpose, skip: bool, disks: u64) {
+    pub(super) fn flush_disks(&mut self, purpose: Purpose, skip: bool, disks: u64) {
         let io = self.io(purpose);
         if skip || !self.limits.has_volatile_cache {
             self.flushes.ended.push_back(io);
@@ -292,15 +316,14 @@ impl Store {
 
     /// Writes a superblock to both places of its sequence on each disk. Returns the writes.
     pub(super) fn write_roots(&mut self, superblock: &Superblock) -> usize {
-        let disks = superblock.disks.disks().len();
-        for disk in 0..disks {
+        for disk in superblock.disks.present() {
             let page = superblock_page(&superblock.on(disk));
             let places = superblock.disks.superblocks(disk, &superblock.geometry);
             for place in Superblock::places(superblock.sequence) {
                 self.write(Purpose::Superblock, places[place], Arc::clone(&page));
             }
         }
-        2 * disks
+        2 * superblock.disks.present().count()
     }
 
     /// Frees the pages that no image has any more.

@@ -1,5 +1,7 @@
 //! `nacre pool`: lists, creates, imports, exports, grows, checks and deletes storage pools.
 
+mod removal;
+
 use clap::{Args, Subcommand};
 use serde_json::Value;
 use uuid::Uuid;
@@ -9,8 +11,8 @@ use super::reply::items;
 use super::{Connection, Failure, output};
 use nacre_engine::methods::pool::{
     AddDisk, AddDiskParams, CheckPool, CreatePool, CreatePoolParams, DeletePool, ExportPool,
-    GetPool, GrowPool, ImportPool, ImportPoolParams, ListPools, PoolParams, RenamePool,
-    RenamePoolParams,
+    GetPool, GrowPool, ImportPool, ImportPoolParams, ListPools, PoolParams, RemoveDiskParams,
+    RenamePool, RenamePoolParams,
 };
 use nacre_engine_rpc::NoParams;
 use nacre_engine_rpc::client::to_json;
@@ -83,6 +85,19 @@ enum PoolCommand {
         #[arg(long)]
         force: bool,
     },
+    /// Move the data of a disk to the others of its pool, then free the disk
+    RemoveDisk {
+        /// Name or UUID of the pool
+        pool: String,
+        /// The disk: its device, or its id in the pool
+        disk: String,
+        /// Keep a disk that is leaving
+        #[arg(long)]
+        cancel: bool,
+        /// Show the progress, and return when the disk is free
+        #[arg(long, conflicts_with = "cancel")]
+        wait: bool,
+    },
     /// Take the rest of disks that have grown
     Grow {
         /// Name or UUID of the pool
@@ -150,6 +165,15 @@ pub(crate) fn run(args: PoolArgs) -> Result<(), Failure> {
         PoolCommand::AddDisk { pool, disk, force } => {
             let params = AddDiskParams { pool, disk, force };
             has_size(connection, connection.call_for_json::<AddDisk>(&params)?)
+        }
+        PoolCommand::RemoveDisk {
+            pool,
+            disk,
+            cancel,
+            wait,
+        } => {
+            let params = RemoveDiskParams { pool, disk, cancel };
+            removal::run(connection, &params, wait)
         }
         PoolCommand::Grow { pool } => has_size(
             connection,
@@ -221,6 +245,7 @@ fn show(connection: &Connection, pool: Value) -> Result<(), Failure> {
         let (total, free) = (number(disk, "total_bytes"), number(disk, "free_bytes"));
         vec![
             output::cell(disk.get("name")),
+            removal::state(disk),
             output::bytes(total),
             output::bytes(total.saturating_sub(free)),
             output::bytes(free),
@@ -228,7 +253,7 @@ fn show(connection: &Connection, pool: Value) -> Result<(), Failure> {
         ]
     });
     output::line("")?;
-    output::table(&["disk", "size", "used", "free", "uuid"], rows)
+    output::table(&["disk", "state", "size", "used", "free", "uuid"], rows)
 }
 
 /// The names of a pool's disks.

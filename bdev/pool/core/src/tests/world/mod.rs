@@ -3,9 +3,13 @@
 //! A run is determined by its seed. After each crash the pool is imported, sometimes twice, and
 //! every granule of every version is compared with the model.
 
+mod parents;
+mod removals;
+
 use std::collections::HashMap;
 
 use nacre_random::Random;
+use uuid::Uuid;
 
 use super::content::{Value, value};
 use super::disk::{ALL_SECTORS, Crash, Disk};
@@ -14,6 +18,7 @@ use super::op::{Op, Report};
 use super::rig::{self, Pending, Rig, identity};
 use crate::ids::{Token, VersionId};
 use crate::interface::{Answer, Refusal, Request};
+use removals::Removal;
 
 const UNITS: u64 = 192;
 const RESERVE: u64 = 130;
@@ -33,6 +38,8 @@ pub(super) struct World {
     slow: Option<Slow>,
     /// Many requests of this run change parents.
     prefers_parents: bool,
+    /// The disks whose state is sure.
+    removals: HashMap<Uuid, Removal>,
 }
 
 /// I/O that stays in flight while units are freed, or shared, and written again.
@@ -74,6 +81,7 @@ pub(super) fn run(seed: u64, steps: u64, disks: u64) -> Result<Report, String> {
         fails_data,
         slow,
         prefers_parents: seed.is_multiple_of(3),
+        removals: HashMap::new(),
     };
     for _ in 0..steps {
         world.step()?;
@@ -95,6 +103,9 @@ impl World {
             26..320 if self.ops.len() < 10 => self.submit(),
             320..400 => self.begin_read(),
             _ => self.end_one()?,
+        }
+        if self.rig.pool.leaving().is_some() {
+            self.rig.moves = self.random.below(4);
         }
         self.rig.pump();
         self.report.full += u64::from(self.rig.pool.full_writes() > 0);
@@ -195,6 +206,9 @@ impl World {
     }
 
     fn submit(&mut self) {
+        if self.rig.disk.parts.len() > 1 && self.random.one_in(20) {
+            return self.remove();
+        }
         let versions = self.model.versions.len();
         let volume = self.pick(|kind| kind == Kind::Volume);
         let roll = if self.prefers_parents && self.random.one_in(4) {
@@ -369,59 +383,6 @@ impl World {
         Some((token, Op::Restore { number }))
     }
 
-    /// A request that gives a volume another parent, or ends its changes.
-    fn change_of_parent(&mut self, number: Number, version: VersionId) -> Option<(Token, Op)> {
-        match self.random.below(16) {
-            0..5 => {
-                let decouple = Request::Decouple { version };
-                Some((self.rig.submit(decouple), Op::Decouple { number }))
-            }
-            5 => {
-                let read_only = Request::ReadOnly { version };
-                Some((self.rig.submit(read_only), Op::ReadOnly { number }))
-            }
-            _ => self.set_parent(number, version),
-        }
-    }
-
-    /// Gives a volume that no other request is about another snapshot of its family as parent.
-    fn set_parent(&mut self, number: Number, version: VersionId) -> Option<(Token, Op)> {
-        let volume = &self.model.versions[&number];
-        let family = volume.family;
-        let is_quiet = !volume.granules.iter().any(History::in_flight);
-        if !is_quiet || self.ops.values().any(|op| op.is_about(number)) {
-            return None;
-        }
-        let fits = |of: &ModelVersion| of.kind == Kind::Snapshot && of.family == family;
-        let (snapshot, source) = self.pick_among(fits)?;
-        let snapshot = self.model.versions[&snapshot].clone();
-        let parent = self.rig.pool.state().visible_parent(version);
-        let mut deleting = self.model.versions.iter().filter(|(_, v)| v.is_deleting);
-        if deleting.any(|(number, _)| self.rig.find(*number) == parent) {
-            return None;
-        }
-        let above = self.rig.pool.state().own_above(version);
-        for (granule, history) in snapshot.granules.iter().enumerate() {
-            let (place, bit) = (granule as u64 / 4, granule % 4);
-            let entry = self.rig.pool.lookup(version, place).ok()?;
-            let owned = entry.parts().filter(|part| part.is_exclusive(above));
-            let is_owned = owned.fold(0, |set, part| set | part.granules) >> bit & 1 == 1;
-            let value = if is_owned {
-                self.model.versions[&number].granules[granule].last()
-            } else {
-                history.last()
-            };
-            self.model.begin_write(number, granule as u64, value);
-        }
-        let token = self.rig.submit(Request::SetParent { version, source });
-        let op = Op::SetParent {
-            number,
-            parent,
-            generation: self.rig.pool.state().versions[&version].generation,
-        };
-        Some((token, op))
-    }
-
     fn snapshot(&mut self, volume: (Number, VersionId)) -> (Token, Op) {
         let mut volumes = vec![volume];
         if let Some(other) = self.pick(|kind| kind == Kind::Volume)
@@ -454,7 +415,7 @@ impl World {
                 self.answered(op, result)?;
             }
         }
-        Ok(())
+        self.take_left()
     }
 
     fn answered(&mut self, op: Op, result: Result<Answer, Refusal>) -> Result<(), String> {
@@ -543,7 +504,10 @@ impl World {
             },
             Op::Inflate { .. } => self.report.inflations += u64::from(done),
             Op::Decouple { .. } => self.report.decouplings += u64::from(done),
-            Op::Other => {}
+            Op::Removal { disk, keeps: false } if done => {
+                self.removals.insert(disk, Removal::Begun);
+            }
+            Op::Removal { .. } | Op::Other => {}
         }
         Ok(())
     }
@@ -576,6 +540,13 @@ impl World {
         } else {
             Crash::Power
         };
+        self.take_left()?;
+        let leaving = self.rig.pool.leaving();
+        if let Some(leaving) = leaving.filter(|leaving| leaving.is_staying) {
+            // A root may have said so, and the message is due.
+            let id = self.rig.pool.superblock().disks.disks()[leaving.disk].id;
+            self.removals.remove(&id);
+        }
         let disk = self.crashed(crash);
         let mut lost_power = crash == Crash::Power;
         let import = |disk: Disk| rig::import(disk).map_err(|error| format!("import: {error}"));
@@ -601,6 +572,7 @@ impl World {
             (rig, _) = import(disk)?;
             self.rig = rig;
         }
+        self.check_removals()?;
         self.report.disks = self.rig.pool.superblock().disks.disks().len() as u64;
         self.ops.clear();
         self.seen = 0;
@@ -664,13 +636,26 @@ impl World {
 
     /// Lets the pool come to rest, and checks everything.
     fn end(&mut self) -> Result<(), String> {
+        self.rig.moves = 4;
+        let mut idle = 0;
         for _ in 0..20_000 {
             self.rig.pump();
             self.take_answers()?;
             if self.rig.pending.is_empty() {
-                break;
+                idle += 1;
+                if idle > 4 || self.rig.pool.leaving().is_none() {
+                    break;
+                }
+                continue;
             }
+            idle = 0;
             self.end_one()?;
+        }
+        if self.rig.pool.leaving().is_some() {
+            return Err(format!(
+                "a disk does not leave: {:?}",
+                self.rig.pool.leaving()
+            ));
         }
         self.take_answers()?;
         if !self.rig.pending.is_empty() || !self.ops.is_empty() {

@@ -1,0 +1,256 @@
+//! Units on their way to another disk.
+//!
+//! ```text
+//!   Grace ──▶ Reading ──▶ Writing ──▶ Written ──▶ Flushing ──▶ Durable ──▶ Logged
+//!   writes in                         one flush for several    MOVE        and writes go on
+//!   place end
+//! ```
+//!
+//! From the first step to the last, writes to the unit wait, whichever version they are about: so
+//! the copy stays right. Reads go on. Trims go on, too: a granule that nothing refers to any more
+//! is copied in vain. MOVE changes all versions that share the unit, at the moment of its record,
+//! so it needs no order with snapshots, clones and passes.
+//!
+//! MOVE has no checksums. The copy is durable before the record, and no recovery verifies records
+//! about the old unit: they are settled.
+
+use crate::format::record::Record;
+use crate::ids::{Lsn, Token};
+use crate::interface::{Intent, IoFailed, Refusal};
+use crate::map::Entry;
+use crate::mutation::Mutation;
+use crate::pool::Purpose;
+use crate::pool::store::{OWN_TOKENS, Store};
+
+/// Moves in flight: with units of 64 KiB, the copies take 1 MiB.
+pub(super) const WINDOW: usize = 16;
+/// Tokens of moves, beside those of other requests of the pool itself.
+const MOVE_TOKENS: Token = OWN_TOKENS | 1 << 62;
+
+#[derive(Debug, Default)]
+pub(in crate::pool) struct Moves {
+    list: Vec<Move>,
+    next: Token,
+    /// The first failure since it was taken.
+    failed: Option<Refusal>,
+}
+
+#[derive(Debug)]
+struct Move {
+    token: Token,
+    place: u64,
+    from: u64,
+    to: u64,
+    granules: u16,
+    step: Step,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Grace { epoch: u64 },
+    Reading,
+    Writing,
+    Written,
+    Flushing,
+    Durable,
+    Logged { lsn: Lsn },
+}
+
+impl Moves {
+    pub(in crate::pool) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// True when a unit of this entry is on its way.
+    pub(in crate::pool) fn is_on(&self, entry: &Entry) -> bool {
+        let mut list = self.list.iter();
+        list.any(|of| entry.uses(of.from) || entry.uses(of.to))
+    }
+
+    /// True when this unit is on its way.
+    pub(super) fn is_from(&self, unit: u64) -> bool {
+        self.list.iter().any(|of| of.from == unit)
+    }
+
+    /// Units that no map refers to yet.
+    pub(in crate::pool) fn new_units(&self) -> impl Iterator<Item = u64> {
+        let list = self.list.iter();
+        let list = list.filter(|of| !matches!(of.step, Step::Logged { .. }));
+        list.map(|of| of.to)
+    }
+
+    pub(super) fn take_failure(&mut self) -> Option<Refusal> {
+        self.failed.take()
+    }
+
+    /// Forgets all moves: the log or metadata cannot be written.
+    pub(super) fn drain(&mut self) {
+        self.list.clear();
+    }
+
+    /// Begins to move a unit that no record in flight is about.
+    pub(super) fn begin(&mut self, store: &mut Store, place: u64, from: u64, to: u64) {
+        self.next += 1;
+        let epoch = store.grace.request();
+        self.list.push(Move {
+            token: MOVE_TOKENS | self.next,
+            place,
+            from,
+            to,
+            granules: 0,
+            step: Step::Grace { epoch },
+        });
+        // Lanes stop to write to the unit in place.
+        store.note_users(place, from);
+        store.has_news = true;
+    }
+
+    /// The granules of a unit are read, or could not be. Returns false if no move asked for it.
+    pub(in crate::pool) fn read(
+        &mut self,
+        store: &mut Store,
+        token: Token,
+        result: &Result<Vec<u32>, IoFailed>,
+    ) -> bool {
+        let Some(at) = self.list.iter().position(|of| of.token == token) else {
+            return false;
+        };
+        let of = &mut self.list[at];
+        if result.is_err() {
+            let of = self.list.remove(at);
+            self.failed.get_or_insert(Refusal::Medium);
+            give_up(store, &of);
+            return true;
+        }
+        of.step = Step::Writing;
+        store.out.push_back(Intent::Data {
+            token,
+            unit: of.to,
+            granules: 0,
+            copy: of.granules,
+        });
+        true
+    }
+
+    /// A copy is written, or could not be. Returns false if it is of no move.
+    pub(in crate::pool) fn written(&mut self, token: Token, result: Result<(), IoFailed>) -> bool {
+        let Some(of) = self.list.iter_mut().find(|of| of.token == token) else {
+            return false;
+        };
+        match result {
+            Ok(()) => of.step = Step::Written,
+            Err(IoFailed) => {
+                // The next turn gives the unit back.
+                of.granules = 0;
+                of.step = Step::Durable;
+                self.failed.get_or_insert(Refusal::Medium);
+            }
+        }
+        true
+    }
+
+    /// A flush of copies has ended.
+    pub(in crate::pool) fn flushed(&mut self, result: Result<(), IoFailed>) {
+        let flushing = self.list.iter_mut();
+        for of in flushing.filter(|of| of.step == Step::Flushing) {
+            of.step = Step::Durable;
+            if result.is_err() {
+                of.granules = 0;
+                self.failed.get_or_insert(Refusal::Medium);
+            }
+        }
+    }
+
+    /// Takes every step that is possible.
+    pub(super) fn advance(&mut self, store: &mut Store) {
+        let complete = store.log.complete();
+        for mut of in std::mem::take(&mut self.list) {
+            let stays = match of.step {
+                Step::Grace { epoch } => read_after(store, &mut of, epoch),
+                Step::Durable => record(store, &mut of),
+                Step::Logged { lsn } if lsn <= complete => {
+                    store.note_users(of.place, of.to);
+                    // Writes to the unit wait for this.
+                    store.has_news = true;
+                    false
+                }
+                _ => true,
+            };
+            if stays {
+                self.list.push(of);
+            }
+        }
+        self.flush(store);
+    }
+
+    /// Begins a flush of all copies that are written, if none is in flight.
+    fn flush(&mut self, store: &mut Store) {
+        if self.list.iter().any(|of| of.step == Step::Flushing) {
+            return;
+        }
+        let mut disks = 0;
+        for of in self.list.iter_mut().filter(|of| of.step == Step::Written) {
+            of.step = Step::Flushing;
+            disks |= 1 << store.superblock.disks.disk_of(of.to);
+        }
+        if disks != 0 {
+            store.flush_disks(
+                Purpose::MoveFlush,
+                Mutation::MoveUnflushed.is_active(),
+                disks,
+            );
+        }
+    }
+}
+
+/// Reads the unit once writes in place have ended. Returns false if nothing uses it any more.
+fn read_after(store: &mut Store, of: &mut Move, epoch: u64) -> bool {
+    if store.grace.ended() < epoch && !Mutation::MoveWithoutGrace.is_active() {
+        return true;
+    }
+    let users = store.state.users(of.place, of.from);
+    of.granules = store.state.granules_of_users(&users, of.place, of.from);
+    if of.granules == 0 {
+        give_up(store, of);
+        return false;
+    }
+    of.step = Step::Reading;
+    store.out.push_back(Intent::ReadSource {
+        token: of.token,
+        unit: of.from,
+        granules: of.granules,
+    });
+    true
+}
+
+/// Appends the record of a copy. Returns false if there is none to append.
+fn record(store: &mut Store, of: &mut Move) -> bool {
+    let users = store.state.users(of.place, of.from);
+    let used = store.state.granules_of_users(&users, of.place, of.from);
+    if used == 0 || used & !of.granules != 0 {
+        give_up(store, of);
+        return false;
+    }
+    let record = Record::Move {
+        place: of.place,
+        from: of.from,
+        to: of.to,
+    };
+    if store.log_takes(&record) {
+        let lsn = store.append(&record);
+        store.apply(lsn, &record);
+        of.step = Step::Logged { lsn };
+    }
+    true
+}
+
+/// The unit stays where it is.
+fn give_up(store: &mut Store, of: &Move) {
+    store.space.give_back(of.to);
+    store.note_users(of.place, of.from);
+    store.has_news = true;
+}

@@ -1,0 +1,249 @@
+//! A disk that leaves the pool: refusals, ends, and what an import needs then.
+
+use super::content::value;
+use super::disk::Crash;
+use super::rig::{self, ALLOCATION, Pending, Rig};
+use crate::disks::DiskState;
+use crate::format::superblock::Feature;
+use crate::ids::VersionId;
+use crate::interface::{Answer, Refusal, Request};
+use crate::mutation::Mutation;
+use crate::space::Allocation;
+
+const REMOVE: Request = Request::RemoveDisk { disk: 1 };
+
+/// A pool of disks with a volume whose places are on all of them, and a snapshot of it.
+fn pool_of(further: &[u64], places: u64) -> (Rig, VersionId) {
+    let mut rig = Rig::create_beside(96, 9, 64, true, further);
+    for _ in further {
+        let addition = rig.addition().unwrap();
+        assert_eq!(rig.run(addition), Ok(Answer::Done));
+    }
+    let volume = rig.created(1, 16, false);
+    for place in 0..places {
+        let values = [0, 1, 2, 3].map(|bit| {
+            let at = place * 4 + u64::from(bit);
+            (bit, value(1, at, at + 1))
+        });
+        rig.wrote(volume, place, &values);
+    }
+    rig.snapshot(volume, 2);
+    rig.wrote(volume, 0, &[(1, value(1, 1, 99))]);
+    rig.pool.checkpoint();
+    rig.finish();
+    (rig, volume)
+}
+
+fn check_contents(rig: &Rig, places: u64) {
+    for (number, second) in [(1, 99), (2, 2)] {
+        let version = rig.find(number).unwrap();
+        for at in 0..places * 4 {
+            let wanted = value(1, at, if at == 1 { second } else { at + 1 });
+            assert_eq!(rig.read(version, at), Ok(Some(wanted)), "v{number} {at}");
+        }
+    }
+    assert_eq!(rig.pool.check(), []);
+}
+
+/// Goal: a disk leaves with all that it has, and the pool needs no more units than before. Method:
+/// the second of three disks leaves; the pool is imported without it, and takes another disk.
+#[test]
+fn a_disk_leaves() {
+    let (mut rig, _) = pool_of(&[24, 30], 12);
+    let used = |rig: &Rig| {
+        (0..3)
+            .map(|disk| rig.pool.space().used_of(disk))
+            .sum::<u64>()
+    };
+    let (units, before) = (rig.pool.total_units(), used(&rig));
+    assert!(rig.pool.space().used_of(1) > 4);
+    let id = rig.pool.superblock().disks.disks()[1].id;
+    assert_eq!(rig.run(REMOVE), Ok(Answer::Done));
+    assert_eq!(rig.left, [(id, Ok(()))]);
+    assert_eq!(rig.pool.leaving(), None);
+    assert_eq!(rig.pool.total_units(), units - 24);
+    check_contents(&rig, 12);
+    assert_eq!(rig.run(REMOVE), Err(Refusal::OutOfRange));
+    let (mut rig, _) = rig::import(rig.disk).unwrap();
+    rig.finish();
+    check_contents(&rig, 12);
+    assert!(
+        used_after(&rig) <= before + 2,
+        "{} {before}",
+        used_after(&rig)
+    );
+    let table = &rig.pool.superblock().disks;
+    assert_eq!(table.disks().len(), 2);
+    assert_eq!(table.ranges().len(), 3);
+    let named = Feature::SeveralDisks as u64 | Feature::LeavingDisks as u64;
+    assert_eq!(rig.pool.superblock().required & named, named);
+    // The disk is free for another pool, or for this one.
+    let addition = rig.addition().unwrap();
+    assert_eq!(rig.run(addition), Ok(Answer::Done));
+    let (mut rig, _) = rig::import(rig.disk).unwrap();
+    rig.finish();
+    assert_eq!(rig.pool.total_units(), units);
+    assert_eq!(rig.run(Request::RemoveDisk { disk: 2 }), Ok(Answer::Done));
+    check_contents(&rig, 12);
+}
+
+fn used_after(rig: &Rig) -> u64 {
+    let disks = rig.pool.superblock().disks.present();
+    disks.map(|disk| rig.pool.space().used_of(disk)).sum()
+}
+
+/// Goal: what cannot leave is refused, by the reason, and nothing changes. Method: the first disk,
+/// the last one, one that is not there, one too full for the others, a second one meanwhile.
+#[test]
+fn disks_that_cannot_leave() {
+    let mut rig = Rig::create_beside(96, 0, 64, true, &[]);
+    let first = Request::RemoveDisk { disk: 0 };
+    assert_eq!(rig.run(first.clone()), Err(Refusal::LastDisk));
+    let (mut rig, _) = pool_of(&[24, 30], 12);
+    assert_eq!(rig.run(first), Err(Refusal::FirstDisk));
+    let unknown = Request::RemoveDisk { disk: 3 };
+    assert_eq!(rig.run(unknown), Err(Refusal::OutOfRange));
+    let keep = Request::KeepDisk { disk: 1 };
+    assert_eq!(rig.run(keep.clone()), Err(Refusal::NotLeaving));
+    rig.moves = 0;
+    assert_eq!(rig.run(REMOVE), Ok(Answer::Done));
+    let other = Request::RemoveDisk { disk: 2 };
+    assert_eq!(rig.run(other), Err(Refusal::DiskLeaving));
+    assert_eq!(rig.run(REMOVE), Ok(Answer::Done), "it leaves already");
+    let used = rig.pool.leaving().unwrap();
+    assert!(used.disk == 1 && used.left > 4 && used.left <= used.total);
+    assert_eq!(rig.run(keep), Ok(Answer::Done));
+    assert_eq!(rig.left.pop().unwrap().1, Err(Refusal::Cancelled));
+    let (rig, _) = rig::import(rig.disk).unwrap();
+    let states = rig.pool.superblock().disks.disks();
+    assert!(states.iter().all(|disk| disk.state == DiskState::In));
+    check_contents(&rig, 12);
+}
+
+/// Goal: a lack of space is told before the beginning, by its size; if it arises later, the disk
+/// stays with all its data, and serves on. Method: two disks, the other one nearly full; then a
+/// volume takes the space while the moves wait.
+#[test]
+fn too_little_space_before_and_meanwhile() {
+    ALLOCATION.set(Allocation::Next);
+    let (mut rig, _) = pool_of(&[60], 12);
+    assert!(rig.pool.space().used_of(1) >= 12);
+    let fill = rig.created(5, 16, false);
+    let free = |rig: &Rig| {
+        let (free, kept) = rig.pool.free_units();
+        free - rig.pool.free_units_of(1) - kept
+    };
+    let (room, used) = (free(&rig), rig.pool.space().used_of(1));
+    assert!(room > used, "{room} {used}");
+    rig.moves = 0;
+    assert_eq!(rig.run(REMOVE), Ok(Answer::Done));
+    let mut place = 0;
+    let (free_now, kept) = rig.pool.free_units();
+    while rig.pool.free_units().0 > kept + 2 && place < 16 {
+        rig.wrote(fill, place, &[(0, value(5, place * 4, 1))]);
+        place += 1;
+    }
+    assert!(free_now > rig.pool.free_units().0);
+    rig.moves = 4;
+    rig.finish();
+    let (_, result) = rig.left.pop().unwrap();
+    assert!(
+        matches!(result, Err(Refusal::NoRoom { missing }) if missing > 0),
+        "{result:?}"
+    );
+    check_contents(&rig, 12);
+    let refused = rig.run(REMOVE);
+    assert!(
+        matches!(refused, Err(Refusal::NoRoom { missing }) if missing > 0),
+        "{refused:?}"
+    );
+    // The disk is in use again.
+    let before = rig.pool.free_units_of(1);
+    let other = rig.created(6, 16, false);
+    for place in 0..16 {
+        rig.wrote(other, place, &[(0, value(6, place * 4, 1))]);
+    }
+    assert!(rig.pool.free_units_of(1) < before);
+}
+
+/// Goal: a disk that fails stays, with what it has. Method: the copy of the first unit cannot be
+/// read, or cannot be written.
+#[test]
+fn a_disk_that_fails_stays() {
+    for fails_read in [true, false] {
+        let (mut rig, _) = pool_of(&[24], 12);
+        rig.submit(REMOVE);
+        rig.pump();
+        let mut has_failed = false;
+        for _ in 0..20_000 {
+            rig.pump();
+            let Some(at) = rig.ready().into_iter().next() else {
+                break;
+            };
+            let is_it = match rig.pending[at] {
+                Pending::Source { .. } => fails_read,
+                Pending::Data { .. } => !fails_read,
+                _ => false,
+            };
+            rig.end_with(at, is_it && !has_failed);
+            has_failed |= is_it;
+        }
+        assert!(has_failed);
+        assert_eq!(rig.left.pop().unwrap().1, Err(Refusal::Medium));
+        check_contents(&rig, 12);
+        assert_eq!(rig.run(REMOVE), Ok(Answer::Done));
+        assert_eq!(rig.left.pop().unwrap().1, Ok(()));
+        check_contents(&rig, 12);
+    }
+}
+
+/// Goal: when a disk has left, the root before the newest does not need it either. Method: the
+/// lists of the newest root become unreadable, so that the import falls back. The fault gives the
+/// disk up after one root.
+#[test]
+fn the_root_before_needs_no_disk_that_left() {
+    for is_hasty in [false, true] {
+        let (mut rig, _) = pool_of(&[24], 12);
+        Mutation::activate(is_hasty.then_some(Mutation::DropAfterOneRoot));
+        assert_eq!(rig.run(REMOVE), Ok(Answer::Done));
+        Mutation::activate(None);
+        assert_eq!(rig.left.len(), 1);
+        let mut disk = rig.crashed(Crash::Power, |_| 0xff);
+        let root = rig.pool.superblock();
+        for page in [root.directory.a, root.directory.b] {
+            let block = disk.block(root.disks.page(page));
+            disk.corrupt(block, |page| page.fill(0xee));
+        }
+        let outcome = rig::import(disk);
+        assert_eq!(outcome.is_err(), is_hasty, "{:?}", outcome.err());
+    }
+}
+
+/// Goal: metadata leaves the disk, too, and a pool that is closed meanwhile goes on at its import.
+/// Method: tests allocate pages on all disks in turn; the pool is exported in the middle.
+#[test]
+fn metadata_leaves_and_an_import_goes_on() {
+    let (mut rig, _) = pool_of(&[24], 12);
+    let table = rig.pool.superblock().disks.clone();
+    let zones = rig.pool.zones().units();
+    assert!(zones.into_iter().any(|unit| table.disk_of(unit) == 1));
+    rig.moves = 0;
+    assert_eq!(rig.run(REMOVE), Ok(Answer::Done));
+    // Two units move, and no further one.
+    rig.moves = 2;
+    rig.pump();
+    rig.moves = 0;
+    rig.finish();
+    assert_eq!(rig.run(Request::Export), Ok(Answer::Done));
+    assert!(rig.left.is_empty());
+    let (mut rig, _) = rig::import(rig.disk).unwrap();
+    let leaving = rig.pool.leaving();
+    assert!(leaving.is_some_and(|of| of.left > 0), "{leaving:?}");
+    rig.moves = 4;
+    rig.finish();
+    assert_eq!(rig.left.len(), 1);
+    check_contents(&rig, 12);
+    let (rig, _) = rig::import(rig.disk).unwrap();
+    assert_eq!(rig.pool.superblock().disks.disks().len(), 1);
+    check_contents(&rig, 12);
+}

@@ -1,0 +1,66 @@
+//! Volumes that get another parent, and those whose changes end.
+
+use super::World;
+use crate::ids::{Token, VersionId};
+use crate::interface::Request;
+use crate::tests::model::{History, Kind, ModelVersion, Number};
+use crate::tests::op::Op;
+
+impl World {
+    /// A request that gives a volume another parent, or ends its changes.
+    pub(super) fn change_of_parent(
+        &mut self,
+        number: Number,
+        version: VersionId,
+    ) -> Option<(Token, Op)> {
+        match self.random.below(16) {
+            0..5 => {
+                let decouple = Request::Decouple { version };
+                Some((self.rig.submit(decouple), Op::Decouple { number }))
+            }
+            5 => {
+                let read_only = Request::ReadOnly { version };
+                Some((self.rig.submit(read_only), Op::ReadOnly { number }))
+            }
+            _ => self.set_parent(number, version),
+        }
+    }
+
+    /// Gives a volume that no other request is about another snapshot of its family as parent.
+    fn set_parent(&mut self, number: Number, version: VersionId) -> Option<(Token, Op)> {
+        let volume = &self.model.versions[&number];
+        let family = volume.family;
+        let is_quiet = !volume.granules.iter().any(History::in_flight);
+        if !is_quiet || self.ops.values().any(|op| op.is_about(number)) {
+            return None;
+        }
+        let fits = |of: &ModelVersion| of.kind == Kind::Snapshot && of.family == family;
+        let (snapshot, source) = self.pick_among(fits)?;
+        let snapshot = self.model.versions[&snapshot].clone();
+        let parent = self.rig.pool.state().visible_parent(version);
+        let mut deleting = self.model.versions.iter().filter(|(_, v)| v.is_deleting);
+        if deleting.any(|(number, _)| self.rig.find(*number) == parent) {
+            return None;
+        }
+        let above = self.rig.pool.state().own_above(version);
+        for (granule, history) in snapshot.granules.iter().enumerate() {
+            let (place, bit) = (granule as u64 / 4, granule % 4);
+            let entry = self.rig.pool.lookup(version, place).ok()?;
+            let owned = entry.parts().filter(|part| part.is_exclusive(above));
+            let is_owned = owned.fold(0, |set, part| set | part.granules) >> bit & 1 == 1;
+            let value = if is_owned {
+                self.model.versions[&number].granules[granule].last()
+            } else {
+                history.last()
+            };
+            self.model.begin_write(number, granule as u64, value);
+        }
+        let token = self.rig.submit(Request::SetParent { version, source });
+        let op = Op::SetParent {
+            number,
+            parent,
+            generation: self.rig.pool.state().versions[&version].generation,
+        };
+        Some((token, op))
+    }
+}

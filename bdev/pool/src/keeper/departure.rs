@@ -1,0 +1,227 @@
+//! A disk that has left: lanes close their queues on it, it is erased, and its claim ends.
+//!
+//! ```text
+//!   Intent::Left ──▶ lanes close queues ──▶ the keeper's queue is idle ──▶ superblocks erased
+//!                                                                         ──▶ claim ends ──▶ news
+//!   import of a pool that lost its process in between ────────────────────▶ the same
+//! ```
+//!
+//! The pool needs the disk no more, so a failure of it costs nothing but its old superblocks.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_bdev::{Bdev, Claim, Status};
+use nacre_bdev_pool_core::disks::PoolDisk;
+use nacre_bdev_pool_core::geometry::{PAGE, superblock_offsets};
+use nacre_bdev_pool_core::interface::Refusal;
+use nacre_bdev_pool_core::pool::Pool;
+use nacre_reactor::{Idle, Nanos};
+use uuid::Uuid;
+
+use super::disk::{Disk, Ended};
+use super::disks::Disks;
+use crate::EDGE;
+use crate::model::{Departed, PoolError};
+use crate::port::Shared;
+
+/// How often the progress is looked at.
+const LOOK: Duration = Duration::from_millis(1);
+
+pub(super) struct Departures {
+    shared: Arc<Shared>,
+    list: Vec<Departure>,
+}
+
+struct Departure {
+    id: Uuid,
+    /// Bytes that the pool has used: they give the places of the superblocks.
+    bytes: u64,
+    step: Step,
+    /// The last field: the device is free when its queues are gone.
+    claim: Arc<Claim>,
+}
+
+enum Step {
+    /// Lanes that may have a queue on it.
+    Lanes {
+        number: usize,
+        left: HashSet<u32>,
+    },
+    Erasing(Box<Erasing>),
+}
+
+struct Erasing {
+    disk: Disk,
+    /// I/O in flight.
+    left: usize,
+    is_flushed: bool,
+    failure: Option<Status>,
+    ended: Vec<Ended>,
+}
+
+impl Departures {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            shared,
+            list: Vec::new(),
+        }
+    }
+
+    /// Erases a disk that had left before the pool was opened. The pool has a root without it: only
+    /// such a root was imported.
+    pub(super) fn erase_leftover(&mut self, known: PoolDisk, disk: Disk, claim: Arc<Claim>) {
+        let PoolDisk { id, bytes, .. } = known;
+        let step = Step::Erasing(Box::new(Erasing::begin(disk, bytes)));
+        self.list.push(Departure {
+            id,
+            bytes,
+            step,
+            claim,
+        });
+    }
+
+    /// A lane has no queue on a disk that has left, or it is gone.
+    pub(super) fn lane_answered(&mut self, lane: u32) {
+        for of in &mut self.list {
+            if let Step::Lanes { left, .. } = &mut of.step {
+                left.remove(&lane);
+            }
+        }
+    }
+
+    /// Returns the amount of work.
+    pub(super) fn advance(&mut self, now: Nanos, disks: &mut Disks) -> u32 {
+        let mut count = 0;
+        for mut of in std::mem::take(&mut self.list) {
+            if let Step::Lanes { number, left } = &of.step
+                && left.is_empty()
+                && let Some(disk) = disks.take_idle(*number)
+            {
+                of.step = Step::Erasing(Box::new(Erasing::begin(disk, of.bytes)));
+                count += 1;
+            }
+            let outcome = match &mut of.step {
+                Step::Lanes { .. } => None,
+                Step::Erasing(erasing) => erasing.advance(now),
+            };
+            match outcome {
+                None => self.list.push(of),
+                Some(outcome) => {
+                    count += 1;
+                    self.end(of, outcome);
+                }
+            }
+        }
+        count
+    }
+
+    fn end(&mut self, of: Departure, outcome: Result<(), Status>) {
+        let Departure {
+            id, step, claim, ..
+        } = of;
+        let name = claim.layer().name().to_owned();
+        // The device is free before the news.
+        drop(step);
+        drop(claim);
+        let result = outcome.map_err(|status| PoolError::Io {
+            what: format!("its superblocks could not be erased: {status:?}"),
+        });
+        self.tell(Departed {
+            disk: id,
+            name,
+            result,
+        });
+    }
+
+    fn tell(&self, departed: Departed) {
+        self.shared.departed.lock().push(departed);
+        self.shared.news.notify_one();
+    }
+
+    pub(super) fn due(&self, now: Nanos) -> Idle {
+        if self.list.is_empty() {
+            Idle::Quiet
+        } else {
+            Idle::Until(now + LOOK)
+        }
+    }
+}
+
+impl Erasing {
+    fn begin(mut disk: Disk, bytes: u64) -> Self {
+        let offsets = superblock_offsets(bytes, EDGE);
+        for (tag, offset) in (0..).zip(offsets) {
+            disk.write(tag, offset, Arc::new([0; PAGE]));
+        }
+        Self {
+            disk,
+            left: offsets.len(),
+            is_flushed: false,
+            failure: None,
+            ended: Vec::new(),
+        }
+    }
+
+    /// Returns the outcome once the superblocks are erased, durably.
+    fn advance(&mut self, now: Nanos) -> Option<Result<(), Status>> {
+        self.disk.poll(now, &mut self.ended);
+        for ended in self.ended.drain(..) {
+            let (Ended::Written(_, status)
+            | Ended::Flushed(_, status)
+            | Ended::Discarded(_, status)) = ended
+            else {
+                continue;
+            };
+            self.left -= 1;
+            if !status.is_ok() {
+                self.failure.get_or_insert(status);
+            }
+        }
+        if self.left > 0 {
+            return None;
+        }
+        if let Some(status) = self.failure {
+            return Some(Err(status));
+        }
+        if !std::mem::replace(&mut self.is_flushed, true) {
+            self.left = 1;
+            self.disk.flush(0);
+            return None;
+        }
+        Some(Ok(()))
+    }
+}
+
+impl Departures {
+    /// The core needs a disk no more, or keeps it.
+    pub(super) fn begin(
+        &mut self,
+        pool: &Pool,
+        disks: &mut Disks,
+        disk: usize,
+        result: Result<(), Refusal>,
+    ) {
+        let known = pool.superblock().disks.disks()[disk];
+        let claims = self.shared.claims.load();
+        let name = claims.get(disk).and_then(|claim| claim.as_ref());
+        let name = name.map_or_else(String::new, |claim| claim.layer().name().to_owned());
+        drop(claims);
+        if let Err(refusal) = result {
+            self.tell(Departed {
+                disk: known.id,
+                name,
+                result: Err(refusal.into()),
+            });
+        } else if let Some((claim, left)) = disks.withdraw(disk) {
+            let number = disk;
+            self.list.push(Departure {
+                id: known.id,
+                bytes: known.bytes,
+                step: Step::Lanes { number, left },
+                claim,
+            });
+        }
+    }
+}
