@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use nacre_cluster_csi::node::{Reconnector, HostId, Machine};
+use nacre_cluster_csi::node::{HostId, Machine, Reconnector};
 use nacre_cluster_csi::{Controller, Daemon, Driver, Endpoint, Identity, Node, serve};
 use nacre_engine::signals::Stops;
 use nacre_engine_rpc::client::Client;

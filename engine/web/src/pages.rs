@@ -94,7 +94,7 @@ async fn route<B: Backend>(
             Method::GET | Method::HEAD => {
                 let signed_in = match signed_in(web, headers, client) {
                     Ok(signed_in) => signed_in,
-                    Err(refused) => return refused,
+                    Err(refused) => return *refused,
                 };
                 json(StatusCode::OK, api::session(web, signed_in.as_ref()))
             }
@@ -160,7 +160,7 @@ fn live<B: Backend>(web: &Web<B>, headers: &HeaderMap, client: Client) -> Respon
     let signed_in = match signed_in(web, headers, client) {
         Ok(Some(signed_in)) => signed_in,
         Ok(None) => return not_signed_in(),
-        Err(refused) => return refused,
+        Err(refused) => return *refused,
     };
     let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
     let last = last.and_then(|id| id.trim().parse().ok());
@@ -188,7 +188,7 @@ async fn post<B: Backend>(
     let path = request.uri().path().to_owned();
     let signed_in = match signed_in(web, request.headers(), client) {
         Ok(signed_in) => signed_in,
-        Err(refused) => return closing(refused),
+        Err(refused) => return closing(*refused),
     };
     let is_program = signed_in.as_ref().is_some_and(|of| of.by == By::ApiToken);
     let checked = if is_program {
@@ -357,7 +357,7 @@ fn signed_in<B: Backend>(
     web: &Web<B>,
     headers: &HeaderMap,
     client: Client,
-) -> Result<Option<SignedIn>, Response<Answer>> {
+) -> Result<Option<SignedIn>, Box<Response<Answer>>> {
     if !headers.contains_key(header::AUTHORIZATION) {
         return Ok(session(web, headers, client));
     }
@@ -378,7 +378,7 @@ fn signed_in<B: Backend>(
             let bearer = HeaderValue::from_static("Bearer");
             let headers = response.headers_mut();
             headers.insert(header::WWW_AUTHENTICATE, bearer);
-            Err(response)
+            Err(response.into())
         }
     }
 }

@@ -42,7 +42,9 @@ impl Dispatch for Fake {
                     let text = match &caller.identity {
                         Identity::Local(of) => format!("[{},{},{:?}]", of.uid, of.gid, of.groups),
                         Identity::Certificate { subject, .. } => format!("\"{subject}\""),
-                        Identity::Account { name, .. } => format!("\"{name}\""),
+                        Identity::Account { name, .. } | Identity::ApiToken { name, .. } => {
+                            format!("\"{name}\"")
+                        }
                     };
                     Ok(RawValue::from_string(text).unwrap())
                 }
