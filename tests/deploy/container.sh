@@ -19,18 +19,24 @@ CACHE=$2
 SCRATCH=$3
 COMPOSE=$4
 REPOSITORY=$(cd "$(dirname "$0")/../.." && pwd)
+STORAGE=$CACHE/images
 CONTAINERFILE=$REPOSITORY/deploy/Containerfile
 # The Debian of the Containerfile's default base image.
 SUITE=$(sed -n 's/^ARG BASE_IMAGE=debian:\(.*\)-slim$/\1/p' "$CONTAINERFILE")
 VOLUME="$NQN:disk"
 
 configure_podman() {
+    local folder
     mkdir -p "$SCRATCH"
+    # Podman keeps states in these folders, too: they are not for this machine's own podman.
+    for folder in /run/libpod /run/crun /run/containers /dev/shm; do
+        mkdir -p "$folder" && mount -t tmpfs podman "$folder"
+    done
     cat >"$SCRATCH/storage.conf" <<CONF
 [storage]
 driver = "overlay"
-graphroot = "$CACHE/storage"
-runroot = "$SCRATCH/run"
+graphroot = "$STORAGE"
+runroot = "/run/containers/storage"
 CONF
     cat >"$SCRATCH/containers.conf" <<CONF
 [containers]
@@ -104,7 +110,7 @@ start() {
 }
 answers() { until_true 20 podman exec "$1" nacre rpc framework_wait_init; }
 is_process_one() { [ "$(podman exec one sh -c 'tr "\0" " " </proc/1/cmdline; id -u')" = "nacre serve 0" ]; }
-has_packages() { podman exec one sh -ec 'for file in libibverbs.so.1 librdmacm.so.1; do ldconfig -p | grep "$file"; done; command -v mkfs.ext4 mkfs.xfs mount'; }
+has_packages() { podman exec one sh -ec 'for file in libibverbs.so.1 librdmacm.so.1; do ldconfig -p | grep "$file"; done; for program in mkfs.ext4 mkfs.xfs mount; do command -v "$program"; done'; }
 serves() {
     podman exec one nacre bdev create file disk /var/lib/nacre/disk.img --size 64MiB &&
         podman exec one nacre subsystem create "$VOLUME" --allow-any-host --namespace disk --listen tcp://127.0.0.1:4420
@@ -143,7 +149,7 @@ if [ "${5:-}" != run ]; then
         finish
     }
     # A cache that a power cut damaged is made anew.
-    remove_leftovers >/dev/null 2>&1 || rm -rf "$CACHE/storage"
+    remove_leftovers >/dev/null 2>&1 || rm -rf "$STORAGE"
     check "the base image" base_image
     check "the stand-in for the compiler" stand_in
     check "the image builds" build
@@ -156,6 +162,7 @@ if [ "${5:-}" != run ]; then
     check "its state is a volume" property_is Volumes '{"/var/lib/nacre":{}}'
     check "its ports are data, discovery and metrics" property_is ExposedPorts '{"4420/tcp":{},"8009/tcp":{},"9464/tcp":{}}'
     echo "$PASSED passed, $FAILED failed" >"$SCRATCH/first"
+    rm -f "$SAID"
     exec unshare --net "$0" "$@" run
 fi
 

@@ -30,7 +30,7 @@ export const CASES = {
     const daemon = spawn(binary, ['serve', '--config', config, '-r', socket, '--data-dir', join(folder, 'data')], { stdio: 'ignore' });
     const nacre = (...words) => new Promise((done) => execFile(binary, words, { env: { NACRE_RPC_SOCKET: socket }, timeout: 60_000 }, (failure, out, err) => done([failure?.code ?? 0, out + err])));
     try {
-      for (let n = 0; n < 100 && !existsSync(socket); n += 1) await sleep(100);
+      for (let n = 0; n < 600 && !existsSync(socket); n += 1) await sleep(100);
       const [failed, status] = await nacre('web', 'status', '--json');
       assert.equal(failed, 0, status);
       const mock = { url, stop: () => {} };

@@ -1,6 +1,6 @@
 // A browser with rules: nothing on the console, no request outside of the origin, no accessibility violation.
 import { readFileSync } from 'node:fs';
-import { mkdtempSync } from 'node:fs';
+import { mkdtempSync, rmSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -10,7 +10,10 @@ import { PASSWORD } from './mock.mjs';
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 const ARGS = ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync', '--force-color-profile=srgb'];
 
-export const launch = () => chromium.launch({ executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium', headless: true, args: ARGS, downloadsPath: mkdtempSync(join(tmpdir(), 'nacre-web-')) });
+const scratch = mkdtempSync(join(tmpdir(), 'nacre-web-'));
+process.on('exit', () => rmSync(scratch, { recursive: true, force: true }));
+
+export const launch = () => chromium.launch({ executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium', headless: true, args: ARGS, downloadsPath: scratch });
 
 export async function open(browser, mock, { width = 1440, height = 900, scheme = 'light', allow = [] } = {}) {
   const context = await browser.newContext({ ignoreHTTPSErrors: true, viewport: { width, height }, colorScheme: scheme, reducedMotion: 'reduce', locale: 'en-GB', timezoneId: 'UTC' });

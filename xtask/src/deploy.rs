@@ -93,13 +93,13 @@ pub(crate) fn beside(
             Ok(ended) => ended,
             Err(panic) => std::panic::resume_unwind(panic),
         };
-        let mut tally = tests?;
+        let mut tally = tests.unwrap_or_else(|error| Tally::of_error("tests", &error));
         match result {
             Ok(deploy) => {
                 println!("deploy: {deploy} ({took:.0} s)");
                 tally.add(deploy);
             }
-            Err(error) => tally.fail(format!("deploy: {error:#}")),
+            Err(error) => tally.add(Tally::of_error("deploy", &error)),
         }
         Ok(tally)
     })
@@ -144,14 +144,14 @@ fn package_and_container(root: &Path, filter: &[String], nacre: &Path) -> Result
     };
     std::thread::scope(|scope| -> Result<Tally> {
         let container = podman.map(|compose| scope.spawn(|| containers(root, nacre, compose)));
-        if selected(filter, DEB) {
-            tally.add(packages(root, nacre)?);
-        }
-        if let Some(container) = container {
-            tally.add(match container.join() {
-                Ok(result) => result?,
-                Err(panic) => std::panic::resume_unwind(panic),
-            });
+        let package = selected(filter, DEB).then(|| packages(root, nacre));
+        let container = container.map(|container| match container.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        for (name, result) in [(DEB, package), (CONTAINER, container)] {
+            let Some(result) = result else { continue };
+            tally.add(result.unwrap_or_else(|error| Tally::of_error(name, &error)));
         }
         Ok(tally)
     })

@@ -26,6 +26,13 @@ impl Tally {
         self.failures.push(what.into());
     }
 
+    /// One failure: what could not be run.
+    pub(crate) fn of_error(what: &str, error: &anyhow::Error) -> Self {
+        let mut tally = Self::default();
+        tally.fail(format!("{what}: {error:#}"));
+        tally
+    }
+
     pub(crate) fn skip(&mut self, what: impl Into<String>) {
         self.skipped.push(what.into());
     }

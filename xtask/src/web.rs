@@ -16,6 +16,7 @@ use crate::{process, vm};
 
 const NAME: &str = "page";
 const BROWSER: &str = "page in a browser";
+const NAMESPACES: &[&str] = &["--net", "--pid", "--fork", "--kill-child", "--mount-proc"];
 const LIMIT: Duration = Duration::from_secs(600);
 /// The oldest Node.js that the builder runs on.
 const NODE: (u32, u32) = (20, 19);
@@ -62,10 +63,18 @@ fn browser(root: &Path, nacre: &Path) -> Result<Tally> {
         tally.skip(format!("{BROWSER}: no chromium: {error:#}"));
         return Ok(tally);
     }
+    let mut probe = Command::new("unshare");
+    if process::capture(probe.args(NAMESPACES).arg("true"), LIMIT).is_err() {
+        println!("SKIPPED: {BROWSER}: no namespaces here");
+        let mut tally = Tally::default();
+        tally.skip(format!("{BROWSER}: no namespaces here"));
+        return Ok(tally);
+    }
     let mut command = Command::new("unshare");
     command
         .current_dir(root.join("web"))
-        .args(["--net", "--pid", "--fork", "--kill-child", "sh", "-c"])
+        .args(NAMESPACES)
+        .args(["sh", "-c"])
         .arg("ip link set lo up && exec node tests/run.mjs --short")
         .env("NACRE", nacre);
     let mut reader = ScriptTest::new(BROWSER);

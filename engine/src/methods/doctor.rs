@@ -18,7 +18,7 @@ use crate::services::certificates;
 use crate::services::keyring::{self, store_key::StoreKeys};
 use crate::services::rdma::Rdma;
 use crate::services::sandbox::for_doctor;
-use crate::services::{calls, cluster, concat, pools, volumes};
+use crate::services::{calls, cluster, concat, pools};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<Run>();
@@ -125,10 +125,7 @@ impl Method<Engine> for Run {
         let settings = engine.settings.clone();
         let state = engine.journal.store_path().map(Path::to_owned);
         let report = tokio::task::spawn_blocking(move || {
-            scope.volume_store = volumes::store_for_doctor(&settings, state.as_deref());
-            if let Some(store) = &mut scope.volume_store {
-                store.cluster = cluster::for_doctor(&settings, state.as_deref());
-            }
+            scope.volume_store = cluster::store_for_doctor(&settings, state.as_deref());
             scope.keys = keyring::for_doctor(&keys);
             scope.store_key = store.for_doctor(keys.iter().any(|key| key.is_sealed()));
             scope.socket = rules.map(|rules| calls::expected_socket(&rules, &socket));

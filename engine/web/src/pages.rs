@@ -214,6 +214,16 @@ async fn post<B: Backend>(
         Ok(body) => body,
         Err(refused) => return closing(refused),
     };
+    // The body may have taken seconds.
+    if let Some(of) = &signed_in
+        && !web.logins.is_valid(of)
+    {
+        let refused = match of.by {
+            By::Session => api::signed_out(),
+            By::ApiToken => api::unknown_token(),
+        };
+        return closing(json(StatusCode::UNAUTHORIZED, refused));
+    }
     let Ok(turn) = web.running.try_acquire() else {
         let refused = RpcError::errno(Errno::EAGAIN, "too many requests are being answered");
         return error(StatusCode::SERVICE_UNAVAILABLE, &refused);
@@ -351,23 +361,24 @@ fn check_origin(headers: &HeaderMap, client: Client) -> Result<(), &'static str>
     }
 }
 
-/// The user or program of a request. A request with an `Authorization` has no other identity, also
-/// if its token is not valid: that is an error.
+/// The user or program of a request. A request with a bearer token has no other identity, also if
+/// the token is not valid: that is an error. Other schemes are those of a proxy before the page.
 fn signed_in<B: Backend>(
     web: &Web<B>,
     headers: &HeaderMap,
     client: Client,
 ) -> Result<Option<SignedIn>, Box<Response<Answer>>> {
-    if !headers.contains_key(header::AUTHORIZATION) {
-        return Ok(session(web, headers, client));
-    }
-    let value = the_only(headers, &header::AUTHORIZATION);
-    let secret = value.and_then(|value| {
-        let (scheme, secret) = value.split_once(' ')?;
-        scheme
-            .eq_ignore_ascii_case("bearer")
-            .then_some(secret.trim())
-    });
+    let secret = match the_only(headers, &header::AUTHORIZATION) {
+        Some(value) => {
+            let (scheme, secret) = value.split_once(' ').unwrap_or((value, ""));
+            if !scheme.eq_ignore_ascii_case("bearer") {
+                return Ok(session(web, headers, client));
+            }
+            Some(secret.trim())
+        }
+        None if headers.contains_key(header::AUTHORIZATION) => None,
+        None => return Ok(session(web, headers, client)),
+    };
     match secret.and_then(|secret| web.logins.program(secret)) {
         Some(program) => Ok(Some(program)),
         None => {

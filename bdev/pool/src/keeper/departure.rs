@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::{Bdev, Claim, Status};
-use nacre_bdev_pool_core::disks::PoolDisk;
 use nacre_bdev_pool_core::geometry::{PAGE, superblock_offsets};
+use nacre_bdev_pool_core::import::leftovers::Leftover;
 use nacre_bdev_pool_core::interface::Refusal;
 use nacre_bdev_pool_core::pool::Pool;
 use nacre_reactor::{Idle, Nanos};
@@ -23,7 +23,7 @@ use uuid::Uuid;
 use super::disk::{Disk, Ended};
 use super::disks::Disks;
 use crate::EDGE;
-use crate::model::{Departed, PoolError};
+use crate::model::{Departed, DiskStatus, LeavingDisk, PoolError};
 use crate::port::Shared;
 
 /// How often the progress is looked at.
@@ -32,11 +32,14 @@ const LOOK: Duration = Duration::from_millis(1);
 pub(super) struct Departures {
     shared: Arc<Shared>,
     list: Vec<Departure>,
+    /// Disks that are free, or could not be erased: not announced yet.
+    ended: Vec<Departed>,
 }
 
 struct Departure {
     id: Uuid,
-    /// Bytes that the pool has used: they give the places of the superblocks.
+    /// Bytes that the pool has used, of a disk that left just now: they give the places of the
+    /// superblocks.
     bytes: u64,
     step: Step,
     /// The last field: the device is free when its queues are gone.
@@ -66,17 +69,17 @@ impl Departures {
         Self {
             shared,
             list: Vec::new(),
+            ended: Vec::new(),
         }
     }
 
     /// Erases a disk that had left before the pool was opened. The pool has a root without it: only
     /// such a root was imported.
-    pub(super) fn erase_leftover(&mut self, known: PoolDisk, disk: Disk, claim: Arc<Claim>) {
-        let PoolDisk { id, bytes, .. } = known;
-        let step = Step::Erasing(Box::new(Erasing::begin(disk, bytes)));
+    pub(super) fn erase_leftover(&mut self, known: &Leftover, disk: Disk, claim: Arc<Claim>) {
+        let step = Step::Erasing(Box::new(Erasing::begin(disk, &known.superblocks)));
         self.list.push(Departure {
-            id,
-            bytes,
+            id: known.id,
+            bytes: 0,
             step,
             claim,
         });
@@ -91,6 +94,21 @@ impl Departures {
         }
     }
 
+    /// Disks that the pool needs no more, and that are not free yet.
+    pub(super) fn statuses(&self) -> impl Iterator<Item = DiskStatus> {
+        self.list.iter().map(|of| DiskStatus {
+            id: of.id,
+            name: of.claim.layer().name().to_owned(),
+            total_bytes: 0,
+            free_bytes: 0,
+            leaving: Some(LeavingDisk {
+                left_bytes: 0,
+                begun_bytes: 0,
+                seconds_left: None,
+            }),
+        })
+    }
+
     /// Returns the amount of work.
     pub(super) fn advance(&mut self, now: Nanos, disks: &mut Disks) -> u32 {
         let mut count = 0;
@@ -99,7 +117,10 @@ impl Departures {
                 && left.is_empty()
                 && let Some(disk) = disks.take_idle(*number)
             {
-                of.step = Step::Erasing(Box::new(Erasing::begin(disk, of.bytes)));
+                of.step = Step::Erasing(Box::new(Erasing::begin(
+                    disk,
+                    &superblock_offsets(of.bytes, EDGE),
+                )));
                 count += 1;
             }
             let outcome = match &mut of.step {
@@ -128,11 +149,18 @@ impl Departures {
         let result = outcome.map_err(|status| PoolError::Io {
             what: format!("its superblocks could not be erased: {status:?}"),
         });
-        self.tell(Departed {
+        self.ended.push(Departed {
             disk: id,
             name,
             result,
         });
+    }
+
+    /// Announces departures that have ended: no status has their disks any more.
+    pub(super) fn announce_ended(&mut self) {
+        for departed in std::mem::take(&mut self.ended) {
+            self.tell(departed);
+        }
     }
 
     fn tell(&self, departed: Departed) {
@@ -150,10 +178,9 @@ impl Departures {
 }
 
 impl Erasing {
-    fn begin(mut disk: Disk, bytes: u64) -> Self {
-        let offsets = superblock_offsets(bytes, EDGE);
+    fn begin(mut disk: Disk, offsets: &[u64]) -> Self {
         for (tag, offset) in (0..).zip(offsets) {
-            disk.write(tag, offset, Arc::new([0; PAGE]));
+            disk.write(tag, *offset, Arc::new([0; PAGE]));
         }
         Self {
             disk,

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use nacre_bdev::{Bdev, Claim};
-use nacre_bdev_pool_core::disks::{DiskState, Location, PoolDisk};
+use nacre_bdev_pool_core::disks::{DiskState, Location};
 use nacre_bdev_pool_core::format::Page;
+use nacre_bdev_pool_core::import::leftovers::Leftover;
 use nacre_bdev_pool_core::pool::Pool;
 use nacre_hugepages::Pool as Memory;
 use nacre_reactor::{Idle, Nanos};
@@ -67,8 +68,8 @@ impl Disks {
     pub(super) fn reorder(
         &mut self,
         order: &[usize],
-        others: Vec<(usize, PoolDisk)>,
-    ) -> Vec<(usize, PoolDisk, Disk)> {
+        others: Vec<(usize, Leftover)>,
+    ) -> Vec<(usize, Leftover, Disk)> {
         let mut before: Vec<Option<Disk>> = self.list.drain(..).collect();
         let kept = order.iter().map(|at| before[*at].take());
         self.list.extend(kept);
@@ -205,8 +206,13 @@ pub(super) fn statuses(
     let claims = shared.claims.load();
     let table = &pool.superblock().disks;
     let unit = pool.superblock().geometry.unit_bytes();
-    let disks = table.present().filter_map(|at| {
+    let is_leaving = |at: usize| leaving.is_some_and(|(of, _)| of == at);
+    let disks = (0..table.disks().len()).filter_map(|at| {
         let claim = claims.get(at)?.as_ref()?;
+        // The last roots are being written without a disk that has left.
+        if table.disks()[at].state == DiskState::Gone && !is_leaving(at) {
+            return None;
+        }
         Some(DiskStatus {
             id: table.disks()[at].id,
             name: claim.layer().name().to_owned(),

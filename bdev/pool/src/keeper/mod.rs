@@ -540,13 +540,16 @@ impl Keeper {
     fn look_at_status(&mut self, now: Nanos, is_busy: bool) {
         if let Stage::Open(pool) = &self.stage {
             let last_lsn = self.times.last_lsn;
-            self.status.check_due(now, is_busy, pool, last_lsn);
+            let departures = &self.departures;
+            self.status
+                .check_due(now, is_busy, pool, departures, last_lsn);
         }
     }
 
     fn update_status(&mut self) {
         if let Stage::Open(pool) = &self.stage {
-            self.status.update(pool, self.times.last_lsn);
+            self.status
+                .update(pool, &self.departures, self.times.last_lsn);
         }
     }
 
@@ -623,7 +626,12 @@ impl Poller for Keeper {
             self.advance_opening();
         }
         count += self.advance_addition(now);
-        count += self.departures.advance(now, &mut self.disks);
+        let departed = self.departures.advance(now, &mut self.disks);
+        if departed > 0 {
+            self.update_status();
+            self.departures.announce_ended();
+        }
+        count += departed;
         self.look_at_time(now);
         self.look_at_full(now);
         self.look_at_grace();

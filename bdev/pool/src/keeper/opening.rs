@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use nacre_bdev::Bdev;
 use nacre_bdev_pool_core::create::NewPool;
-use nacre_bdev_pool_core::disks::PoolDisk;
 use nacre_bdev_pool_core::format::Page;
 use nacre_bdev_pool_core::format::superblock::Superblock;
 use nacre_bdev_pool_core::geometry::{PAGE, superblock_offsets};
+use nacre_bdev_pool_core::import::leftovers::Leftover;
 use nacre_bdev_pool_core::import::{Import, ImportIntent, ImportReport};
 use nacre_bdev_pool_core::interface::{IoFailed, Limits};
 use nacre_bdev_pool_core::pool::Pool;
@@ -56,7 +56,7 @@ pub(crate) struct OpenAnswer {
 pub(crate) type OpenSender = oneshot::Sender<Result<(PoolHandle, ImportReport), PoolError>>;
 
 /// Queues on disks that have left the pool, by their first numbers.
-type Leftovers = Vec<(usize, PoolDisk, Disk)>;
+type Leftovers = Vec<(usize, Leftover, Disk)>;
 
 /// The next step of an opening.
 enum Advance {
@@ -249,7 +249,7 @@ impl Keeper {
         for (at, known, disk) in others {
             if let Some(claim) = &claims[at] {
                 let claim = Arc::clone(claim);
-                self.departures.erase_leftover(known, disk, claim);
+                self.departures.erase_leftover(&known, disk, claim);
             }
         }
         drop(claims);

@@ -8,6 +8,7 @@ use nacre_bdev_pool_core::ids::Lsn;
 use nacre_bdev_pool_core::pool::Pool;
 use nacre_reactor::Nanos;
 
+use super::departure::Departures;
 use super::{disks, full};
 use crate::model::{LeavingDisk, PoolState};
 use crate::port::Shared;
@@ -44,18 +45,25 @@ impl StatusUpdates {
     }
 
     /// Notes that the status is out of date, and updates it when it is due.
-    pub(super) fn check_due(&mut self, now: Nanos, is_busy: bool, pool: &Pool, last_lsn: Lsn) {
+    pub(super) fn check_due(
+        &mut self,
+        now: Nanos,
+        is_busy: bool,
+        pool: &Pool,
+        departures: &Departures,
+        last_lsn: Lsn,
+    ) {
         let due = match (self.due, is_busy) {
             (None, false) => return,
             (None, true) => *self.due.insert(now + AGE),
             (Some(due), _) => due,
         };
         if due <= now || pool.is_held() && self.shared.status.lock().state != PoolState::Held {
-            self.update(pool, last_lsn);
+            self.update(pool, departures, last_lsn);
         }
     }
 
-    pub(super) fn update(&mut self, pool: &Pool, last_lsn: Lsn) {
+    pub(super) fn update(&mut self, pool: &Pool, departures: &Departures, last_lsn: Lsn) {
         self.due = None;
         #[cfg(test)]
         self.shared.statuses.fetch_add(1, Ordering::SeqCst);
@@ -82,6 +90,7 @@ impl StatusUpdates {
         }
         status.total_bytes = units * unit;
         status.disks = disks::statuses(&self.shared, pool, leaving);
+        status.disks.extend(departures.statuses());
         self.shared
             .note_joined(pool.superblock().disks.disks().len());
         status.free_bytes = free * unit;

@@ -277,6 +277,8 @@ impl Lane {
         let end = io.lba.checked_add(u64::from(io.blocks));
         match io.op {
             Op::Flush if self.bases.iter().flatten().any(|base| base.is_volatile) => None,
+            // The last disk with a volatile cache may have left.
+            Op::Flush => Some(Status::Ok),
             Op::Read | Op::Write | Op::Unmap | Op::WriteZeroes => {
                 if end.is_none_or(|end| end > self.blocks()) {
                     Some(Status::OutOfRange)

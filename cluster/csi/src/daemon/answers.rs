@@ -16,7 +16,7 @@ pub(super) fn cluster_room(pools: &[ClusterPoolAnswer], parameters: &Parameters)
     let mut nodes: BTreeMap<&str, (bool, u64)> = BTreeMap::new();
     let online = pools
         .iter()
-        .filter(|pool| pool.state == ClusterPoolState::Online);
+        .filter(|pool| pool.state == Some(ClusterPoolState::Online));
     for pool in online {
         if parameters.class.is_some() && pool.class != parameters.class {
             continue;
@@ -130,7 +130,7 @@ mod tests {
             node: node.to_owned(),
             node_name: Some(node.to_uppercase()),
             class: Some(class.to_owned()),
-            state,
+            state: Some(state),
             room_bytes: room,
             thin_room_bytes: 2 * room,
         };

@@ -19,7 +19,8 @@ use nacre_engine_rpc::Method;
 #[cfg(test)]
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::de::{DeserializeOwned, Deserializer, IgnoredAny};
+use serde_json::Value;
 use uuid::Uuid;
 
 /// A method of the daemon that the driver calls.
@@ -88,8 +89,17 @@ pub(super) struct ClusterAnswer {
 #[cfg_attr(test, derive(JsonSchema))]
 pub(super) struct NodeAnswer {
     pub id: String,
+    #[serde(default)]
     pub this_node: bool,
-    pub lease: LeaseState,
+    /// `None`: a word of a later daemon.
+    #[serde(default, deserialize_with = "known")]
+    pub lease: Option<LeaseState>,
+}
+
+/// A word that this driver knows.
+fn known<'de, D: Deserializer<'de>, T: DeserializeOwned>(from: D) -> Result<Option<T>, D::Error> {
+    let word = Value::deserialize(from)?;
+    Ok(T::deserialize(word).ok())
 }
 
 /// A pool of any node of the cluster.
@@ -99,7 +109,9 @@ pub(super) struct ClusterPoolAnswer {
     pub node: String,
     pub node_name: Option<String>,
     pub class: Option<String>,
-    pub state: ClusterPoolState,
+    /// `None`: a word of a later daemon.
+    #[serde(default, deserialize_with = "known")]
+    pub state: Option<ClusterPoolState>,
     pub room_bytes: u64,
     pub thin_room_bytes: u64,
 }
@@ -111,7 +123,9 @@ pub(super) struct ClusterVolumeAnswer {
     #[cfg_attr(test, schemars(with = "String"))]
     pub id: Uuid,
     pub holder: Option<VolumeNodeAnswer>,
+    #[serde(default)]
     pub lease_stands: bool,
+    #[serde(default)]
     pub nodes: Vec<VolumeNodeAnswer>,
     pub publication: Option<ClusterPublicationAnswer>,
 }
@@ -129,6 +143,7 @@ pub(super) struct VolumeNodeAnswer {
 pub(super) struct ClusterPublicationAnswer {
     pub nqn: String,
     pub hosts: Vec<String>,
+    #[serde(default)]
     pub any_host: bool,
     pub listen_addresses: Vec<AddressAnswer>,
 }
@@ -152,6 +167,7 @@ pub(super) struct VolumeAnswer {
     pub num_blocks: u64,
     pub replicas: Vec<ReplicaAnswer>,
     pub settings: SettingsAnswer,
+    #[serde(default)]
     pub subsystems: Vec<String>,
 }
 
@@ -163,6 +179,7 @@ pub(super) struct ReplicaAnswer {}
 #[derive(Debug, Deserialize)]
 #[cfg_attr(test, derive(JsonSchema))]
 pub(super) struct SettingsAnswer {
+    #[serde(default)]
     pub description: String,
 }
 
@@ -202,12 +219,13 @@ pub(super) struct PoolAnswer {
     /// `online` or `held`.
     pub state: String,
     pub free_bytes: u64,
+    #[serde(default)]
     pub reserved_bytes: u64,
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -270,6 +288,29 @@ mod tests {
             found.extend(missing(name, (&answer, &answer), (&reply, &reply)));
         });
         assert_eq!(found, [""; 0]);
+    }
+
+    /// Goal: a word or a field that this driver does not know, or that the daemon does not send,
+    /// costs no volume and no node.
+    #[test]
+    fn replies_of_other_versions_are_read() {
+        let node: NodeAnswer = serde_json::from_value(json!({
+            "id": "a", "lease": "half", "this_node": true, "later": 1
+        }))
+        .unwrap();
+        assert_eq!((node.lease, node.this_node), (None, true));
+        let late: NodeAnswer =
+            serde_json::from_value(json!({ "id": "a", "lease": "late" })).unwrap();
+        assert_eq!(late.lease, Some(LeaseState::Late));
+        let volume: VolumeAnswer = serde_json::from_value(json!({
+            "uuid": Uuid::nil(), "name": "v", "block_size": 512, "num_blocks": 8,
+            "replicas": [{}], "settings": {}
+        }))
+        .unwrap();
+        assert_eq!(
+            (&*volume.settings.description, volume.subsystems.len()),
+            ("", 0)
+        );
     }
 
     /// Goal: the comparison finds an absent field and another type, also in lists.

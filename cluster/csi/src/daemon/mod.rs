@@ -174,7 +174,7 @@ impl Daemon {
         let answer = (self.connect)()?.call_for_json::<M, Engine>(params)?;
         M::Answer::deserialize(&answer).map_err(|error| ClientError::Strange {
             method: M::NAME.to_owned(),
-            text: format!("{error} in {answer}"),
+            text: error.to_string(),
         })
     }
 
@@ -475,7 +475,7 @@ impl Daemon {
         let nodes = self.ask::<GetNodes>(&NoParams {})?;
         let is_late = |id: &str| {
             let mut nodes = nodes.iter();
-            nodes.any(|node| node.id == id && node.lease == LeaseState::Late)
+            nodes.any(|node| node.id == id && node.lease == Some(LeaseState::Late))
         };
         let mut ids = volume.nodes.iter().chain(&volume.holder);
         let late = ids.find(|node| is_late(&node.id));

@@ -21,7 +21,7 @@ use nacre_engine::plane::demand::{self, Demand};
 use nacre_engine::services::Engine;
 use nacre_engine::services::pools::IMPORT;
 use nacre_engine::services::sandbox::for_doctor;
-use nacre_engine::services::{calls, certificates, concat, keyring, volumes};
+use nacre_engine::services::{calls, certificates, cluster, concat, keyring};
 use nacre_engine_doctor::pools::{Closed, Pools};
 use nacre_engine_doctor::roce::{self, LLDP_WAIT};
 use nacre_engine_doctor::{Marking, Report, Scope, Status, System, examine_with_facts};
@@ -131,7 +131,7 @@ pub(crate) fn run(args: DoctorArgs) -> Result<(), Failure> {
         keys: keyring::declared_for_doctor(&settings),
         revocations: certificates::for_doctor(&settings),
         store_key: keyring::store_key::in_folder(state.clone()),
-        volume_store: volumes::store_for_doctor(&settings, state.as_deref()),
+        volume_store: cluster::store_for_doctor(&settings, state.as_deref()),
         marking: Marking {
             tos: settings.rdma_transport().tos,
             qos: settings.qos,

@@ -43,6 +43,27 @@ fn the_doctor_fails_when_a_check_does() {
     assert!(table.err.contains(" failed"), "{table:?}");
 }
 
+/// Goal: on a node of a cluster, the command has the checks of the store and of the cluster, and
+/// fails while etcd does not answer. Method: a port without a listener.
+#[test]
+fn the_doctor_examines_the_cluster() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("nacre.toml");
+    let text = "[store]\nendpoints = [\"http://127.0.0.1:1\"]\n[cluster]\nname = \"lab\"\n";
+    std::fs::write(&config, text).unwrap();
+    let command = format!(
+        "doctor --config {} --data-dir {} --json",
+        config.display(),
+        folder.path().display()
+    );
+    let outcome = nacre(&command, nowhere());
+    let report: Value = serde_json::from_str(&outcome.out).expect("a report in JSON");
+    let findings = report["findings"].as_array().expect("findings");
+    let joined = findings.iter().find(|f| f["id"] == "cluster.joined");
+    assert_eq!(joined.expect("a finding for the cluster")["status"], "FAIL");
+    assert_eq!(outcome.code, 1);
+}
+
 #[test]
 fn devices_are_those_of_the_kernel() {
     let kernel = std::fs::read_dir("/sys/class/infiniband").map_or(0, Iterator::count);

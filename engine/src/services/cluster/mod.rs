@@ -76,7 +76,7 @@ pub use self::create::{addresses, create, delete, publish, unpublish};
 pub use self::placed::{PlacedReplicas, create_placed, grow_lvols};
 pub(crate) use self::replacement::report_release;
 pub use self::replicas::{NewReplica, change_replicas};
-pub use self::report::for_doctor;
+pub use self::report::store_for_doctor;
 pub(super) use self::volumes::Shown;
 
 /// Time for the handover of all volumes when the daemon ends; the node itself takes 6 s.

@@ -18,7 +18,8 @@ use super::discovery::tls_text;
 use super::{Cluster, joined};
 use crate::config::Settings;
 use crate::doctor::cluster as doctor;
-use crate::services::volumes::{endpoints, holder};
+use crate::doctor::volume_store::VolumeStore;
+use crate::services::volumes::{self, endpoints, holder};
 
 /// Time limit of a connection to another node.
 const CONNECTED: Duration = Duration::from_secs(2);
@@ -69,9 +70,17 @@ impl Cluster {
     }
 }
 
+/// The volume store in etcd, with the cluster that it has. Blocks. `None`: the store is not in
+/// etcd.
+pub fn store_for_doctor(settings: &Settings, dir: Option<&Path>) -> Option<VolumeStore> {
+    let mut store = volumes::store_for_doctor(settings, dir)?;
+    store.cluster = for_doctor(settings, dir);
+    Some(store)
+}
+
 /// Asks etcd and the other nodes, with connections of its own. Blocks. `None`: the configuration
 /// names no cluster.
-pub fn for_doctor(settings: &Settings, dir: Option<&Path>) -> Option<doctor::Cluster> {
+fn for_doctor(settings: &Settings, dir: Option<&Path>) -> Option<doctor::Cluster> {
     let name = settings.cluster.name.clone()?;
     let unknown = |why: String| doctor::Cluster {
         name: name.clone(),

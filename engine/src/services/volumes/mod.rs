@@ -53,7 +53,7 @@ pub use self::lifecycle::{
 pub use self::lvols::delete;
 pub(in crate::services) use self::membership::{AbsentDevices, Membership};
 pub use self::replica_devices::{REMOTE_PRODUCT, is_local};
-pub use self::store_report::store_for_doctor;
+pub(super) use self::store_report::store_for_doctor;
 pub use paths::of_listener;
 
 pub use nacre_bdev_replica::model::RESERVED;

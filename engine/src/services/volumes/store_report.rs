@@ -12,7 +12,10 @@ use crate::doctor::volume_store as doctor;
 
 /// Asks every member, with a connection of its own. Blocks. `None`: the store is not in etcd. The
 /// caller adds the cluster.
-pub fn store_for_doctor(settings: &Settings, dir: Option<&Path>) -> Option<doctor::VolumeStore> {
+pub(in crate::services) fn store_for_doctor(
+    settings: &Settings,
+    dir: Option<&Path>,
+) -> Option<doctor::VolumeStore> {
     if !settings.store.is_etcd() {
         return None;
     }

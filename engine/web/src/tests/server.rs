@@ -244,7 +244,7 @@ fn programs_call_with_a_token() {
             bearer(session_secret),
             bearer(&format!("nacre_{session_secret}")),
             bearer(""),
-            format!("Authorization: Basic {}\r\n", *secret),
+            "Authorization: Bearer\r\n".to_owned(),
             format!("{good}{good}"),
         ] {
             let refused = post("/api/rpc", format!("{page}{wrong}")).await;
@@ -253,6 +253,12 @@ fn programs_call_with_a_token() {
             let refused = rig.get("/api/live", &wrong).await;
             assert_eq!(refused.status, 401, "{wrong}");
         }
+        // A proxy's own authentication leaves the session to its cookie, and opens none.
+        let basic = format!("Authorization: Basic {}\r\n", *secret);
+        let of_page = post("/api/rpc", format!("{page}{basic}")).await;
+        assert_eq!(of_page.json()["result"]["name"], "ann");
+        let alone = post("/api/rpc", format!("{json_type}{basic}")).await;
+        assert_eq!(alone.status, 403, "without the headers of the page");
         // The secret is no cookie.
         let as_cookie = format!("Cookie: nacre={}\r\n", &secret[6..]);
         let session = rig.get("/api/session", &as_cookie).await.json();

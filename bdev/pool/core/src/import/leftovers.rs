@@ -1,12 +1,22 @@
 //! Disks that left the pool, and were not erased before the daemon ended.
 
 use super::Import;
+use uuid::Uuid;
+
 use crate::disks::PoolDisk;
 use crate::format::superblock::Superblock;
 
+/// A disk that left the pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leftover {
+    pub id: Uuid,
+    /// Offsets of its superblocks. Other contents of the device are not the pool's.
+    pub superblocks: Vec<u64>,
+}
+
 impl Import {
     /// Devices of disks that left the pool and were not erased since, by the caller's number.
-    pub fn leftovers(&self) -> Vec<(usize, PoolDisk)> {
+    pub fn leftovers(&self) -> Vec<(usize, Leftover)> {
         let Some(root) = &self.superblock else {
             return Vec::new();
         };
@@ -17,10 +27,14 @@ impl Import {
         };
         let devices = (0..self.disk_bytes.len()).filter_map(|device| {
             let found = self.superblocks.iter().filter(|(at, _)| at.disk == device);
-            let found: Vec<&Superblock> = found.map(|(_, of)| of).collect();
-            let is_ours = found.iter().all(|of| of.pool == root.pool);
-            let disk = found.into_iter().find_map(left).filter(|_| is_ours)?;
-            Some((device, disk))
+            let is_ours = found.clone().all(|(_, of)| of.pool == root.pool);
+            let disk: PoolDisk = found.clone().find_map(|(_, of)| left(of))?;
+            let superblocks = found.filter(|(_, of)| of.disk == disk.id);
+            let leftover = Leftover {
+                id: disk.id,
+                superblocks: superblocks.map(|(at, _)| at.offset).collect(),
+            };
+            is_ours.then_some((device, leftover))
         });
         devices.collect()
     }

@@ -14,7 +14,7 @@
 //!
 //! Today an import reads the whole map. It is bounded by the map's size, not by the log.
 
-mod leftovers;
+pub mod leftovers;
 mod log;
 mod nodes;
 mod replay;

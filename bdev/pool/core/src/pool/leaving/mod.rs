@@ -85,6 +85,10 @@ struct Search {
     has_found: bool,
     /// The last record when a whole pass found no unit.
     clean_at: Option<Lsn>,
+    /// The last record when the present pass began: a later one may hide a unit from it.
+    began_at: Lsn,
+    /// No record came during the pass of `clean_at`.
+    is_final: bool,
     /// Leaves that may be looked at.
     left: u64,
 }
@@ -279,7 +283,10 @@ impl Removal<'_> {
 /// Progress.
 impl Removal<'_> {
     pub(super) fn advance_leaving(&mut self) {
-        self.leaving.moves.advance(self.store);
+        let departure = self.leaving.departure.as_ref();
+        let is_stopping = departure.is_some_and(|departure| departure.stop.is_some());
+        let is_ending = is_stopping || self.leaving.is_paused;
+        self.leaving.moves.advance(self.store, is_ending);
         let Some(departure) = &mut self.leaving.departure else {
             return;
         };
@@ -460,7 +467,7 @@ impl Search {
     /// pass has come to its end.
     fn next(&mut self, store: &Store, disk: usize) -> Option<(u64, u64)> {
         let last = store.log.next_lsn() - 1;
-        if self.found.is_empty() && self.clean_at == Some(last) {
+        if self.found.is_empty() && self.is_final && self.clean_at == Some(last) {
             return None;
         }
         loop {
@@ -474,6 +481,8 @@ impl Search {
             let state = &store.state;
             let Some((id, _)) = state.versions.range(self.version..).next() else {
                 self.clean_at = (!self.has_found).then_some(last);
+                self.is_final = self.began_at == last;
+                self.began_at = last;
                 (self.version, self.leaf, self.has_found) = (VersionId(0), 0, false);
                 // The next pass begins with the next allowance.
                 self.left = 0;

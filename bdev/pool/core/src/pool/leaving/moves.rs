@@ -12,7 +12,8 @@
 //! so it needs no order with snapshots, clones and passes.
 //!
 //! MOVE has no checksums. The copy is durable before the record, and no recovery verifies records
-//! about the old unit: they are settled.
+//! about the old unit: they are settled. A recovery may drop a record about another unit, and with
+//! it a newer granule: the old unit's one is in use again then. So the copy is of the whole unit.
 
 use crate::format::record::Record;
 use crate::ids::{Lsn, Token};
@@ -165,11 +166,16 @@ impl Moves {
         }
     }
 
-    /// Takes every step that is possible.
-    pub(super) fn advance(&mut self, store: &mut Store) {
+    /// Takes every step that is possible. `is_ending`: units that are not read yet stay where they
+    /// are, because the I/O that they wait for may never end.
+    pub(super) fn advance(&mut self, store: &mut Store, is_ending: bool) {
         let complete = store.log.complete();
         for mut of in std::mem::take(&mut self.list) {
             let stays = match of.step {
+                Step::Grace { .. } if is_ending => {
+                    give_up(store, &of);
+                    false
+                }
                 Step::Grace { epoch } => read_after(store, &mut of, epoch),
                 Step::Durable => record(store, &mut of),
                 Step::Logged { lsn } if lsn <= complete => {
@@ -213,11 +219,12 @@ fn read_after(store: &mut Store, of: &mut Move, epoch: u64) -> bool {
         return true;
     }
     let users = store.state.users(of.place, of.from);
-    of.granules = store.state.granules_of_users(&users, of.place, of.from);
-    if of.granules == 0 {
+    let used = store.state.granules_of_users(&users, of.place, of.from);
+    if used == 0 {
         give_up(store, of);
         return false;
     }
+    of.granules = store.state.geometry.whole();
     of.step = Step::Reading;
     store.out.push_back(Intent::ReadSource {
         token: of.token,
