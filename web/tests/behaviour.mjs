@@ -214,7 +214,10 @@ export const CASES = {
     const acting = async (page) => {
       const found = new Set();
       for (const [, hash] of SCREENS.filter(([name]) => name !== 'setup')) {
+        // From an empty page: a change of the hash alone may leave the last screen for a moment.
+        await page.goto('about:blank');
         await page.goto(`${page.mock.url}/${hash}`);
+        await page.locator('main h1').waitFor();
         await page.waitForFunction(() => !/Loading…|Checking…/.test(document.querySelector('main')?.textContent ?? 'Loading…'));
         for (const text of await page.locator('main button').allTextContents()) if (!passive.includes(text.trim())) found.add(text.trim());
       }
@@ -539,13 +542,13 @@ export const CASES = {
 };
 
 /** Cases that run at the same time: they wait more than they compute. */
-const AT_ONCE = 3;
+const AT_ONCE = 2;
 
 export async function behaviour(only) {
   const browser = await launch();
   const waiting = Object.entries(CASES).filter(([name]) => !only || name.includes(only));
   const result = { passed: 0, failed: 0 };
-  const one = async ([name, run]) => {
+  const one = async ([name, run], isLast) => {
     const from = Date.now();
     try {
       const used = await run({ browser });
@@ -558,12 +561,17 @@ export async function behaviour(only) {
       result.passed += 1;
       console.log(`ok    ${name} (${((Date.now() - from) / 1000).toFixed(1)} s)`);
     } catch (error) {
+      if (!isLast) {
+        // A busy machine, or a browser that lost a page: a fault of the page fails twice.
+        console.log(`again  ${name}: ${String(error.message ?? error).split('\n')[0]}`);
+        return one([name, run], true);
+      }
       result.failed += 1;
       console.log(`FAILED: ${name}\n      ${String(error.message ?? error).split('\n').slice(0, 30).join('\n      ')}`);
     }
   };
   const take = async () => {
-    for (let next = waiting.shift(); next; next = waiting.shift()) await one(next);
+    for (let next = waiting.shift(); next; next = waiting.shift()) await one(next, false);
   };
   await Promise.all(Array.from({ length: AT_ONCE }, take));
   for (const mock of Mock.running) await mock.stop();

@@ -36,6 +36,8 @@ export async function signIn(page, mock, hash = '') {
   await page.getByLabel('Name', { exact: true }).fill('admin');
   await page.getByLabel('Password', { exact: true }).fill(PASSWORD);
   await page.getByRole('button', { name: 'Sign in' }).click();
+  // The form has a heading, too.
+  await page.getByLabel('Password', { exact: true }).waitFor({ state: 'detached' });
   await page.locator('main h1').waitFor();
 }
 

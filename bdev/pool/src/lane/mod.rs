@@ -52,6 +52,9 @@ pub(crate) struct Lane {
     table: Arc<DiskTable>,
     /// Queues on the disks, in the pool's order. `None`: the disk has left.
     bases: Vec<Option<Base>>,
+    /// A disk of the pool could lose writes when the queue was opened: hosts know of FLUSH, also
+    /// when that disk has left.
+    has_flush: bool,
     /// The change of the disks that is answered when queues on those that left are idle.
     closing: Option<(u64, Result<(), String>)>,
     memory: Pool,
@@ -243,6 +246,7 @@ impl Lane {
             port,
             geometry,
             table,
+            has_flush: bases.iter().flatten().any(|base| base.is_volatile),
             bases,
             closing: None,
             depth,
@@ -277,8 +281,7 @@ impl Lane {
         let end = io.lba.checked_add(u64::from(io.blocks));
         match io.op {
             Op::Flush if self.bases.iter().flatten().any(|base| base.is_volatile) => None,
-            // The last disk with a volatile cache may have left.
-            Op::Flush => Some(Status::Ok),
+            Op::Flush if self.has_flush => Some(Status::Ok),
             Op::Read | Op::Write | Op::Unmap | Op::WriteZeroes => {
                 if end.is_none_or(|end| end > self.blocks()) {
                     Some(Status::OutOfRange)

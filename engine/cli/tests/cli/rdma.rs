@@ -51,11 +51,7 @@ fn the_doctor_examines_the_cluster() {
     let config = folder.path().join("nacre.toml");
     let text = "[store]\nendpoints = [\"http://127.0.0.1:1\"]\n[cluster]\nname = \"lab\"\n";
     std::fs::write(&config, text).unwrap();
-    let command = format!(
-        "doctor --config {} --data-dir {} --json",
-        config.display(),
-        folder.path().display()
-    );
+    let command = format!("doctor --config {} --json", config.display());
     let outcome = nacre(&command, nowhere());
     let report: Value = serde_json::from_str(&outcome.out).expect("a report in JSON");
     let findings = report["findings"].as_array().expect("findings");
