@@ -548,7 +548,7 @@ export async function behaviour(only) {
   const browser = await launch();
   const waiting = Object.entries(CASES).filter(([name]) => !only || name.includes(only));
   const result = { passed: 0, failed: 0 };
-  const one = async ([name, run], isLast) => {
+  const one = async ([name, run]) => {
     const from = Date.now();
     try {
       const used = await run({ browser });
@@ -561,17 +561,12 @@ export async function behaviour(only) {
       result.passed += 1;
       console.log(`ok    ${name} (${((Date.now() - from) / 1000).toFixed(1)} s)`);
     } catch (error) {
-      if (!isLast) {
-        // A busy machine, or a browser that lost a page: a fault of the page fails twice.
-        console.log(`again  ${name}: ${String(error.message ?? error).split('\n')[0]}`);
-        return one([name, run], true);
-      }
       result.failed += 1;
       console.log(`FAILED: ${name}\n      ${String(error.message ?? error).split('\n').slice(0, 30).join('\n      ')}`);
     }
   };
   const take = async () => {
-    for (let next = waiting.shift(); next; next = waiting.shift()) await one(next, false);
+    for (let next = waiting.shift(); next; next = waiting.shift()) await one(next);
   };
   await Promise.all(Array.from({ length: AT_ONCE }, take));
   for (const mock of Mock.running) await mock.stop();
