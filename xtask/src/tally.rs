@@ -26,7 +26,7 @@ impl Tally {
         self.failures.push(what.into());
     }
 
-    /// One failure: what could not be run.
+    /// One failure: a suite that could not run.
     pub(crate) fn of_error(what: &str, error: &anyhow::Error) -> Self {
         let mut tally = Self::default();
         tally.fail(format!("{what}: {error:#}"));

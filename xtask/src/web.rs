@@ -33,8 +33,8 @@ pub(crate) fn matches(filter: &[String]) -> bool {
     filter.is_empty() || filter.iter().any(|part| NAME.contains(part.as_str()))
 }
 
-/// The suite `page` of `cargo xtask test`: the committed files are those that `web/` builds, and a
-/// browser does what users do, also against the daemon.
+/// The suite `page` of `cargo xtask test`. The committed files have to be those that `web/` builds.
+/// A browser then runs the cases of users, also with the daemon.
 pub(crate) fn suite(root: &Path, nacre: Option<&Path>) -> Result<Tally> {
     let mut tally = Tally::default();
     if node().is_none_or(|version| version < NODE) {

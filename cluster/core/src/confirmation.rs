@@ -1,5 +1,6 @@
-//! Answers of a holder without a lease. They may leave when the gate of every replica that may be
-//! in sync has confirmed, after the data was collected, that this node is still the holder.
+//! Answers of a holder without a lease. They wait until the gates of all replicas that may be in
+//! sync have confirmed that this node is still the holder. Each gate does so after the data was
+//! collected.
 //!
 //! The next holder gates an in-sync replica before its first answer. So a confirmation of every
 //! such replica after the data was read proves that no other holder had answered by then.

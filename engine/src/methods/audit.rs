@@ -53,9 +53,9 @@ impl GetParams {
 pub struct Lines {
     /// The file with the newest lines.
     file: String,
-    /// The oldest first: time, uid, gids, pid, program (or certificate, account or api_token, and
-    /// address, of a client over the network), role, class, method, object, params, left_out,
-    /// result, error, duration_ms.
+    /// The oldest first: time, uid, gids, pid, program, role, class, method, object, params,
+    /// left_out, result, error, duration_ms. A client over the network has address, and
+    /// certificate, account or api_token.
     calls: Vec<Value>,
 }
 

@@ -496,9 +496,8 @@ impl Engine {
         if outcome.is_err() && !waits {
             return;
         }
-        // The object may depend on a volume that is being opened, on a declared object (created
-        // after the stored ones), or on an export to the cluster. The code that creates the last of
-        // them retries.
+        // The object may depend on a volume that is being opened, on a declared object, which comes
+        // after the stored ones, or on an export. The code that creates the last of them retries.
         let has_more = self.volumes.are_opening() || self.declared.is_coming();
         if let Err(error) = &outcome
             && !again

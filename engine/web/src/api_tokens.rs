@@ -1,5 +1,5 @@
-//! The API tokens of programs: a name and a role each, and the digest of the secret, in a small
-//! file in the directory of the state.
+//! The API tokens of programs. Each has a name, a role and the digest of its secret. They are in a
+//! small file in the directory of the state.
 
 use std::time::Duration;
 

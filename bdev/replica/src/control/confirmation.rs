@@ -123,8 +123,8 @@ mod tests {
     use crate::lane::tests::rig::record;
     use crate::model::ReplicaState;
 
-    /// The replicas of the record must confirm, and those of attempted changes: of a promotion
-    /// whose result is unknown, and of the removal of a replica.
+    /// Goal: the replicas of the record and those of attempted changes must confirm. Method: a
+    /// promotion whose result is unknown, and the removal of a replica.
     #[test]
     fn replicas_that_may_be_in_sync() {
         let mut before = record(2048, 3);

@@ -1,5 +1,5 @@
-//! A model of the data path of a holder: locks per block, reads from one replica, writes to all
-//! replicas, and answers that leave by the clock or by confirmation.
+//! A model of the data path of a holder. It locks blocks, reads from one replica and writes to all.
+//! Answers leave by the clock or by confirmation.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -380,7 +380,7 @@ impl World {
         ready.into_values().for_each(|id| self.leave(node, id));
     }
 
-    /// The replica's I/O is lost: what lacks it is sent again, when the replica has a gate.
+    /// The replica's I/O is lost. The holder sends it again when the replica has a gate.
     pub(crate) fn forget_replica(&mut self, node: usize, replica: usize) {
         let lane = &mut self.nodes[node].lane;
         lane.outstanding.retain(|_, o| o.replica != replica);

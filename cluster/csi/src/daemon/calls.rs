@@ -2,7 +2,7 @@
 //! driver reads.
 //!
 //! Parameters are the types of the methods. A daemon of another version may add fields to a reply,
-//! so replies are read into types of their own; a test compares their fields with the replies.
+//! so replies have types of their own here. A test compares these with the replies of the methods.
 
 use nacre_engine::methods::cluster::pools::{ClusterPoolState, GetPools};
 use nacre_engine::methods::cluster::status::{GetClusterStatus, GetNodes, LeaseState};

@@ -43,8 +43,8 @@ fn the_doctor_fails_when_a_check_does() {
     assert!(table.err.contains(" failed"), "{table:?}");
 }
 
-/// Goal: on a node of a cluster, the command has the checks of the store and of the cluster, and
-/// fails while etcd does not answer. Method: a port without a listener.
+/// Goal: on a node of a cluster, the command checks the cluster, and fails while etcd does not
+/// answer. Method: a port without a listener.
 #[test]
 fn the_doctor_examines_the_cluster() {
     let folder = tempfile::tempdir().unwrap();

@@ -102,8 +102,8 @@ fn the_page_of_an_engine() {
     assert!(!again.wants_setup());
 }
 
-/// Goal: a program with an API token calls with the token's role, before and after a restart, and
-/// no answer but the first has the secret.
+/// Goal: a program with an API token has the token's role, also after a restart. Only the first
+/// answer has the secret.
 #[test]
 fn programs_call_with_a_token() {
     let daemon = with_page();

@@ -202,6 +202,30 @@ fn wrong_passwords_are_refused_and_wait() {
     });
 }
 
+/// Goal: a token that is deleted while the body of its request arrives makes no call. Method: the
+/// body comes after the deletion.
+#[test]
+fn a_token_may_end_during_a_request() {
+    run(async {
+        let rig = Rig::with_accounts().await;
+        let create = rig.web.logins.create_api_token("probe", Role::Admin, None);
+        let secret = create.await.unwrap();
+        let body = json!({ "method": "change" }).to_string();
+        let (host, length, secret) = (&rig.host, body.len(), &*secret);
+        let head = format!(
+            "POST /api/rpc HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {secret}\r\n\
+             Content-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+        );
+        let mut stream = rig.connect().await;
+        stream.write_all(head.as_bytes()).await.unwrap();
+        // The server has read the head, or refuses it: both are right.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        rig.web.logins.delete_api_token("probe").await.unwrap();
+        let got = exchange(stream, &body).await;
+        assert_eq!(got.status, 401, "{}", got.body);
+    });
+}
+
 /// Goal: a program calls with its API token, without a session and without the headers of the page,
 /// as long as the token exists. A wrong token is refused, also beside a good cookie.
 #[test]

@@ -108,7 +108,7 @@ impl Drop for Context {
         let now = Contexts::list(self.api);
         // SAFETY: the context is open.
         let files = unsafe { [(*self.raw).cmd_fd, (*self.raw).async_fd] };
-        // SAFETY: `rdma_free_devices` drops a reference of each context up to a null pointer, and
+        // SAFETY: `rdma_free_devices` drops a reference of each context up to a null pointer. It
         // frees the list with the `free` of this process's C library, whose `malloc` made it.
         unsafe {
             let list = libc::malloc(2 * size_of::<*mut ibv_context>()).cast::<*mut ibv_context>();
@@ -288,8 +288,8 @@ fn on_demand_paging(context: *mut ibv_context) -> Option<OnDemandPaging> {
 }
 
 /// True for devices that claim SEND_WITH_INVALIDATE but fail the first one with
-/// `IBV_WC_LOC_QP_OP_ERR`, so that no Linux host could connect: Broadcom's, seen on a BCM57508 with
-/// firmware 237.1.148.0 (<https://github.com/spdk/spdk/issues/3926>). Hosts work without it.
+/// `IBV_WC_LOC_QP_OP_ERR`. No Linux host could connect to them; hosts work without it. Broadcom's
+/// are such: a BCM57508 with firmware 237.1.148.0 (<https://github.com/spdk/spdk/issues/3926>).
 fn claims_to_invalidate(sys: &Path) -> bool {
     let driver = std::fs::read_link(sys.join("device/driver"));
     driver.is_ok_and(|driver| driver.ends_with("bnxt_en") || driver.ends_with("bnxt_re"))
