@@ -1,11 +1,15 @@
 # limit: 900
 # A file system on a volume of a pool, over TCP: snapshots under load, a daemon that is
-# killed, space returned by trims, and a snapshot and a clone that are mounted.
+# killed, a disk that joins and leaves, space returned by trims, and a snapshot and a clone that are
+# mounted.
 nacre_only "pools"
 lvol() { rpc lvol_get "{\"lvol\":\"pool0/$1\"}"; }
 used() { lvol "$1" | jq .used_bytes; }
 add() { rpc nvmf_subsystem_add_ns "{\"nqn\":\"$NQN\",\"namespace\":{\"nsid\":$2,\"bdev_name\":\"pool0/$1\"}}"; }
 uses_less() { [ "$(used v1)" -lt "$1" ]; }
+on_more() { rpc pool_get '{"pool":"pool0"}' | jq '.disks[1].total_bytes - .disks[1].free_bytes'; }
+has_data_on_more() { [ "$(on_more)" -ge $((8 << 20)) ]; }
+has_one_disk() { [ "$(rpc pool_get '{"pool":"pool0"}' | jq '.disks | length')" = 1 ]; }
 MNT=$WORK/mnt
 mkdir -p "$MNT"
 leave() { load_kill; umount "$MNT" 2>/dev/null || true; }
@@ -43,6 +47,33 @@ for round in 1 2; do
 done
 load_end
 expect "lvols" "$(rpc lvol_list '{}' | jq length)" 4
+
+step "a disk joins, and leaves under load with its data; the daemon is killed meanwhile"
+truncate -s 1G "$WORK/more.img"
+rpc bdev_uring_create "{\"name\":\"more\",\"filename\":\"$WORK/more.img\",\"block_size\":4096}"
+rpc pool_add_disk '{"pool":"pool0","disk":"more"}'
+# The home of a new volume is the disk with the most room.
+rpc lvol_create '{"pool":"pool0","name":"v3","size":"64MiB"}'
+add v3 4
+wait_until 60 ns_dev "$NQN" 4
+FILES=$DEV DEV=$(ns_dev "$NQN" 4)
+load_start "$DEV" 32m
+trap leave EXIT
+wait_until 120 has_data_on_more
+rpc pool_remove_disk '{"pool":"pool0","disk":"more"}'
+nacre_kill
+target_start
+wait_until 120 is_live "$CTRL"
+load_goes_on
+wait_until 120 has_one_disk
+load_goes_on
+load_end
+# The pool no longer claims the disk.
+rpc bdev_uring_delete '{"name":"more"}'
+DEV=$FILES
+rpc nvmf_subsystem_remove_ns "{\"nqn\":\"$NQN\",\"nsid\":4}"
+wait_until 60 no_ns_dev "$NQN" 4
+rpc lvol_delete '{"lvol":"pool0/v3"}'
 
 step "a clone of the first snapshot has the files, and takes writes; the snapshot does not"
 rpc lvol_clone '{"snapshot":"pool0/v1@first","name":"v2"}'
