@@ -45,7 +45,7 @@ const MAX_REFUSED_BYTES: usize = 512;
 const MAX_GROUPS: usize = 32;
 
 /// Parameters that name the object of a call; the first one present counts.
-const OBJECTS: [&str; 9] = [
+const OBJECTS: [&str; 23] = [
     "name",
     "nqn",
     "volume",
@@ -55,6 +55,20 @@ const OBJECTS: [&str; 9] = [
     "base_bdev",
     "key",
     "ctrlr_name",
+    "lvol",
+    "lvol_name",
+    "snapshot_name",
+    "src_lvol_name",
+    "pool",
+    "lvs_name",
+    "old_name",
+    "base_name",
+    "delay_bdev_name",
+    "disk",
+    "node",
+    "backup",
+    "subnqn",
+    "uuid",
 ];
 
 /// Where the lines go.

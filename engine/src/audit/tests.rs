@@ -12,10 +12,10 @@ use super::AuditLog;
 use super::file::AuditFile;
 use crate::config::Settings;
 use crate::methods::testing::TestDaemon;
-use crate::rpc::Role;
 use crate::rpc::RpcError;
 use crate::rpc::access::{Caller, Credentials, Identity};
 use crate::rpc::error::Errno;
+use crate::rpc::{Changes, Role};
 
 struct Rig {
     daemon: TestDaemon,
@@ -307,6 +307,54 @@ fn roles_decide_about_methods() {
     rig.call_as(50, "bdev_get_iostat", reset).unwrap();
     let refused = rig.call_as(7, "spdk_get_version", Value::Null).unwrap_err();
     assert_eq!(refused.code, -13);
+}
+
+/// Goal: a search by object finds every change of an object. Method: each changing method names its
+/// object by one of the known parameters, or is one of those without an object.
+#[test]
+fn changes_name_their_object() {
+    const WITHOUT: [&str; 14] = [
+        // Settings of the whole daemon, and actions on it.
+        "_set_options",
+        "_set_config",
+        "_set_crdt",
+        "_set_max_subsystems",
+        "_set_hotplug",
+        "reactor_set_mode",
+        "log_",
+        "doctor_run",
+        "spdk_kill_instance",
+        // Numbers, and transports.
+        "alert_",
+        "backup_cancel",
+        "bdev_lvol_check_shallow_copy",
+        "cluster_repair",
+        "nvmf_create_transport",
+    ];
+    // Lists of objects.
+    const SEVERAL: [&str; 2] = ["lvol_snapshot", "bdev_get_iostat"];
+    let mut unnamed = Vec::new();
+    let mut named = 0;
+    for entry in crate::methods::all().iter() {
+        let schema = Value::from((entry.params_schema)());
+        let Some(params) = schema["properties"]
+            .as_object()
+            .filter(|all| !all.is_empty())
+        else {
+            continue;
+        };
+        if entry.changes == Changes::Nothing {
+            continue;
+        }
+        let is_named = super::OBJECTS.iter().any(|name| params.contains_key(*name));
+        named += u32::from(is_named);
+        let is_without = WITHOUT.iter().any(|part| entry.name.contains(part));
+        if !is_named && !is_without && !SEVERAL.contains(&entry.name) {
+            unnamed.push(entry.name);
+        }
+    }
+    assert!(named > 100, "{named}");
+    assert!(unnamed.is_empty(), "{unnamed:?}");
 }
 
 /// Goal: a client over TLS has the role of its certificate, which the line names.
