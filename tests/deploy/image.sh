@@ -7,7 +7,10 @@
 # runs commands of the test; the daemon of BAD does not get ready.
 #
 #     unshare --net --pid --fork --kill-child --mount --mount-proc \
-#         image.sh IMAGE.raw FILES NACRE SCRATCH NEWER.tar BAD.tar
+#         image.sh IMAGE.raw FILES NACRE SCRATCH [NEWER.tar BAD.tar]
+#
+# Without the bundles it boots once, and looks at the daemon under systemd. That image runs commands
+# of the test.
 set -u
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -16,8 +19,8 @@ IMAGE=$1
 FILES=$2
 NACRE=$3
 SCRATCH=$4
-NEWER=$5
-BAD=$6
+NEWER=${5:-}
+BAD=${6:-}
 HERE=$(cd "$(dirname "$0")" && pwd)
 VOLUME="tcp://127.0.0.1:4420/$NQN:disk"
 # shellcheck source=machine.sh
@@ -90,26 +93,59 @@ version_of() { basename "$1" .tar | cut -d_ -f2; }
 # The version as words of a regular expression.
 pattern() { echo "${1//./\\.}"; }
 VERSION=$(basename "$IMAGE" .raw | cut -d_ -f2)
-NEWER_VERSION=$(version_of "$NEWER")
-BAD_VERSION=$(version_of "$BAD")
 ip link set lo up
-# A bundle that ends far behind its signature, under a name that comes first. Two whole ones and a
-# second boot entry have no room in the boot partition.
-head -c 3000000 "$NEWER" >"$SCRATCH/nacre/nacre_0.0.tar"
 configure() { mcopy -i "$SCRATCH/disk.raw$BOOT" -s "$SCRATCH/nacre" "$@" ::/; }
 put_bundle() { mcopy -i "$SCRATCH/disk.raw$BOOT" "$1" ::/nacre/; }
+if [ -n "$NEWER" ]; then
+    # A bundle that ends far behind its signature, under a name that comes first. Two whole ones and
+    # a second boot entry have no room in the boot partition.
+    head -c 3000000 "$NEWER" >"$SCRATCH/nacre/nacre_0.0.tar"
+fi
 check "the boot partition takes a configuration" configure
-check "and a bundle" put_bundle "$NEWER"
+[ -z "$NEWER" ] || check "and a bundle" put_bundle "$NEWER"
 
-# Three power cuts during one update: while the slot is written, before the boot entry is written,
-# and before the bundle is removed. A machine with much other work may be late for the second: then
-# the update is done.
 START=$SECONDS
 power_on "$SCRATCH/console.1"
 check "the first boot serves" serves
 echo "power-on to serving: $((SECONDS - START)) s"
 check "verified I/O" load randwrite --verify --seconds 3
 check "the console shows name and version" runs_version "$(pattern "$VERSION")"
+
+# The daemon as a service of systemd, and its store key as an encrypted credential.
+# CAP_CHOWN and CAP_NET_BIND_SERVICE; CAP_IPC_LOCK is given up after the start.
+has_two_capabilities() { guest_says '^CapEff:[[:space:]]*0+401.?$' "grep Cap /proc/\$(systemctl show --value --property=MainPID nacre)/status"; }
+make_credential() {
+    guest "od -An -tx1 -N32 /dev/urandom | tr -d ' \n' | systemd-creds encrypt --name=nacre-store-key - /etc/nacre/store-key.cred"
+}
+use_credential() {
+    local unit=/etc/systemd/system/nacre.service.d line='LoadCredentialEncrypted=nacre-store-key:/etc/nacre/store-key.cred'
+    guest "mkdir -p $unit && printf '[Service]\n$line\n' >$unit/store-key.conf && systemctl daemon-reload && systemctl restart nacre"
+}
+rates_below_3() {
+    guest "systemd-analyze security --no-pager --threshold=30 nacre.service >/run/rate; R=\$?; tail -n 1 /run/rate; test \$R = 0"
+}
+if [ -z "$NEWER" ]; then
+    check "the daemon keeps two capabilities" has_two_capabilities
+    check "systemd-analyze rates its unit below 3" rates_below_3
+    check "a sealed key without a credential" guest "nacre key generate one --sealed --out /run/one.key"
+    check "its store key is a file" guest "test -e /var/lib/nacre/store.key"
+    check "a credential is encrypted" make_credential
+    check "the daemon gets it" use_credential
+    check "the store key moves to the credential" guest "nacre key rotate-store && ! test -e /var/lib/nacre/store.key"
+    check "a sealed key of the credential" guest "nacre key generate two --sealed --out /run/two.key"
+    check "the daemon restarts" guest "systemctl restart nacre"
+    check "both keys open" guest_says 'one.*sealed.*two.*sealed' "nacre key list | tr '\n' ' '"
+    check "doctor has no warning about keys" guest "! nacre doctor | grep keys.store"
+    check "it stops" powers_off
+    rm -f "$SCRATCH/disk.raw"
+    finish
+fi
+
+# Three power cuts during one update: while the slot is written, before the boot entry is written,
+# and before the bundle is removed. A machine with much other work may be late for the second: then
+# the update is done.
+NEWER_VERSION=$(version_of "$NEWER")
+BAD_VERSION=$(version_of "$BAD")
 check "the damaged bundle is refused" says "$LIMIT" "it is damaged, or no update bundle"
 slot_is_written() {
     local offset

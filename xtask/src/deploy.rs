@@ -1,8 +1,9 @@
 //! The suite `deploy` of `cargo xtask test`: the manifests for Kubernetes, the Debian package, the
 //! container image and the appliance's image. Needs root for its namespaces; skips aloud without.
 //!
-//! The appliance's image takes minutes. `NACRE_TEST_IMAGE` says when to test it: `1` always,
-//! `changed` if its sources have changed since this machine tested it last; without it, never.
+//! All tests of the appliance's image take an hour. `NACRE_TEST_IMAGE` says when to run them: `1`
+//! always, `changed` if its sources have changed since this machine tested it last. Without it, the
+//! image is built and boots once.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +15,7 @@ use crate::setup::{Need, need};
 use crate::tally::{ScriptTest, Tally};
 use crate::{deb, image, process, setup, vm};
 
-/// Environment variable: when to test the appliance's image.
+/// Environment variable: when to run all tests of the appliance's image.
 const VARIABLE: &str = "NACRE_TEST_IMAGE";
 
 /// Sources of the image and of its tests. The binary and Debian's packages are not among them.
@@ -36,7 +37,9 @@ const DEB: &str = "deploy-deb";
 const CONTAINER: &str = "deploy-container";
 const IMAGE: &str = "deploy-image";
 const INSTALL: &str = "deploy-install";
-const ALL: &[&str] = &[DEB, CONTAINER, IMAGE, INSTALL, KUBERNETES];
+/// The bounded part of [`IMAGE`], where that does not run.
+const BOOT: &str = "deploy-boot";
+const ALL: &[&str] = &[DEB, CONTAINER, IMAGE, INSTALL, BOOT, KUBERNETES];
 const KUBERNETES: &str = "deploy-kubernetes";
 /// The schemas of Kubernetes, from PyPI.
 const SCHEMAS: &str = "kubernetes-validate==1.37.0";
@@ -111,7 +114,7 @@ pub(crate) fn run(root: &Path, filter: &[String], nacre: Option<&Path>) -> Resul
         tally.add(manifests(root, &vm::debug_nacre(root, nacre)?)?);
     }
     if !setup::is_root()? {
-        for name in [DEB, CONTAINER, IMAGE, INSTALL] {
+        for name in [DEB, CONTAINER, IMAGE, INSTALL, BOOT] {
             tally.skip(format!("{name}: namespaces and dpkg need root"));
         }
         return Ok(tally);
@@ -119,10 +122,16 @@ pub(crate) fn run(root: &Path, filter: &[String], nacre: Option<&Path>) -> Resul
     let nacre = vm::debug_nacre(root, nacre)?;
     tally.add(package_and_container(root, filter, &nacre)?);
     let tests: [(&'static str, Test); 2] = [(IMAGE, appliance), (INSTALL, installer)];
+    let mut has_booted = false;
     for (name, test) in tests {
         if selected(filter, name) {
-            tally.add(if_changed(root, name, &nacre, test)?);
+            let of_image = if_changed(root, name, &nacre, test)?;
+            has_booted |= of_image.skipped.is_empty();
+            tally.add(of_image);
         }
+    }
+    if !has_booted && selected(filter, BOOT) {
+        tally.add(one_boot(root, &nacre)?);
     }
     Ok(tally)
 }
@@ -295,6 +304,29 @@ fn containers(root: &Path, nacre: &Path, compose: PathBuf) -> Result<Tally> {
     Ok(tally)
 }
 
+/// Goal: the appliance's image has no secret, boots and serves; its daemon runs under systemd with
+/// an encrypted credential. Method: `tests/deploy/image.sh` without bundles.
+fn one_boot(root: &Path, nacre: &Path) -> Result<Tally> {
+    let mut tally = Tally::default();
+    if let Err(error) = machine_is_ready() {
+        tally.skip(format!("{BOOT}: {error:#}"));
+        return Ok(tally);
+    }
+    let scratch = vm::scratch(root, "boot")?;
+    let options = image::Options {
+        nacre: Some(nacre.to_owned()),
+        out: Some(scratch.join("image")),
+        add: Some(root.join("tests/deploy/image-shell")),
+        ..image::Options::default()
+    };
+    let disk = image::build(root, &options)?;
+    let list = disk.with_extension("files");
+    let arguments = [disk, list, nacre.to_owned(), scratch.clone()];
+    tally.add(script(root, BOOT, "image.sh", &["--net"], &arguments)?);
+    remove(&scratch)?;
+    Ok(tally)
+}
+
 /// Goal: two builds of the appliance's image are equal; the image has no secret, boots, serves,
 /// takes an update, comes back from a bad one, and loses nothing by power cuts.
 /// Method: `tests/deploy/image.sh`.
@@ -352,11 +384,9 @@ fn installer(root: &Path, nacre: &Path) -> Result<Tally> {
     let scratch = vm::scratch(root, "install")?;
     let options = image::Options {
         nacre: Some(nacre.to_owned()),
-        version: None,
         out: Some(scratch.join("image")),
-        key: None,
-        trust: Vec::new(),
         add: Some(root.join("tests/deploy/image-shell")),
+        ..image::Options::default()
     };
     let image = image::build(root, &options)?;
     let arguments = [image, nacre.to_owned(), scratch.clone()];

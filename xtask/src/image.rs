@@ -20,7 +20,7 @@ const NEEDS: &[Need] = &[
     need("python3", "python3"),
 ];
 
-#[derive(Args)]
+#[derive(Args, Default)]
 pub(crate) struct Options {
     /// Put this `nacre` in the image instead of building one with the profile `dist`.
     #[arg(long)]
