@@ -47,12 +47,16 @@ setup() {
         shift 2
     done
     while read -r field; do fields+=",$field"; done < <(json_fields)
-    subsystem_create "$nqn" listed
+    rpc nvmf_create_subsystem "{\"nqn\":\"$nqn\",\"allow_any_host\":false,\"serial_number\":\"NACRETEST\"}"
     truncate -s 64M "$WORK/blktests.img"
     rpc bdev_aio_create "{\"name\":\"blktests\",\"filename\":\"$WORK/blktests.img\",\"block_size\":512}"
     rpc nvmf_subsystem_add_ns "{\"nqn\":\"$nqn\",\"namespace\":{\"nsid\":1,\"bdev_name\":\"blktests\",\"uuid\":\"$uuid\"}}"
     rpc nvmf_subsystem_add_host "{\"nqn\":\"$nqn\",\"host\":\"$host\"$fields}"
     echo "$host" >"$WORK/blktests-host"
+    # Last, as blktests does with the kernel's target: a host that connects again and is refused
+    # removes its controller.
+    rpc nvmf_subsystem_add_listener \
+        "{\"nqn\":\"$nqn\",\"listen_address\":{\"trtype\":\"$TRTYPE\",\"adrfam\":\"ipv4\",\"traddr\":\"$ADDR\",\"trsvcid\":\"$PORT\"}}"
 }
 
 cleanup() {
@@ -70,7 +74,18 @@ keys() { # keys hostkey|ctrlkey KEY
     rpc nvmf_subsystem_set_keys "{\"nqn\":\"$NQN\",\"host\":\"$(cat "$WORK/blktests-host")\",$(json_fields | paste -sd,)}"
 }
 
-# What hosts may use is chosen at the start of the daemon. A connected host connects again.
+# True if no queue pair of the host authenticates itself now. The controller's queue pair comes
+# first, so that between two of them the number is no multiple of theirs.
+no_authentication_runs() {
+    local done queues
+    done=$(rpc metrics_get '{"format":"text"}' | jq -r . |
+        awk '$1 == "nacre_nvmf_authentications_total{result=\"succeeded\"}" {printf "%d", $2}')
+    queues=$(cat /sys/class/nvme/*/queue_count | head -n 1)
+    [ $((done % queues)) = 0 ]
+}
+
+# What hosts may use is chosen at the start of the daemon. A connected host connects again. The
+# kernel's host never recovers if its connection ends while it authenticates an I/O queue again.
 offer() { # offer FIELD WORD
     local variable ctrl fd
     mkdir -p "$OFFERS"
@@ -80,6 +95,11 @@ offer() { # offer FIELD WORD
         [ "$fd" -le 2 ] || eval "exec $fd>&-"
     done
     echo "$2" >"$OFFERS/$1"
+    if [ -n "$(ctrl_of "$NQN")" ]; then
+        wait_until 120 no_authentication_runs
+        # The host still verifies the answers of the target.
+        sleep 10
+    fi
     nacre_kill
     for variable in "$OFFERS"/*; do
         export "NACRE_NVMF_$(basename "$variable" | tr '[:lower:]' '[:upper:]')=$(cat "$variable")"
