@@ -411,25 +411,8 @@ fn subsystem(declared: &Subsystem, calls: &mut Vec<DeclaredCall>) {
             params,
         });
     };
-    let mut create = json!({
-        "nqn": nqn,
-        "allow_any_host": declared.allow_any_host,
-        "ana_reporting": declared.ana_reporting,
-    });
-    let default = Subsystem::default();
-    if declared.controller_model != default.controller_model {
-        create["controller_model"] = json!(declared.controller_model);
-    }
-    let ids = (declared.min_cntlid, declared.max_cntlid);
-    if ids != (default.min_cntlid, default.max_cntlid) {
-        (create["min_cntlid"], create["max_cntlid"]) = (ids.0.into(), ids.1.into());
-    }
-    if let Some(serial) = &declared.serial_number {
-        create["serial_number"] = serial.as_str().into();
-    }
-    if let Some(model) = &declared.model_number {
-        create["model_number"] = model.as_str().into();
-    }
+    let mut create = json!(declared.options);
+    create["nqn"] = nqn.as_str().into();
     call(String::new(), "nvmf_create_subsystem", create);
     for host in &declared.hosts {
         call(

@@ -19,7 +19,7 @@ use nacre_engine::methods::nvmf::subsystem::{
     GetSubsystemsParams,
 };
 use nacre_engine_rpc::client::{Client, to_json};
-use nacre_nvmf::subsystems::ControllerModel;
+use nacre_nvmf::subsystems::{ControllerModel, SubsystemOptions};
 
 #[derive(Debug, Args)]
 #[command(mut_args = |arg| arg.global(true))]
@@ -224,14 +224,17 @@ fn create(connection: &Connection, args: CreateArgs) -> Result<(), Failure> {
     let mut client = connection.open()?;
     let params = CreateSubsystemParams {
         nqn: nqn.clone(),
-        serial_number: Some(args.serial.unwrap_or_else(|| serial_of(&nqn))),
-        model_number: args.model,
         max_namespaces: args.max_namespaces.unwrap_or_default(),
-        allow_any_host: args.allow_any_host,
-        ana_reporting: args.ana,
-        controller_model: args.controller_model,
-        min_cntlid: args.cntlids.map(|(min, _)| min),
-        max_cntlid: args.cntlids.map(|(_, max)| max),
+        options: SubsystemOptions {
+            serial_number: Some(args.serial.unwrap_or_else(|| serial_of(&nqn))),
+            model_number: args.model,
+            allow_any_host: Some(args.allow_any_host),
+            ana_reporting: args.ana.then_some(true),
+            // SPDK's daemon, which may be the one that is called, does not know this one.
+            controller_model: Some(args.controller_model).filter(|m| *m != Default::default()),
+            min_cntlid: args.cntlids.map(|(min, _)| min),
+            max_cntlid: args.cntlids.map(|(_, max)| max),
+        },
         ..CreateSubsystemParams::default()
     };
     client.call_for_json::<CreateSubsystem, _>(&params)?;

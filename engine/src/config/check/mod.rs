@@ -453,7 +453,7 @@ impl Check<'_> {
             let cause = format!("\"{}\" is the name of the discovery service", subsystem.nqn);
             self.refuse(&of_nqn, cause, "see discovery_nqn in [nvmf]");
         }
-        let (min, max) = (subsystem.min_cntlid, subsystem.max_cntlid);
+        let (min, max) = subsystem.options.cntlids();
         let of_ids = format!("{key}.min_cntlid");
         if min > max && !self.is_refused(&of_ids) {
             self.refuse(
@@ -466,7 +466,10 @@ impl Check<'_> {
             && !self.is_refused(&of_nqn)
             && !self.is_refused(&of_ids)
             && !self.is_refused(&format!("{key}.max_cntlid"))
-            && let Err(error) = target.create_subsystem(declared::config_of(subsystem, nqn))
+            && let Err(error) = target.create_subsystem(SubsystemConfig::with(
+                nqn.clone(),
+                subsystem.options.clone(),
+            ))
         {
             use nacre_nvmf::subsystems::TargetError as E;
             let field = match &error {
