@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use super::alert::AlertSettings;
 use super::listener::AnaSetting;
-use crate::bdev_modules::{Entry, MODULES, current_kind};
+use crate::bdev_modules::{MODULES, ModuleEntry, current_kind};
 use crate::values::{flattened, read};
 
 pub use super::cluster::ClusterSettings;
@@ -552,7 +552,7 @@ impl BdevKind {
     }
 
     /// The module, unless the type has keys of its own.
-    pub fn module(self) -> Option<&'static Entry> {
+    pub fn module(self) -> Option<&'static ModuleEntry> {
         MODULES
             .iter()
             .find(|module| module.kind == self.0 && module.declared.is_some())

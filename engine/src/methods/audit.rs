@@ -50,7 +50,7 @@ impl GetParams {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Lines {
+pub struct AuditLinesReply {
     /// The file with the newest lines.
     file: String,
     /// The oldest first: time, uid, gids, pid, program, role, class, method, object, params,
@@ -67,9 +67,9 @@ impl Method<Engine> for Get {
     const CHANGES: Changes = Changes::Nothing;
     const ORDER: Order = Order::Free;
     type Params = GetParams;
-    type Reply = Lines;
+    type Reply = AuditLinesReply;
 
-    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<Lines, RpcError> {
+    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<AuditLinesReply, RpcError> {
         let limit = params.limit.unwrap_or(DEFAULT_LIMIT);
         if limit > MAX_LIMIT {
             let cause = format!("{limit} is more than {MAX_LIMIT}");
@@ -89,6 +89,6 @@ impl Method<Engine> for Get {
         let read = read.await.map_err(|e| RpcError::internal(e.to_string()))?;
         let calls = read.map_err(|error| RpcError::io(&path.display().to_string(), &error))?;
         let file = path.display().to_string();
-        Ok(Lines { file, calls })
+        Ok(AuditLinesReply { file, calls })
     }
 }

@@ -19,7 +19,7 @@ use crate::bdev_modules;
 use crate::config::Settings;
 use crate::config::declared::{params_of, uuid_of};
 use crate::config::settings::{Bdev, BdevKind, DEFAULT_BLOCK, Key, RemoteTarget, Subsystem};
-use crate::journal::Entry;
+use crate::journal::JournalEntry;
 use crate::rpc::RpcError;
 use crate::services::Engine;
 use crate::services::nvme::{self, ATTACH};
@@ -299,7 +299,7 @@ fn stored_already(engine: &Engine, call: &DeclaredCall) -> bool {
 
 /// The subsystems that were created by RPC; RPC owns their parts.
 pub fn subsystems_of_rpc(engine: &Engine) -> BTreeSet<String> {
-    let of_rpc = |e: &Entry| e.durable && e.record.method == "nvmf_create_subsystem";
+    let of_rpc = |e: &JournalEntry| e.durable && e.record.method == "nvmf_create_subsystem";
     let made = engine.journal.select(of_rpc);
     made.iter()
         .filter_map(|e| Some(e.record.params.get("nqn")?.as_str()?.to_owned()))

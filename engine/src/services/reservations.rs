@@ -57,7 +57,7 @@ impl std::fmt::Display for StoredIn {
     }
 }
 
-struct Job {
+struct StateToStore {
     place: StoredIn,
     state: Option<ReservationState>,
     ticket: Ticket,
@@ -66,8 +66,8 @@ struct Job {
 /// Queue from the target's cores to the task that stores reservations.
 #[derive(Debug)]
 pub struct ReservationJobs {
-    jobs: mpsc::UnboundedSender<Job>,
-    queue: RefCell<Option<mpsc::UnboundedReceiver<Job>>>,
+    jobs: mpsc::UnboundedSender<StateToStore>,
+    queue: RefCell<Option<mpsc::UnboundedReceiver<StateToStore>>>,
 }
 
 impl Default for ReservationJobs {
@@ -82,7 +82,7 @@ impl Default for ReservationJobs {
 
 struct ToManagement {
     place: StoredIn,
-    jobs: mpsc::UnboundedSender<Job>,
+    jobs: mpsc::UnboundedSender<StateToStore>,
 }
 
 impl ReservationStore for ToManagement {
@@ -90,7 +90,7 @@ impl ReservationStore for ToManagement {
     /// namespaces.
     fn store(&self, state: Option<&ReservationState>, ticket: Ticket) {
         // If the task is gone, the dropped ticket reports the failure.
-        let _ = self.jobs.send(Job {
+        let _ = self.jobs.send(StateToStore {
             place: self.place.clone(),
             state: state.cloned(),
             ticket,
@@ -112,8 +112,8 @@ pub async fn store_reservations(engine: Rc<Engine>) {
     }
 }
 
-async fn store(engine: Rc<Engine>, job: Job) {
-    let Job {
+async fn store(engine: Rc<Engine>, job: StateToStore) {
+    let StateToStore {
         place,
         state,
         ticket,

@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::boot::{self, BootError, BootFile};
 use super::inventory::Disk;
-use super::source::{Part, Source};
+use super::source::{Source, SourcePartition};
 use super::{ALIGNMENT, Device, InstallError, Open, Window, aligned};
 use crate::digest::{self, Sha256};
 
@@ -216,7 +216,7 @@ impl<D: Device> Target<'_, D> {
         source: &mut Source<D>,
         at: u64,
     ) -> Result<Vec<BootFile>, InstallError> {
-        let Part { offset, bytes, .. } = source.boot;
+        let SourcePartition { offset, bytes, .. } = source.boot;
         let from = Window::new(&mut source.device, offset, bytes);
         let to = Window::new(&mut self.device, at, bytes);
         let copied = boot::copy(from, to, self.disk.sector_bytes, &source.version);
@@ -230,7 +230,7 @@ impl<D: Device> Target<'_, D> {
         &mut self,
         source: &mut Source<D>,
         name: &'static str,
-        part: &Part,
+        part: &SourcePartition,
         offset: u64,
         report: &mut dyn FnMut(u64),
     ) -> Result<Sha256, InstallError> {
@@ -293,7 +293,7 @@ impl<D: Device> Target<'_, D> {
         Ok(())
     }
 
-    fn write_table(&mut self, parts: &[(&Part, u64, Uuid)]) -> Result<(), InstallError> {
+    fn write_table(&mut self, parts: &[(&SourcePartition, u64, Uuid)]) -> Result<(), InstallError> {
         let sector = self.disk.sector_bytes;
         let failed = self.failed(TABLE);
         let wanted: BTreeMap<u32, Partition> = (1..)

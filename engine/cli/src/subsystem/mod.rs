@@ -13,7 +13,7 @@ use super::reply::{is_discovery, items, subsystems};
 use super::{Connection, Failure, listener, output, record};
 use nacre_engine::methods::nvmf::host::{AddHost, AddHostParams};
 use nacre_engine::methods::nvmf::listener::AddListenerParams;
-use nacre_engine::methods::nvmf::namespace::{self, Namespace};
+use nacre_engine::methods::nvmf::namespace::{self, NamespaceParams};
 use nacre_engine::methods::nvmf::subsystem::{
     CreateSubsystem, CreateSubsystemParams, DeleteSubsystem, DeleteSubsystemParams, GetSubsystems,
     GetSubsystemsParams,
@@ -154,7 +154,7 @@ pub(crate) fn run(args: SubsystemArgs) -> Result<(), Failure> {
         SubsystemCommand::AddNamespace(args) => {
             let params = namespace::AddNamespaceParams {
                 nqn: args.nqn,
-                namespace: Namespace {
+                namespace: NamespaceParams {
                     bdev_name: args.bdev,
                     nsid: args.nsid.unwrap_or_default(),
                     uuid: args.uuid,
@@ -162,7 +162,7 @@ pub(crate) fn run(args: SubsystemArgs) -> Result<(), Failure> {
                     eui64: args.eui64,
                     anagrpid: args.ana_group.unwrap_or_default(),
                     no_auto_visible: args.not_visible,
-                    ..Namespace::default()
+                    ..NamespaceParams::default()
                 },
                 tgt_name: None,
             };
@@ -284,9 +284,9 @@ fn furnish(
     for bdev in bdevs {
         let params = namespace::AddNamespaceParams {
             nqn: nqn.to_owned(),
-            namespace: Namespace {
+            namespace: NamespaceParams {
                 bdev_name: bdev.clone(),
-                ..Namespace::default()
+                ..NamespaceParams::default()
             },
             tgt_name: None,
         };

@@ -25,7 +25,7 @@ use super::listener::Listener;
 use super::names::{RELATIVE_KEY, check_key_name, host_nqn};
 use super::settings::{Access, Bdev, BdevKind, DEFAULT_BLOCK, Memory, Subsystem};
 use super::{Cores, Problem, Settings, origin_of};
-use crate::bdev_modules::Entry;
+use crate::bdev_modules::ModuleEntry;
 use crate::rpc::RpcError;
 use crate::rpc::access::Member;
 use crate::values::read::{self, ValueError};
@@ -282,7 +282,7 @@ impl Check<'_> {
     }
 
     /// A device whose keys are the parameters of its module.
-    fn module(&mut self, key: &str, bdev: &Bdev, module: &Entry, registry: &Registry) {
+    fn module(&mut self, key: &str, bdev: &Bdev, module: &ModuleEntry, registry: &Registry) {
         let others = [
             ("path", bdev.path.is_some()),
             ("size", bdev.size.is_some()),

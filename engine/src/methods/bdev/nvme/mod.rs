@@ -30,7 +30,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use crate::journal::{Entry, EntryState, is_declaring};
+use crate::journal::{EntryState, JournalEntry, is_declaring};
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::Engine;
@@ -624,7 +624,7 @@ impl Method<Engine> for SetKeys {
         let name = &params.name;
         let remote = engine.remotes.find(name);
         let remote = remote.ok_or_else(|| no_controller(name))?;
-        let of_name = |entry: &Entry| {
+        let of_name = |entry: &JournalEntry| {
             let further = format!("{}{name}/", nvme::PATHS);
             entry.record.key == key(name) || entry.record.key.starts_with(&further)
         };
