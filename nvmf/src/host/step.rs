@@ -22,7 +22,7 @@ pub(super) const PAGE: usize = 4096;
 
 /// A step of the controller, with at most one command in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum HostStep {
     /// Waits for the transport's handshake.
     Dialling,
     Connect,
@@ -48,7 +48,7 @@ pub(super) enum Step {
     WaitShutDown,
 }
 
-impl Step {
+impl HostStep {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Dialling => "connecting the transport",

@@ -42,7 +42,7 @@ pub(crate) struct QueuePair {
     /// Index of the transport in the core's list.
     pub port: usize,
     pub conn: ConnId,
-    pub ends: Ends,
+    pub ends: ConnectionEnds,
     pub stage: Stage,
     pub opening: Opening,
     pub closing: Closing,
@@ -72,7 +72,7 @@ pub(crate) struct QueuePair {
 }
 
 /// The addresses of a connection, and its listener.
-pub(crate) struct Ends {
+pub(crate) struct ConnectionEnds {
     pub listener: ListenerId,
     pub local: Address,
     pub peer: Address,
@@ -175,7 +175,7 @@ impl QueuePair {
     pub(crate) fn new(
         id: QueueId,
         (port, conn): (usize, ConnId),
-        ends: Ends,
+        ends: ConnectionEnds,
         limits: IoLimits,
         now: Nanos,
     ) -> Self {

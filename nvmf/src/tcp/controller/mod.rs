@@ -23,7 +23,7 @@ use nacre_nvmf_wire::tcp::{
 };
 use nacre_reactor::Nanos;
 
-use super::closing::{Lifecycle, Partial, Phase};
+use super::closing::{ConnectionPhase, Lifecycle, Partial};
 use super::frame::{self, Reader};
 use super::rx::{RecvSlices, Rx, RxBuffers};
 use super::tx::{Slices, Tx};
@@ -508,8 +508,8 @@ impl TargetConn {
 
     fn next_deadline(&self) -> Option<Nanos> {
         match self.lifecycle.phase() {
-            Phase::Handshake => Some(self.opened + self.config.handshake_timeout),
-            Phase::Running => {
+            ConnectionPhase::Handshake => Some(self.opened + self.config.handshake_timeout),
+            ConnectionPhase::Running => {
                 let connect = self
                     .queue
                     .is_none()
