@@ -275,7 +275,7 @@ impl App<'_> {
             cqe: Cqe::new(tag.cid, status),
             data,
             sgl: Sqe::zeroed().sgl_descriptor(),
-            lent: None,
+            zero_copy: None,
         });
     }
 }

@@ -58,7 +58,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use nacre_bdev::{Busy, Completion, Done, Io, Op, Queue, Status, Token};
-use nacre_hugepages::{Lent, Pool};
+use nacre_hugepages::{MemoryView, Pool};
 use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 
 use self::admission::Admission;
@@ -308,11 +308,11 @@ impl Queue for Lane {
     }
 
     #[inline]
-    fn run_sync(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
+    fn run_sync(&mut self, io: &mut Io, zero_copy: &mut Option<MemoryView>) -> Option<Status> {
         if self.answers.need_lease() {
-            return answers::run_sync_by_lease(self, io, lent);
+            return answers::run_sync_by_lease(self, io, zero_copy);
         }
-        sync::run_sync_unchecked(self, io, lent)
+        sync::run_sync_unchecked(self, io, zero_copy)
     }
 
     fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {

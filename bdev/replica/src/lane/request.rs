@@ -169,7 +169,7 @@ impl Request {
         self.op.is_write()
     }
 
-    /// True when the request has all the buffers it needs. A read into lent device memory has none.
+    /// True when the request has all the buffers it needs. A zero-copy read has none.
     pub(super) fn data_home(&self) -> bool {
         self.op != Op::Write || !self.data.is_empty()
     }
@@ -186,8 +186,8 @@ impl Request {
         }
     }
 
-    /// Allocates new buffers in place of those that a late replica has. A read without buffers uses
-    /// lent memory again. Returns false if the pool is empty.
+    /// Allocates new buffers in place of those that a late replica has. A zero-copy read needs none.
+    /// Returns false if the pool is empty.
     #[cold]
     pub(super) fn find_buffers(&mut self, pool: &Pool, block_size: u32) -> bool {
         let all = self.blocks as usize * block_size as usize;

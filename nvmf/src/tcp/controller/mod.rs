@@ -230,7 +230,7 @@ impl TargetConn {
 
     /// Whether data may be sent from where its device keeps it: a digest would have to be made of
     /// the very bytes that are sent.
-    pub fn takes_lent(&self) -> bool {
+    pub fn takes_zero_copy(&self) -> bool {
         !self.reader.rules().digests.data
     }
 
@@ -387,8 +387,8 @@ impl TargetConn {
         self.outstanding = self.outstanding.saturating_sub(1);
         let (cid, cqe) = (response.tag.cid, response.cqe);
         let ok = cqe.status().is_success();
-        let length = match &response.lent {
-            Some(lent) => lent.len(),
+        let length = match &response.zero_copy {
+            Some(zero_copy) => zero_copy.len(),
             None => response.data.iter().map(|buf| buf.len()).sum(),
         };
         let digests = self.reader.rules().digests;
@@ -405,10 +405,10 @@ impl TargetConn {
             let align = self.host_alignment;
             let header = DataPdu::c2h(cid, 0, length as u32, flags, digests, align);
             frame::put_before_data(&mut self.tx, &header, digests, align);
-            match response.lent {
-                Some(lent) => {
-                    debug_assert!(!digests.data, "lent data has no digest");
-                    self.tx.push_lent(lent);
+            match response.zero_copy {
+                Some(zero_copy) => {
+                    debug_assert!(!digests.data, "zero-copy data has no digest");
+                    self.tx.push_view(zero_copy);
                 }
                 None => frame::put_data(&mut self.tx, digests, response.data),
             }

@@ -203,7 +203,7 @@ impl App {
             cqe: Cqe::new(tag.cid, status),
             data,
             sgl: Sqe::zeroed().sgl_descriptor(),
-            lent: None,
+            zero_copy: None,
         });
     }
 }

@@ -159,7 +159,7 @@ impl World {
             cqe: Cqe::success(tag.cid),
             data,
             sgl: sqe.sgl_descriptor(),
-            lent: None,
+            zero_copy: None,
         };
         self.rig.transport.respond(conn, response);
     }
