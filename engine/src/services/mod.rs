@@ -223,7 +223,7 @@ impl Engine {
     }
 
     /// Waits for changes that were called earlier.
-    pub async fn settled(&self) {
+    pub async fn earlier_changes(&self) {
         drop(self.locks.gate.read().await);
     }
 

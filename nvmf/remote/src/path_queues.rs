@@ -154,7 +154,7 @@ impl PathQueues {
         }
         self.retry_at = first_error.is_some().then(|| now + RETRY);
         self.fast_io_fail = fast_io_fail(&self.queues);
-        self.settle();
+        self.update_mode();
         first_error
     }
 
@@ -169,7 +169,7 @@ impl PathQueues {
     }
 
     /// Enters or leaves the mode for several paths.
-    fn settle(&mut self) {
+    fn update_mode(&mut self) {
         let is_simple = match &self.queues[..] {
             [only] => self.is_only_path && !only.path.is_leaving(),
             _ => false,
@@ -244,7 +244,7 @@ impl PathQueues {
         }
         self.close_left();
         if self.is_only_path && self.queues.len() == 1 {
-            self.settle();
+            self.update_mode();
         }
     }
 

@@ -157,7 +157,7 @@ impl Session {
     }
 
     /// Gives the buffer for received bytes back while there are none.
-    pub fn settle(&mut self) {
+    pub fn return_input(&mut self) {
         if self.start == self.end && self.opened.0 == self.opened.1 && !self.input.is_empty() {
             buffers::give_input(std::mem::take(&mut self.input));
             (self.start, self.end, self.opened) = (0, 0, (0, 0));

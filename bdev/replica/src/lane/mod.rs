@@ -151,7 +151,7 @@ impl Lane {
     /// Adopts the current view. The next turn checks the requests.
     #[cold]
     fn adopt(&mut self) {
-        self.requests.settle();
+        self.requests.make_ordinary();
         self.replicas.adopt(&mut self.requests);
         answers::adopt_lease(self);
         self.review = Review::Due;
@@ -182,7 +182,7 @@ impl Lane {
             if self.complete_direct(index, slot, completion) {
                 return true;
             }
-            self.requests.settle();
+            self.requests.make_ordinary();
         }
         let known = self.requests.get_mut(index);
         let Some(request) = known.filter(|r| r.generation == generation) else {
@@ -358,7 +358,7 @@ impl Queue for Lane {
     }
 
     fn abort(&mut self, token: Token) -> bool {
-        self.requests.settle();
+        self.requests.make_ordinary();
         match self.requests.with_token(token) {
             Some(index) => self.abort_request(index),
             None => answers::abort_held(self, token),

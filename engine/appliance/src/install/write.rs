@@ -135,7 +135,10 @@ pub(super) fn write<O: Open>(
             digest,
         });
     }
-    target.device.settle().map_err(target.failed(ROOT))?;
+    target
+        .device
+        .sync_and_drop_cache()
+        .map_err(target.failed(ROOT))?;
 
     done = 0;
     let mut report = |bytes| {
@@ -206,7 +209,7 @@ impl<D: Device> Target<'_, D> {
         ] {
             let mut window = Window::new(&mut self.device, start, bytes);
             io::copy(&mut io::repeat(0).take(bytes), &mut window)?;
-            self.device.settle()?;
+            self.device.sync_and_drop_cache()?;
         }
         Ok(())
     }
@@ -318,13 +321,13 @@ impl<D: Device> Target<'_, D> {
             .map_err(table)?;
         written.update_partitions(wanted.clone()).map_err(table)?;
         written.write().map_err(table)?;
-        self.device.settle().map_err(&failed)?;
+        self.device.sync_and_drop_cache().map_err(&failed)?;
         // Last: without it, firmware sees no table. The second table alone may start the boot
         // loader, whose kernel would not find its root.
         ProtectiveMBR::with_lb_size(sectors)
             .overwrite_lba0(&mut self.device)
             .map_err(|error| failed(io::Error::other(error)))?;
-        self.device.settle().map_err(&failed)?;
+        self.device.sync_and_drop_cache().map_err(&failed)?;
         let read = GptConfig::new()
             .logical_block_size(size)
             .only_valid_headers(true)

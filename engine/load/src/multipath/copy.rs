@@ -133,8 +133,8 @@ pub fn copy(
         paths[*path].checksum = comparable.then(|| format!("{:016x}", sums[0]));
         paths[*path].read = Some(pass);
     }
-    let settled = std::mem::take(&mut unequal);
-    compare.settle(settled, &all, &mut goes_on);
+    let found = std::mem::take(&mut unequal);
+    compare.recheck(found, &all, &mut goes_on);
     if all.len() > 1 && goes_on() {
         if writes {
             log("all paths: write");
@@ -155,7 +155,7 @@ pub fn copy(
             path.add(&pass);
             path.read_together = Some(pass);
         }
-        compare.settle(unequal, &all, &mut goes_on);
+        compare.recheck(unequal, &all, &mut goes_on);
     }
     for (report, path) in paths.iter_mut().zip(mount.paths()) {
         report.connections_lost = path.losses();

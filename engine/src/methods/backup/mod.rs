@@ -239,7 +239,7 @@ impl Method<Engine> for CreateBackup {
     type Reply = JobReply;
 
     async fn apply(params: CreateBackupParams, engine: Rc<Engine>) -> Result<JobReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let place = params.store.place()?;
         let (pool, snapshot) = find_lvol(&engine, "snapshot", &params.snapshot)?;
         let snapshot: LvolInfo = snapshot.info();
@@ -375,7 +375,7 @@ impl Method<Engine> for RestoreBackup {
     type Reply = JobReply;
 
     async fn apply(params: RestoreBackupParams, engine: Rc<Engine>) -> Result<JobReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         refuse_nil(params.uuid)?;
         let request = RestoreRequest {
             place: params.store.place()?,

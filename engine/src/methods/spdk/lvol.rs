@@ -94,7 +94,7 @@ impl Method<Engine> for CreateStore {
     type Reply = String;
 
     async fn apply(params: CreateStoreParams, engine: Rc<Engine>) -> Result<String, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let (name, disk) = (params.lvs_name, params.bdev_name);
         check_name("lvs_name", &name)?;
         if engine.plane()?.bdevs.lookup(&disk).is_none() {
@@ -146,7 +146,7 @@ impl Method<Engine> for DeleteStore {
     type Reply = bool;
 
     async fn apply(params: StoreParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let pool = store(&engine, params.uuid, params.lvs_name)?;
         let id = pool.handle.id().to_string();
         drop(pool);
@@ -177,7 +177,7 @@ impl Method<Engine> for RenameStore {
     type Reply = bool;
 
     async fn apply(params: RenameStoreParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let found = engine.devices.pools.find(&params.old_name);
         let pool = found.map_err(|error| RpcError {
             message: format!("Lvol store {} not found", params.old_name),
@@ -201,7 +201,7 @@ impl Method<Engine> for GrowStore {
     type Reply = bool;
 
     async fn apply(params: StoreParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let pool = store(&engine, params.uuid, params.lvs_name)?;
         let grown = pools::grow(&pool).await;
         grown.map_err(coded(INVALID_PARAMS))?;
@@ -293,7 +293,7 @@ impl Method<Engine> for BdevLvolCreate {
     type Reply = String;
 
     async fn apply(params: BdevLvolCreateParams, engine: Rc<Engine>) -> Result<String, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         check_name("lvol_name", &params.lvol_name)?;
         let size = match (params.size_in_mib, params.size) {
             (Some(mebibytes), None) => bytes(mebibytes)?,
@@ -339,7 +339,7 @@ impl Method<Engine> for BdevLvolSnapshot {
     type Reply = String;
 
     async fn apply(params: BdevLvolSnapshotParams, engine: Rc<Engine>) -> Result<String, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let (pool, lvol) = find_lvol(&engine, "lvol_name", &params.lvol_name)?;
         let refused = coded(INVALID_PARAMS);
         check_name("snapshot_name", &params.snapshot_name).map_err(&refused)?;
@@ -373,7 +373,7 @@ impl Method<Engine> for BdevLvolClone {
     type Reply = String;
 
     async fn apply(params: BdevLvolCloneParams, engine: Rc<Engine>) -> Result<String, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let (pool, source) = find_lvol(&engine, "snapshot_name", &params.snapshot_name)?;
         let refused = coded(INVALID_PARAMS);
         check_name("clone_name", &params.clone_name).map_err(&refused)?;
@@ -411,7 +411,7 @@ impl Method<Engine> for BdevLvolRename {
     type Reply = bool;
 
     async fn apply(params: BdevLvolRenameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let (field, lvol) = ("old_name", params.old_name.as_str());
         find_lvol(&engine, field, lvol)?;
         let renamed = lvols::rename(&engine, (field, lvol), params.new_name).await;
@@ -441,7 +441,7 @@ impl Method<Engine> for BdevLvolResize {
     type Reply = bool;
 
     async fn apply(params: BdevLvolResizeParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let (pool, lvol) = find_lvol(&engine, "name", &params.name)?;
         let refused = coded(INVALID_PARAMS);
         let bytes = bytes(params.size_in_mib).map_err(&refused)?;
@@ -480,7 +480,7 @@ async fn change(
     name: &str,
     command: impl FnOnce(Uuid) -> Command,
 ) -> Result<bool, RpcError> {
-    engine.settled().await;
+    engine.earlier_changes().await;
     let (pool, lvol) = find_lvol(engine, "name", name)?;
     let changed = pool.run(command(lvol.uuid())).await;
     changed.map_err(coded(INVALID_PARAMS))?;
@@ -526,7 +526,7 @@ impl Method<Engine> for BdevLvolSetParent {
     type Reply = bool;
 
     async fn apply(params: BdevLvolSetParentParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let (pool, lvol) = find_lvol(&engine, "lvol_name", &params.lvol_name)?;
         let (of, parent) = find_lvol(&engine, "parent_name", &params.parent_name)?;
         let refused = coded(INVALID_PARAMS);
@@ -565,7 +565,7 @@ impl Method<Engine> for BdevLvolDelete {
     type Reply = bool;
 
     async fn apply(params: LvolNameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let (pool, lvol) = find_lvol(&engine, "name", &params.name)?;
         let all = pool.list_names().await?;
         let clones = all.iter().filter(|other| other.parent == Some(lvol.uuid()));

@@ -97,7 +97,7 @@ impl Method<Engine> for CreateRaid {
     type Reply = bool;
 
     async fn apply(params: CreateRaidParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         if params.raid_level != RaidLevel::Raid1 {
             let cause = "this level keeps no second copy of anything: only mirrors are here";
             return Err(RpcError::errno(Errno::ENOTSUP, cause)
@@ -176,7 +176,7 @@ impl Method<Engine> for DeleteRaid {
             engine.journal.commit(Change::remove(waiting)).await?;
             return Ok(true);
         }
-        engine.settled().await;
+        engine.earlier_changes().await;
         volumes::delete(&engine, &params.name, None).await?;
         Ok(true)
     }
@@ -413,7 +413,7 @@ impl Method<Engine> for AddBase {
     type Reply = bool;
 
     async fn apply(params: AddBaseParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let listed = engine.plane()?.bdevs.get(&params.base_bdev);
         let none = |_| crate::methods::replies::no_device(&params.base_bdev).field("base_bdev");
         let listed = listed.map_err(none)?;
@@ -444,7 +444,7 @@ impl Method<Engine> for RemoveBase {
     type Reply = bool;
 
     async fn apply(params: ByName, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let layer = engine.plane()?.bdevs.lookup(&params.name);
         let device = layer.map_or_else(|| params.name.clone(), |l| l.name().to_owned());
         let volume = engine.volumes.with_replica(&device).ok_or_else(|| {
@@ -485,7 +485,7 @@ impl Method<Engine> for SetRaidOptions {
     type Reply = bool;
 
     async fn apply(params: SetRaidOptionsParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let volumes = &engine.volumes;
         if params.process_window_size_kb == Some(0) {
             return Err(

@@ -336,8 +336,8 @@ impl TargetConn {
     /// Ends a turn of receiving: returns the receive buffer to the core, unless it holds unhandled
     /// bytes.
     #[inline]
-    pub fn settle(&mut self, buffers: &mut RxBuffers, more: bool, now: Nanos) {
-        self.rx.settle(buffers, more || self.waiting);
+    pub fn end_receive(&mut self, buffers: &mut RxBuffers, more: bool, now: Nanos) {
+        self.rx.return_buffer(buffers, more || self.waiting);
         if more || self.waiting {
             // The owed data may be here, but not parsed.
             self.fetch_since = now;

@@ -363,8 +363,8 @@ impl HostConn {
     }
 
     #[inline]
-    pub fn settle(&mut self, buffers: &mut RxBuffers, more: bool, now: Nanos) {
-        self.rx.settle(buffers, more || self.waiting);
+    pub fn end_receive(&mut self, buffers: &mut RxBuffers, more: bool, now: Nanos) {
+        self.rx.return_buffer(buffers, more || self.waiting);
         let waits_for_rest = !more && !self.waiting && self.rx.is_mid_pdu();
         self.partial.note(waits_for_rest, self.pdus_received, now);
     }

@@ -239,7 +239,7 @@ impl TcpTransport {
                 }
             }
         };
-        conn.machine.settle(&mut self.buffers, more, now);
+        conn.machine.end_receive(&mut self.buffers, more, now);
         if let Some(sealed) = &mut conn.sealed
             && !more
             && conn.machine.awaits_data()

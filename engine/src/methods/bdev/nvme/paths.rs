@@ -445,8 +445,8 @@ async fn wait(
             )
             .remedy("it goes on: bdev_nvme_get_controllers shows its state"));
         }
-        let settled = engine.remotes.settled.notified();
-        let _ = tokio::time::timeout(Duration::from_millis(20), settled).await;
+        let handled = engine.remotes.handled.notified();
+        let _ = tokio::time::timeout(Duration::from_millis(20), handled).await;
     }
     Ok(true)
 }

@@ -482,8 +482,8 @@ impl Fabric {
     }
 
     /// Starts the arrival of a message, which takes a shared receive. The receive completes when
-    /// the queue pair has ended and [`Fabric::settle`] is called, like on devices that are slow to
-    /// complete it.
+    /// the queue pair has ended and [`Fabric::finish_message`] is called, like on devices that are
+    /// slow to complete it.
     pub fn begin_message(&self, qp: u32) {
         let mut state = self.state.lock();
         let Some(own) = state.numbered(qp) else {
@@ -497,10 +497,10 @@ impl Fabric {
     }
 
     /// Completes the receive of [`Fabric::begin_message`].
-    pub fn settle(&self, qp: u32) {
+    pub fn finish_message(&self, qp: u32) {
         let mut state = self.state.lock();
         if let Some(own) = state.numbered(qp) {
-            state.settle(own);
+            state.finish_message(own);
         }
     }
 
