@@ -4,7 +4,7 @@
 //! `nvmf_subsystem_add_ns` names (`ptpl_file`, in SPDK's format). It is durable before the host's
 //! command completes: the target sends the state with a ticket, and a task on the management thread
 //! stores it and completes the ticket. A namespace loads its reservation when it is added, so hosts
-//! never see it without. The record's own call only confirms that.
+//! never see the namespace without it. The replay of the record only checks that it is loaded.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};

@@ -33,7 +33,7 @@ pub(super) struct Lifecycle {
     /// Start of the phase `Closing`.
     closing: Nanos,
     why: Option<Closed>,
-    /// The layer above has the event of the end.
+    /// The end was reported to the layer above.
     reported: bool,
 }
 
@@ -76,7 +76,7 @@ impl Lifecycle {
         self.why.get_or_insert(why);
     }
 
-    /// `has_left`: no data waits to be sent.
+    /// `has_left`: the socket has taken all data to send.
     pub(super) fn begin_closing(&mut self, now: Nanos, has_left: bool) {
         self.phase = ConnectionPhase::Closing;
         self.closing = now;
@@ -85,7 +85,7 @@ impl Lifecycle {
         }
     }
 
-    /// All data has left.
+    /// The socket has taken all data to send.
     #[inline]
     pub(super) fn drained(&mut self) {
         if self.phase == ConnectionPhase::Closing {
@@ -151,11 +151,11 @@ impl Lifecycle {
     }
 }
 
-/// When the PDU began of which a part has arrived.
+/// The arrival time of an incomplete PDU's first bytes.
 #[derive(Default)]
 pub(super) struct Partial {
     since: Option<Nanos>,
-    /// PDUs received before it.
+    /// Number of whole PDUs received before this one.
     pdus: u64,
 }
 

@@ -11,7 +11,7 @@ use super::pass::PassReport;
 #[derive(Debug, Clone, Serialize)]
 pub struct CopyPath {
     pub path: String,
-    /// Alone.
+    /// The passes over this path alone.
     pub write: Option<PassReport>,
     pub read: Option<PassReport>,
     /// Sum of the checksums of all places, as this path alone read them. None with writes: each
@@ -19,7 +19,7 @@ pub struct CopyPath {
     pub checksum: Option<String>,
     /// Reads over this path of the other paths' writes.
     pub cross_reads: Vec<PassReport>,
-    /// Together with the other paths.
+    /// The passes over all paths at once.
     pub write_together: Option<PassReport>,
     pub read_together: Option<PassReport>,
     /// Completed I/Os of all passes.
