@@ -19,23 +19,29 @@ pub struct Get;
 const DEFAULT_LIMIT: usize = 100;
 const MAX_LIMIT: usize = 10_000;
 
-#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
+/// The parameters of the method, and arguments of `nacre audit`.
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema, clap::Args)]
 #[serde(deny_unknown_fields)]
 pub struct GetParams {
     /// Most lines, the newest ones; default 100, at most 10000.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[arg(long, value_name = "COUNT")]
     pub limit: Option<usize>,
     /// Only calls of this method.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[arg(long, value_name = "METHOD")]
     pub method: Option<String>,
     /// Only calls about this object.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[arg(long, value_name = "NAME")]
     pub object: Option<String>,
     /// Only calls of this user.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[arg(long, value_name = "UID")]
     pub uid: Option<u32>,
     /// Only refused calls.
     #[serde(default)]
+    #[arg(long)]
     pub refused: bool,
 }
 
