@@ -10,9 +10,10 @@ use nacre_nvmf_wire::identify::cns;
 use nacre_nvmf_wire::log::ana::AnaHeader;
 use nacre_nvmf_wire::log::lid;
 use nacre_nvmf_wire::registers::{Cc, offset};
-use nacre_nvmf_wire::{Sgl, Sqe};
+use nacre_nvmf_wire::{Sgl, Sqe, StatusCode};
 use zerocopy::IntoBytes;
 
+use super::error::HostError;
 use super::options::HostOptions;
 
 /// Entries of the admin queue, the same as Linux hosts request.
@@ -72,8 +73,17 @@ impl HostStep {
         }
     }
 
+    /// The error of a target that refused the command of this step.
+    pub(super) fn refused(self, status: StatusCode) -> HostError {
+        HostError::Refused {
+            step: self.name(),
+            status,
+            fabrics: self.is_fabrics(),
+        }
+    }
+
     /// True if its command is a fabrics command, which gives some status codes another meaning.
-    pub(super) fn is_fabrics(self) -> bool {
+    fn is_fabrics(self) -> bool {
         matches!(
             self,
             Self::Connect

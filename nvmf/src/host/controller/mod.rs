@@ -517,11 +517,7 @@ impl HostController {
                 self.step_sent = false;
                 return Ok(());
             }
-            return Err(HostError::Refused {
-                step: step.name(),
-                status,
-                fabrics: step.is_fabrics(),
-            });
+            return Err(step.refused(status));
         }
         let next = match step {
             HostStep::Connect if status.code() == StatusCode::CONNECT_INVALID_PARAMETERS => {
@@ -548,11 +544,7 @@ impl HostController {
                     // The static controller is in use by another host or by the lost association.
                     self.had = None;
                 }
-                return Err(HostError::Refused {
-                    step: step.name(),
-                    status,
-                    fabrics: step.is_fabrics(),
-                });
+                return Err(step.refused(status));
             }
         };
         self.proceed(next, now);

@@ -205,10 +205,6 @@ impl HostController {
 fn admitted(cqe: &Cqe) -> Result<ConnectResponse, HostError> {
     match cqe.status() {
         status if status.is_success() => Ok(ConnectResponse::from_cqe(cqe)),
-        status => Err(HostError::Refused {
-            step: HostStep::Connect.name(),
-            status,
-            fabrics: true,
-        }),
+        status => Err(HostStep::Connect.refused(status)),
     }
 }
