@@ -280,6 +280,6 @@ fn no_metadata(asked: &[(&'static str, u32)]) -> Result<(), RpcError> {
 
 impl std::fmt::Debug for ModuleEntry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Entry").field(&self.kind).finish()
+        f.debug_tuple("ModuleEntry").field(&self.kind).finish()
     }
 }
