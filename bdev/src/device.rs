@@ -59,8 +59,8 @@ pub struct Limits {
     /// Writes are refused.
     pub read_only: bool,
     /// The device completes a read of at most this many blocks without extents with its own memory
-    /// ([`crate::Completion::lent`]); 0: never.
-    pub lend_blocks: u32,
+    /// ([`crate::Completion::zero_copy`]); 0: never.
+    pub zero_copy_blocks: u32,
     /// Every I/O has ended when its submission returns, except I/O that a rate limit delays. Its
     /// buffers are free after the next poll.
     pub immediate: bool,
@@ -86,7 +86,7 @@ impl Limits {
             unmap_zeroes: false,
             zeroes_deallocate: false,
             read_only: false,
-            lend_blocks: 0,
+            zero_copy_blocks: 0,
             immediate: false,
             is_sync: false,
         }

@@ -2,7 +2,7 @@
 //! its completion.
 
 use arrayvec::ArrayVec;
-use nacre_hugepages::{Buf, Lent};
+use nacre_hugepages::{Buf, MemoryView};
 use serde::{Deserialize, Serialize};
 
 /// The buffers of an I/O in order. Each is contiguous; two suffice for everything a host can ask
@@ -18,8 +18,8 @@ pub type Token = u64;
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum Op {
-    /// Fills the extents. A device that lends its memory accepts a read without extents and
-    /// completes it with its own memory (see [`crate::Limits::lend_blocks`]).
+    /// Fills the extents. A zero-copy read has no extents, and completes with a view of the
+    /// device's memory (see [`crate::Limits::zero_copy_blocks`]).
     Read,
     Write,
     /// When it completes, every write that completed before its submission is on stable media.
@@ -155,7 +155,7 @@ impl Io {
             token: self.token,
             status,
             data: self.data,
-            lent: None,
+            zero_copy: None,
         }
     }
 }
@@ -259,5 +259,5 @@ pub struct Completion {
     pub data: Extents,
     /// The data of a read without extents: a view of the device's memory. Send it soon: a later
     /// write may be visible through it.
-    pub lent: Option<Lent>,
+    pub zero_copy: Option<MemoryView>,
 }

@@ -38,7 +38,7 @@ impl Pending {
             token: self.abandon(),
             status,
             data,
-            lent: None,
+            zero_copy: None,
         }
     }
 

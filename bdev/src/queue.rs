@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use nacre_hugepages::Lent;
+use nacre_hugepages::MemoryView;
 use nacre_reactor::{Idle, Nanos};
 
 use crate::io::{Completion, Io, Status, Token};
@@ -31,11 +31,12 @@ pub trait Queue {
     /// Executes the I/O synchronously and leaves nothing for [`Queue::poll`] to collect; its
     /// buffers stay in `io`. Returns `None` without side effects if the device cannot: submit the
     /// I/O then. Poll the queue in the same turn, as after a submission, because some statistics
-    /// update once per turn. `lent` is set like [`Completion::lent`] and valid only with a status;
-    /// as a parameter it is not moved by each layer. Use this for devices that finish an I/O at its
-    /// submission ([`crate::Limits::is_sync`]): it halves the cost for them and their callers.
-    fn run_sync(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
-        let _ = (io, lent);
+    /// update once per turn. `zero_copy` is set like [`Completion::zero_copy`] and valid only with
+    /// a status; as a parameter it is not moved by each layer. Use this for devices that finish an
+    /// I/O at its submission ([`crate::Limits::is_sync`]): it halves the cost for them and their
+    /// callers.
+    fn run_sync(&mut self, io: &mut Io, zero_copy: &mut Option<MemoryView>) -> Option<Status> {
+        let _ = (io, zero_copy);
         None
     }
 

@@ -150,11 +150,11 @@ impl Base {
         self.module().limits()
     }
 
-    /// The base's limits for a device that holds I/O back: it lends no memory, and executes no I/O
-    /// synchronously.
+    /// The base's limits for a device that holds I/O back: it has no zero-copy reads, and executes
+    /// no I/O synchronously.
     pub fn limits_of_held_io(&self) -> Limits {
         Limits {
-            lend_blocks: 0,
+            zero_copy_blocks: 0,
             immediate: false,
             is_sync: false,
             ..self.limits()

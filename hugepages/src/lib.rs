@@ -8,7 +8,7 @@
 //!    └ Pool    fixed buffer classes on a slice, owned by one core, no atomics
 //!       └ Buf     a counted handle on one buffer (or a part of it); the last one gives it back
 //! Shared  memory that several cores and the kernel read and write at once (RAM disks)
-//! └ Lent    a handle on a part of it, to send it from where it is
+//! └ MemoryView  a part of it, to send it from where it is
 //! ```
 //!
 //! All other crates get memory that a device may touch from here.
@@ -60,5 +60,5 @@ pub use register::{
     DEVICE_SLOTS, GRAIN, HookError, Piece, REGION_MAX, RegionId, RegionInfo, RegisterError,
     RegisterHook,
 };
-pub use shared::{Lender, Lent, Shared};
+pub use shared::{CoreShared, MemoryView, Shared};
 pub use system::{NodePages, machine_memory, reserve, show};

@@ -22,7 +22,7 @@ use crate::{Nanos, Poller};
 /// A closure to run on a reactor.
 pub type Message = Box<dyn FnOnce(&CoreHandle) + Send>;
 
-pub(crate) type Shared = shared::Shared<Message>;
+pub(crate) type Shared = shared::SharedState<Message>;
 
 /// The reactor's state on its own thread. The `init` function of [`crate::spawn`] gets it; code
 /// that needs the reactor later keeps a [`CoreHandle`].

@@ -14,7 +14,7 @@ use crate::mailbox::Mailbox;
 use crate::stats::{Activity, Counters, Directory, Stall};
 
 /// The shared state; `M` is the type of messages.
-pub(crate) struct Shared<M> {
+pub(crate) struct SharedState<M> {
     pub(crate) name: String,
     pub(crate) core: Option<usize>,
     pub(crate) tid: AtomicI32,
@@ -51,7 +51,7 @@ pub struct ReactorPanicked {
     pub message: String,
 }
 
-impl<M> Shared<M> {
+impl<M> SharedState<M> {
     pub(crate) fn new(config: ReactorConfig, clock: Clock) -> std::io::Result<Self> {
         let bell = Arc::new(Bell::new()?);
         Ok(Self {

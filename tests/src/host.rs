@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nacre_bdev::{Completion, Done, Io, Op, Queue, Status};
 use nacre_hugepages::{Buf, ClassSpec, Pool};
 use nacre_nvmf::host::{
-    Controller, ControllerState, Dial, HostError, HostOptions, IoQueue, fetch_discovery_log,
+    ControllerState, Dial, HostController, HostError, HostOptions, IoQueue, fetch_discovery_log,
 };
 use nacre_nvmf::tcp::HostConfig;
 use nacre_nvmf::transport::HostTransport;
@@ -57,7 +57,7 @@ pub fn dial(address: SocketAddr, entries: u16) -> Box<dyn Dial> {
 
 /// One association. It makes progress only while the test polls it.
 pub struct Host {
-    pub controller: Controller,
+    pub controller: HostController,
     pub queues: Vec<IoQueue>,
     pool: Pool,
     address: SocketAddr,
@@ -82,7 +82,7 @@ impl Host {
         ]);
         let (clock, dial) = (Clock::real(), dial(address, options.queue_entries));
         Self {
-            controller: Controller::new(options, dial, pool.clone(), clock.now()),
+            controller: HostController::new(options, dial, pool.clone(), clock.now()),
             queues: Vec::new(),
             pool,
             address,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nacre_bdev::layer::Layer;
 use nacre_bdev::{Bdev, Done, Io, Op, Queue};
 use nacre_hugepages::{Arena, ArenaOptions, Buf, ClassSpec, Pool};
-use nacre_nvmf::host::{Controller, Dial, HostOptions, IoQueue};
+use nacre_nvmf::host::{Dial, HostController, HostOptions, IoQueue};
 use nacre_nvmf::queues::{GroupConfig, QueueGroup};
 use nacre_nvmf::subsystems::{
     Backing, NamespaceConfig, NamespaceIds, SubsystemConfig, Target, TargetConfig,
@@ -47,7 +47,7 @@ fn memory() -> Pool {
 /// Host and target.
 struct Pair {
     group: QueueGroup,
-    controller: Controller,
+    controller: HostController,
     queue: IoQueue,
     memory: Pool,
     done: Done,
@@ -103,8 +103,9 @@ impl Pair {
 
         let mut options = HostOptions::new(nqn("nqn.2025-01.io.nacre:host"), [3; 16], nqn(SUBNQN));
         options.queue_entries = DEPTH as u16 + 1;
-        let mut controller = Controller::new(options.clone(), dial(&address), memory.clone(), now);
-        let mut turn = |controller: &mut Controller| {
+        let mut controller =
+            HostController::new(options.clone(), dial(&address), memory.clone(), now);
+        let mut turn = |controller: &mut HostController| {
             now = now + Duration::from_micros(1);
             manage();
             group.turn(now);

@@ -52,17 +52,17 @@ fn main() {
         "{:<24} {:>10} {:>14} {:>14}",
         "ns per I/O, depth 128", "bare", "one replica", "two replicas"
     );
-    for (name, op, lends) in [
+    for (name, op, is_zero_copy) in [
         ("write", Op::Write, false),
         ("read", Op::Read, false),
-        ("read, lent", Op::Read, true),
+        ("read, zero copy", Op::Read, true),
     ] {
         for random in [true, false] {
             let mut times = [const { Vec::new() }; 3];
             // Interleaved, so that whatever else the machine does meets all.
             for round in 0..ROUNDS + 2 {
                 for (queue, times) in queues.iter_mut().zip(&mut times) {
-                    let time = measure(queue, Way::AtOnce, op, lends, random, IOS, &pool);
+                    let time = measure(queue, Way::AtOnce, op, is_zero_copy, random, IOS, &pool);
                     if round > 1 {
                         times.push(time);
                     }
@@ -109,7 +109,7 @@ fn measure(
     queue: &mut LayerQueue,
     way: Way,
     op: Op,
-    lends: bool,
+    is_zero_copy: bool,
     is_random: bool,
     ios: usize,
     pool: &Pool,
@@ -130,13 +130,13 @@ fn measure(
                 at + 1
             };
             let mut io = Io::new(token as u64, op, at * 8 % BLOCKS, 8);
-            if !lends {
+            if !is_zero_copy {
                 io = io.with(bufs.pop().expect("as many as the depth"));
             }
             // As the target does.
-            let mut lent = None;
+            let mut zero_copy = None;
             let status = match way {
-                Way::AtOnce => queue.run_sync(&mut io, &mut lent),
+                Way::AtOnce => queue.run_sync(&mut io, &mut zero_copy),
                 Way::Queued => None,
             };
             match status {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use nacre_bdev::{Bdev, Layer};
 use parking_lot::Mutex;
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
@@ -489,7 +490,8 @@ pub struct LastResync {
     pub seconds: f64,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
+/// The progress of a verification, also as RPC replies show it.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct VerifyStatus {
     pub repair: bool,
     pub running: bool,

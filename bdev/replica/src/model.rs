@@ -67,7 +67,8 @@ pub struct KeptLimits {
     pub max_blocks: u32,
     pub max_unmap_blocks: u64,
     pub atomic_blocks: u32,
-    pub lend_blocks: u32,
+    #[serde(rename = "lend_blocks")]
+    pub zero_copy_blocks: u32,
     pub read_only: bool,
 }
 

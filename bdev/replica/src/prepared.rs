@@ -130,7 +130,7 @@ pub(crate) fn keeps(now: &Limits, promised: &Limits) -> bool {
     promised.max_blocks <= now.max_blocks
         && promised.max_unmap_blocks <= now.max_unmap_blocks
         && promised.atomic_blocks <= now.atomic_blocks
-        && promised.lend_blocks <= now.lend_blocks
+        && promised.zero_copy_blocks <= now.zero_copy_blocks
         && promised.volatile_cache >= now.volatile_cache
         && promised.read_only == now.read_only
 }
@@ -153,7 +153,7 @@ impl KeptLimits {
             max_blocks: limits.max_blocks,
             max_unmap_blocks: limits.max_unmap_blocks,
             atomic_blocks: limits.atomic_blocks,
-            lend_blocks: limits.lend_blocks,
+            zero_copy_blocks: limits.zero_copy_blocks,
             read_only: limits.read_only,
         }
     }
@@ -163,7 +163,7 @@ impl KeptLimits {
             max_blocks: self.max_blocks,
             max_unmap_blocks: self.max_unmap_blocks,
             atomic_blocks: self.atomic_blocks.max(1),
-            lend_blocks: self.lend_blocks,
+            zero_copy_blocks: self.zero_copy_blocks,
             read_only: self.read_only,
             volatile_cache: true,
             // The other limits are the same for every volume.

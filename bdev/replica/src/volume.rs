@@ -155,7 +155,7 @@ impl Bdev for Volume {
 pub fn weakest<'a>(replicas: impl IntoIterator<Item = &'a Layer>) -> Limits {
     let mut weakest = Limits {
         atomic_blocks: u32::MAX,
-        lend_blocks: u32::MAX,
+        zero_copy_blocks: u32::MAX,
         unmap_zeroes: true,
         is_sync: true,
         ..Limits::unlimited(DEPTH as u32)
@@ -165,7 +165,7 @@ pub fn weakest<'a>(replicas: impl IntoIterator<Item = &'a Layer>) -> Limits {
         any = true;
         let limits = replica.limits();
         weakest.atomic_blocks = weakest.atomic_blocks.min(limits.atomic_blocks.max(1));
-        weakest.lend_blocks = weakest.lend_blocks.min(limits.lend_blocks);
+        weakest.zero_copy_blocks = weakest.zero_copy_blocks.min(limits.zero_copy_blocks);
         weakest.volatile_cache |= limits.volatile_cache;
         weakest.read_only |= limits.read_only;
         weakest.is_sync &= limits.is_sync;
@@ -180,7 +180,7 @@ pub fn weakest<'a>(replicas: impl IntoIterator<Item = &'a Layer>) -> Limits {
             .min(MAX_UNMAP_BYTES / u64::from(block));
     }
     if !any {
-        (weakest.atomic_blocks, weakest.lend_blocks) = (1, 0);
+        (weakest.atomic_blocks, weakest.zero_copy_blocks) = (1, 0);
         weakest.is_sync = false;
     }
     // Unmapped blocks read as zeroes on every replica: where a device does not guarantee it, or
@@ -210,7 +210,7 @@ mod tests {
     fn limits_are_those_of_the_weakest() {
         let (mut a, mut b) = (Script::new("A"), Script::new("B"));
         (a.limits.atomic_blocks, b.limits.atomic_blocks) = (8, 16);
-        (a.limits.lend_blocks, b.limits.lend_blocks) = (64, 32);
+        (a.limits.zero_copy_blocks, b.limits.zero_copy_blocks) = (64, 32);
         b.limits.volatile_cache = true;
         b.limits.unmap_zeroes = false;
         a.limits.optimal_boundary_blocks = 100;
@@ -219,9 +219,11 @@ mod tests {
         // A range that crosses a boundary is not written in one piece.
         assert_eq!((limits.atomic_blocks, limits.volatile_cache), (1, true));
         assert!(limits.unmap_zeroes && !limits.immediate && !limits.read_only);
-        // A range that crosses a boundary cannot be lent in one piece; unmaps that a replica cannot
-        // execute become zeroes.
-        assert_eq!((limits.lend_blocks, limits.optimal_boundary_blocks), (0, 0));
+        // No view of memory crosses a boundary; unmaps that a replica cannot execute become zeroes.
+        assert_eq!(
+            (limits.zero_copy_blocks, limits.optimal_boundary_blocks),
+            (0, 0)
+        );
         assert_eq!(limits.unmap_granularity_blocks, 0);
         assert_eq!(limits.max_blocks, MAX_BYTES / BLOCK);
         assert_eq!(limits.max_unmap_blocks, MAX_UNMAP_BYTES / u64::from(BLOCK));
@@ -247,7 +249,7 @@ mod tests {
         protected.limits.read_only = true;
         assert!(over(vec![protected, Script::new("B")]).read_only);
         let none = over(Vec::new());
-        assert_eq!((none.atomic_blocks, none.lend_blocks), (1, 0));
+        assert_eq!((none.atomic_blocks, none.zero_copy_blocks), (1, 0));
     }
 
     #[test]
@@ -258,7 +260,7 @@ mod tests {
         let record = record(BLOCKS, 1);
         let shared = Shared::new(&record);
         let volume = Volume::new(&record, shared, weakest([&*layer]));
-        assert_eq!(volume.limits().lend_blocks, MAX_BYTES / BLOCK);
+        assert_eq!(volume.limits().zero_copy_blocks, MAX_BYTES / BLOCK);
         assert_eq!(volume.supports(Op::Copy), Support::No);
         assert_eq!((volume.name(), volume.blocks()), ("V", BLOCKS));
         assert_eq!(volume.driver_specific()["volume"]["mode"], "closed");

@@ -18,7 +18,10 @@ pub(super) const ALL: &[Case] = &[
         sizes,
     ),
     ("an I/O may have two extents", two_extents),
-    ("lent memory holds the written data", lends),
+    (
+        "a zero-copy read has the written data",
+        reads_without_a_copy,
+    ),
     ("what lies outside the device is out of range", out_of_range),
     ("no blocks: nothing is done, successfully", no_blocks),
     ("unsupported operations are refused as such", unsupported),
@@ -78,11 +81,11 @@ fn sizes(subject: &Subject) {
     }
 }
 
-/// A read without extents returns the device's memory, if it lends that many blocks. The lent
-/// memory outlives the queue.
-fn lends(subject: &Subject) {
+/// A read without extents of at most `zero_copy_blocks` returns a view of the device's memory. The
+/// view outlives the queue.
+fn reads_without_a_copy(subject: &Subject) {
     let mut rig = Rig::new(subject);
-    let most = subject.device.limits().lend_blocks;
+    let most = subject.device.limits().zero_copy_blocks;
     // Only the layer decides whether to read without extents; modules need not support it.
     if most == 0 {
         return;
@@ -103,12 +106,12 @@ fn lends(subject: &Subject) {
         let completion = rig.run(io);
         assert_eq!(completion.status, Status::Ok);
         assert!(completion.data.is_empty());
-        let lent = completion.lent.expect("lent memory");
-        let mut seen = vec![0; lent.len()];
-        lent.read(0, &mut seen);
+        let zero_copy = completion.zero_copy.expect("a view of memory");
+        let mut seen = vec![0; zero_copy.len()];
+        zero_copy.read(0, &mut seen);
         assert_eq!(seen.len(), rig.bytes(blocks));
         assert!(!subject.keeps_data || !subject.writable() || seen == bytes);
-        kept.push((lent, seen));
+        kept.push((zero_copy, seen));
     }
     let outside = rig.io(Op::Read, rig.geometry.blocks, 1);
     assert_eq!(rig.status_of(outside), Status::OutOfRange);
@@ -116,10 +119,7 @@ fn lends(subject: &Subject) {
     let (last, seen) = kept.pop().expect("several");
     let mut again = vec![0; last.len()];
     last.read(0, &mut again);
-    assert!(
-        again == seen,
-        "the memory stays while something of it is lent"
-    );
+    assert!(again == seen, "the memory stays while a view of it exists");
 }
 
 fn two_extents(subject: &Subject) {
@@ -514,7 +514,7 @@ fn verify(subject: &Subject) {
         let completion = rig.run(io);
         let what = format!("{blocks} blocks at {lba}");
         assert_eq!(completion.status, Status::Ok, "{what}");
-        assert!(completion.data.is_empty() && completion.lent.is_none());
+        assert!(completion.data.is_empty() && completion.zero_copy.is_none());
     }
     if subject.keeps_data {
         assert!(read_range(&mut rig, 0, 32) == before, "nothing changes");

@@ -43,7 +43,7 @@ fn random(subject: &Subject) {
         let op = ops[random.below(ops.len() as u64) as usize];
         let (io, expected) = make(&mut rig, &mut random, &oracle, op, base, subject);
         while open.len() >= DEPTH || open.values().any(|other| conflict(other, &expected)) {
-            settle_some(&mut rig, &mut open);
+            complete_one(&mut rig, &mut open);
         }
         let mut expected = expected;
         apply(&io, &mut expected, &mut oracle, base);
@@ -51,7 +51,7 @@ fn random(subject: &Subject) {
         rig.submit(io);
     }
     while !open.is_empty() {
-        settle_some(&mut rig, &mut open);
+        complete_one(&mut rig, &mut open);
     }
     assert!(
         read_range(&mut rig, base, WINDOW) == oracle,
@@ -74,7 +74,7 @@ fn conflict(a: &Expected, b: &Expected) -> bool {
         .any(|x| theirs.into_iter().flatten().any(|y| overlap(x, y)))
 }
 
-fn settle_some(rig: &mut Rig, open: &mut HashMap<Token, Expected>) {
+fn complete_one(rig: &mut Rig, open: &mut HashMap<Token, Expected>) {
     let Some(token) = open.keys().next().copied() else {
         return;
     };

@@ -159,7 +159,7 @@ impl Stacked for FaultDevice {
         self.uuid
     }
 
-    /// Faults change read data, so the device lends no memory.
+    /// Faults change read data, so the device has no zero-copy reads.
     fn limits(&self) -> Limits {
         self.base.limits_of_held_io()
     }

@@ -93,13 +93,13 @@ struct Bounce {
 struct Child {
     ordinal: u8,
     blocks: u32,
-    part: Part,
+    part: BufferUse,
     done: bool,
     data: Extents,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum BufferUse {
     /// Uses a part of the I/O's buffers, or needs none.
     Piece,
     /// Reads into the bounce buffer, for a comparison.
@@ -167,12 +167,14 @@ impl Job {
             return match self.recipe {
                 Recipe::Pieces(op) => self.next_piece(op, shape),
                 Recipe::WriteZeroBuffer => self.next_zeroes(shape, memory, pool),
-                Recipe::ReadAndCompare => self.next_read(Part::ReadToCompare, shape, memory, pool),
-                Recipe::ReadAndWrite => self.next_read(Part::ReadToWrite, shape, memory, pool),
-                Recipe::ReadAndDrop => self.next_read(Part::ReadToDrop, shape, memory, pool),
+                Recipe::ReadAndCompare => {
+                    self.next_read(BufferUse::ReadToCompare, shape, memory, pool)
+                }
+                Recipe::ReadAndWrite => self.next_read(BufferUse::ReadToWrite, shape, memory, pool),
+                Recipe::ReadAndDrop => self.next_read(BufferUse::ReadToDrop, shape, memory, pool),
                 Recipe::Swap if self.writing => self.next_new_data(shape),
                 Recipe::Swap if shape.native(Op::Compare) => self.next_expected(shape),
-                Recipe::Swap => self.next_read(Part::ReadToCompare, shape, memory, pool),
+                Recipe::Swap => self.next_read(BufferUse::ReadToCompare, shape, memory, pool),
             };
         }
         if let Some(step) = self.write_back() {
@@ -187,7 +189,7 @@ impl Job {
         }
         if self.flush_after {
             self.stage = Stage::Flush;
-            return self.child(Io::new(0, Op::Flush, 0, 0), Part::Shared);
+            return self.child(Io::new(0, Op::Flush, 0, 0), BufferUse::Shared);
         }
         Step::Finished(Status::Ok)
     }
@@ -213,9 +215,9 @@ impl Job {
         let part = self.children[at].part;
         let mut data = ended.data;
         match part {
-            Part::Piece => self.children[at].data = data,
-            Part::Shared => {}
-            Part::ReadToCompare => {
+            BufferUse::Piece => self.children[at].data = data,
+            BufferUse::Shared => {}
+            BufferUse::ReadToCompare => {
                 let from = shape.bytes(self.next - self.children[at].blocks);
                 let read = data.pop();
                 if status.is_ok() && !read.as_deref().is_some_and(|read| self.expects(from, read)) {
@@ -223,14 +225,14 @@ impl Job {
                 }
                 self.give_back(read, memory);
             }
-            Part::ReadToWrite => {
+            BufferUse::ReadToWrite => {
                 if status.is_ok() {
                     self.bounce.filled = data.pop()
                 } else {
                     self.give_back(data.pop(), memory)
                 }
             }
-            Part::ReadToDrop | Part::WriteBounce => self.give_back(data.pop(), memory),
+            BufferUse::ReadToDrop | BufferUse::WriteBounce => self.give_back(data.pop(), memory),
         }
         if status == Status::Unsupported && self.recipe == Recipe::Pieces(Op::WriteZeroes) {
             self.refused = true;
@@ -321,7 +323,7 @@ impl Job {
         {
             let mut child = self.children.remove(at);
             match child.part {
-                Part::Piece => {
+                BufferUse::Piece => {
                     // Put its buffers in front of the unused ones. The pieces before them are in
                     // flight or returned, so the first extent is shorter by their length.
                     let rest = std::mem::take(&mut self.data);
@@ -337,15 +339,18 @@ impl Job {
                     self.data = child.data;
                 }
                 // The bounce buffer returns to the pool, or to the reserve, when the job ends.
-                Part::ReadToCompare | Part::ReadToWrite | Part::ReadToDrop | Part::WriteBounce => {
+                BufferUse::ReadToCompare
+                | BufferUse::ReadToWrite
+                | BufferUse::ReadToDrop
+                | BufferUse::WriteBounce => {
                     self.bounce.filled = io.data.into_iter().next();
                 }
-                Part::Shared => {}
+                BufferUse::Shared => {}
             }
         }
     }
 
-    fn child(&mut self, io: Io, part: Part) -> Step {
+    fn child(&mut self, io: Io, part: BufferUse) -> Step {
         let ordinal = self.ordinal;
         self.ordinal = ordinal.wrapping_add(1);
         let child = Child {
@@ -423,7 +428,7 @@ impl Job {
             ),
         };
         self.next += blocks;
-        self.child(io, Part::Piece)
+        self.child(io, BufferUse::Piece)
     }
 
     fn next_zeroes(&mut self, shape: &Shape, memory: &mut Memory, pool: &Pool) -> Step {
@@ -446,11 +451,17 @@ impl Job {
         let part = zeroes.slice(0, shape.bytes(blocks));
         self.child(
             Io::new(0, Op::Write, at, blocks).flags(flags).with(part),
-            Part::Shared,
+            BufferUse::Shared,
         )
     }
 
-    fn next_read(&mut self, part: Part, shape: &Shape, memory: &mut Memory, pool: &Pool) -> Step {
+    fn next_read(
+        &mut self,
+        part: BufferUse,
+        shape: &Shape,
+        memory: &mut Memory,
+        pool: &Pool,
+    ) -> Step {
         if let Some(step) = self.write_back() {
             return step;
         }
@@ -463,7 +474,7 @@ impl Job {
         let most = (bounce.len() / shape.block_size as usize) as u32;
         let left = (self.blocks - self.next).min(most);
         let (lba, blocks) = match part {
-            Part::ReadToWrite => {
+            BufferUse::ReadToWrite => {
                 let blocks = self.copy_piece(left, shape);
                 (self.source_lba + self.copy_offset(blocks), blocks)
             }
@@ -489,7 +500,7 @@ impl Job {
             u64::from(self.next - blocks)
         };
         let io = Io::new(0, Op::Write, self.lba + offset, blocks).flags(self.flags & Flags::FUA);
-        Some(self.child(io.with(filled), Part::WriteBounce))
+        Some(self.child(io.with(filled), BufferUse::WriteBounce))
     }
 
     /// Compare-and-write: compares natively with a part of the expected data.
@@ -512,7 +523,7 @@ impl Job {
         self.next += blocks;
         self.child(
             Io::new(0, op, at, blocks).flags(flags).with(part),
-            Part::Shared,
+            BufferUse::Shared,
         )
     }
 

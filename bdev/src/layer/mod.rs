@@ -242,7 +242,7 @@ impl Bdev for Layer {
                 _ => 1,
             },
             compare_and_write_blocks: self.shape.swap_blocks(),
-            lend_blocks: self.shape.lend_blocks,
+            zero_copy_blocks: self.shape.zero_copy_blocks,
             ..limits
         }
     }

@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use nacre_hugepages::Lent;
+use nacre_hugepages::MemoryView;
 use nacre_reactor::{Idle, Nanos};
 use parking_lot::Mutex;
 
@@ -90,8 +90,8 @@ impl Queue for ModuleQueue {
         self.inner.poll(now, done)
     }
 
-    fn run_sync(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
-        self.inner.run_sync(io, lent)
+    fn run_sync(&mut self, io: &mut Io, zero_copy: &mut Option<MemoryView>) -> Option<Status> {
+        self.inner.run_sync(io, zero_copy)
     }
 
     fn abort(&mut self, token: Token) -> bool {

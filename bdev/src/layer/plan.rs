@@ -20,7 +20,7 @@ pub(super) struct Shape {
     pub volatile_cache: bool,
     pub native_fua: bool,
     pub unmap_zeroes: bool,
-    pub lend_blocks: u32,
+    pub zero_copy_blocks: u32,
     native: [bool; Op::COUNT],
 }
 
@@ -70,8 +70,8 @@ impl Shape {
             native_fua: bdev.native_fua(),
             unmap_zeroes: limits.unmap_zeroes && limits.unmap_granularity_blocks <= 1,
             // Pieces of device memory cannot be joined, so a read across a boundary needs buffers.
-            lend_blocks: match limits.optimal_boundary_blocks {
-                0 => limits.lend_blocks.min(limits.max_blocks),
+            zero_copy_blocks: match limits.optimal_boundary_blocks {
+                0 => limits.zero_copy_blocks.min(limits.max_blocks),
                 _ => 0,
             },
             native: Op::ALL.map(|op| bdev.supports(op) == Support::Native),
@@ -244,13 +244,12 @@ impl Shape {
         })
     }
 
-    /// True if the buffers have the length of the blocks, or are absent and the device lends its
-    /// own.
+    /// True if the buffers have the length of the blocks, or are absent in a zero-copy read.
     #[inline]
     fn data_fits(&self, io: &Io) -> bool {
         let bytes = self.bytes(io.blocks);
         match io.op {
-            Op::Read if io.data.is_empty() => io.blocks <= self.lend_blocks,
+            Op::Read if io.data.is_empty() => io.blocks <= self.zero_copy_blocks,
             Op::Read | Op::Write | Op::Compare => io.data_len() == bytes,
             Op::CompareAndWrite => {
                 io.data.len() == 2 && io.data.iter().map(Buf::len).all(|len| len == bytes)

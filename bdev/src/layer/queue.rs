@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nacre_hugepages::{Lent, Pool};
+use nacre_hugepages::{MemoryView, Pool};
 use nacre_reactor::{Idle, Nanos};
 use slab::Slab;
 
@@ -468,7 +468,7 @@ impl Queue for LayerQueue {
 
     /// Executes an operation that the module supports synchronously and that no limit delays. Its
     /// time is not measured.
-    fn run_sync(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
+    fn run_sync(&mut self, io: &mut Io, zero_copy: &mut Option<MemoryView>) -> Option<Status> {
         if self.is_full() || self.throttle.is_active() || self.layer.is_gone() {
             return None;
         }
@@ -486,7 +486,7 @@ impl Queue for LayerQueue {
                 return None;
             }
         }
-        let status = self.inner.run_sync(io, lent);
+        let status = self.inner.run_sync(io, zero_copy);
         self.uncount(counted);
         let status = status?;
         let bytes = self.layer.shape.bytes(io.blocks) as u64;

@@ -1,6 +1,6 @@
 //! The malloc module's queue: executes each I/O in `submit`, by copying or comparing memory.
 
-use nacre_hugepages::{Lender, Lent};
+use nacre_hugepages::{CoreShared, MemoryView};
 use nacre_reactor::{Idle, Nanos};
 
 use super::{Malloc, QUEUE_DEPTH};
@@ -10,7 +10,7 @@ use crate::io::{Completion, Io, Op, Status, Token};
 use crate::queue::{Busy, Done, Queue};
 
 pub(super) struct Channel {
-    memory: Lender,
+    memory: CoreShared,
     geometry: Geometry,
     done: Immediate,
 }
@@ -18,7 +18,7 @@ pub(super) struct Channel {
 impl Channel {
     pub(super) fn new(malloc: &Malloc) -> Self {
         Self {
-            memory: malloc.memory.lender(),
+            memory: malloc.memory.on_core(),
             geometry: malloc.geometry,
             done: Immediate::new(QUEUE_DEPTH as usize),
         }
@@ -80,9 +80,9 @@ impl Channel {
     }
 
     #[inline]
-    fn end(&self, io: &mut Io, lent: &mut Option<Lent>) -> Status {
-        *lent = self.lend(io);
-        match lent {
+    fn end(&self, io: &mut Io, zero_copy: &mut Option<MemoryView>) -> Status {
+        *zero_copy = self.view(io);
+        match zero_copy {
             Some(_) => Status::Ok,
             None => self.perform(io),
         }
@@ -90,11 +90,11 @@ impl Channel {
 
     /// The memory that completes a read without extents.
     #[inline]
-    fn lend(&self, io: &Io) -> Option<Lent> {
+    fn view(&self, io: &Io) -> Option<MemoryView> {
         let is_read = io.op == Op::Read && io.data.is_empty() && io.blocks > 0;
         let len = self.offset(u64::from(io.blocks));
         (is_read && self.geometry.holds(io.lba, u64::from(io.blocks)))
-            .then(|| self.memory.lend(self.offset(io.lba), len))
+            .then(|| self.memory.view(self.offset(io.lba), len))
     }
 
     fn offset(&self, blocks: u64) -> usize {
@@ -108,18 +108,18 @@ impl Queue for Channel {
         if self.done.is_full() {
             return Err((Busy, io));
         }
-        let mut lent = None;
-        let status = self.end(&mut io, &mut lent);
+        let mut zero_copy = None;
+        let status = self.end(&mut io, &mut zero_copy);
         self.done.push(Completion {
-            lent,
+            zero_copy,
             ..io.complete(status)
         });
         Ok(())
     }
 
     #[inline]
-    fn run_sync(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
-        Some(self.end(io, lent))
+    fn run_sync(&mut self, io: &mut Io, zero_copy: &mut Option<MemoryView>) -> Option<Status> {
+        Some(self.end(io, zero_copy))
     }
 
     fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {

@@ -135,7 +135,7 @@ impl Bdev for Malloc {
             max_unmap_blocks: MAX_UNMAP_BYTES / u64::from(block),
             optimal_boundary_blocks: self.config.optimal_io_boundary.unwrap_or(0),
             unmap_zeroes: true,
-            lend_blocks: MAX_BYTES / block,
+            zero_copy_blocks: MAX_BYTES / block,
             immediate: true,
             is_sync: true,
             ..Limits::unlimited(QUEUE_DEPTH)

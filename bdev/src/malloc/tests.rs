@@ -70,24 +70,24 @@ fn supported_io_is_executed_synchronously() {
     let layer = Layer::new(create(config(4096)).expect("a good configuration"));
     let mut queue = layer.open_queue(&pool).expect("opens");
     let mut ask = |mut io: Io| {
-        let mut lent = None;
-        let status = queue.run_sync(&mut io, &mut lent);
+        let mut zero_copy = None;
+        let status = queue.run_sync(&mut io, &mut zero_copy);
         assert_eq!(queue.inflight(), 0);
         assert_eq!(queue.poll(Nanos(1), &mut Done::with_capacity(1)), 0);
-        (status, lent, io)
+        (status, zero_copy, io)
     };
 
     let (status, _, io) = ask(Io::new(1, Op::Write, 3, 1).with(filled(7)));
     assert_eq!(status, Some(Status::Ok));
     assert_eq!(io.data.len(), 1, "the buffer stays with its owner");
-    let (status, lent, io) = ask(Io::new(2, Op::Read, 3, 1).with(filled(0)));
-    assert_eq!((status, lent.is_none()), (Some(Status::Ok), true));
+    let (status, zero_copy, io) = ask(Io::new(2, Op::Read, 3, 1).with(filled(0)));
+    assert_eq!((status, zero_copy.is_none()), (Some(Status::Ok), true));
     assert_eq!(io.data[0][..], [7; 4096]);
-    let (status, lent, _) = ask(Io::new(3, Op::Read, 3, 1));
+    let (status, zero_copy, _) = ask(Io::new(3, Op::Read, 3, 1));
     assert_eq!(status, Some(Status::Ok));
-    let lent = lent.expect("a loan");
+    let zero_copy = zero_copy.expect("a view");
     let mut read = [0; 4096];
-    lent.read(0, &mut read);
+    zero_copy.read(0, &mut read);
     assert_eq!(read, [7; 4096]);
     let (status, ..) = ask(Io::new(4, Op::Compare, 3, 1).with(filled(8)));
     assert_eq!(status, Some(Status::Miscompare));

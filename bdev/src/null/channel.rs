@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nacre_hugepages::Lent;
+use nacre_hugepages::MemoryView;
 use nacre_reactor::{Idle, Nanos};
 
 use super::{Null, QUEUE_DEPTH, Reads};
@@ -61,7 +61,7 @@ impl Queue for Channel {
         Ok(())
     }
 
-    fn run_sync(&mut self, io: &mut Io, _lent: &mut Option<Lent>) -> Option<Status> {
+    fn run_sync(&mut self, io: &mut Io, _zero_copy: &mut Option<MemoryView>) -> Option<Status> {
         Some(self.perform(io))
     }
 

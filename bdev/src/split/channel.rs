@@ -5,7 +5,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use nacre_hugepages::Lent;
+use nacre_hugepages::MemoryView;
 use nacre_reactor::{Idle, Nanos};
 
 use super::Part;
@@ -85,12 +85,12 @@ impl Queue for Channel {
         done.take_from(&mut self.refused) + self.base.poll(now, done)
     }
 
-    fn run_sync(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
+    fn run_sync(&mut self, io: &mut Io, zero_copy: &mut Option<MemoryView>) -> Option<Status> {
         if !self.is_inside(io) {
             return Some(Status::OutOfRange);
         }
         self.shift(io);
-        let status = self.base.run_sync(io, lent);
+        let status = self.base.run_sync(io, zero_copy);
         self.shift_back(io);
         status
     }

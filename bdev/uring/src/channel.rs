@@ -269,7 +269,7 @@ impl Channel {
             token: task.token,
             status,
             data,
-            lent: None,
+            zero_copy: None,
         });
     }
 

@@ -15,32 +15,12 @@ use nacre_engine::methods::audit::{Get, GetParams};
 pub(crate) struct AuditArgs {
     #[command(flatten)]
     connection: Connection,
-    /// Show this many calls at most, the newest ones
-    #[arg(long, value_name = "COUNT", default_value_t = 100)]
-    limit: usize,
-    /// Only calls of this method
-    #[arg(long, value_name = "METHOD")]
-    method: Option<String>,
-    /// Only calls about this object
-    #[arg(long, value_name = "NAME")]
-    object: Option<String>,
-    /// Only calls of this user
-    #[arg(long, value_name = "UID")]
-    uid: Option<u32>,
-    /// Only refused calls
-    #[arg(long)]
-    refused: bool,
+    #[command(flatten)]
+    params: GetParams,
 }
 
 pub(crate) fn run(args: AuditArgs) -> Result<(), Failure> {
-    let params = GetParams {
-        limit: Some(args.limit),
-        method: args.method,
-        object: args.object,
-        uid: args.uid,
-        refused: args.refused,
-    };
-    let answer = args.connection.call_for_json::<Get>(&params)?;
+    let answer = args.connection.call_for_json::<Get>(&args.params)?;
     if args.connection.json {
         return output::json(&answer["calls"]);
     }

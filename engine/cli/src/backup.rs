@@ -1,7 +1,6 @@
 //! `nacre backup`: backups of snapshots of pools in a directory or an object store.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, Subcommand};
@@ -44,7 +43,7 @@ enum BackupCommand {
         /// The snapshot, such as pool0/v1@monday
         snapshot: String,
         #[command(flatten)]
-        store: StoreArgs,
+        store: BackupStore,
         /// The volume to which the backup belongs, where several grew from the snapshot
         #[arg(long)]
         volume: Option<String>,
@@ -58,12 +57,12 @@ enum BackupCommand {
     #[command(visible_alias = "ls")]
     List {
         #[command(flatten)]
-        store: StoreArgs,
+        store: BackupStore,
     },
     /// Read all data of a backup, and compare the checksums
     Verify {
         #[command(flatten)]
-        store: StoreArgs,
+        store: BackupStore,
         /// UUID of the backup
         backup: Uuid,
         #[command(flatten)]
@@ -72,7 +71,7 @@ enum BackupCommand {
     /// Make a new volume from a backup
     Restore {
         #[command(flatten)]
-        store: StoreArgs,
+        store: BackupStore,
         /// UUID of the backup
         backup: Uuid,
         /// The new volume, such as pool0/v2
@@ -85,7 +84,7 @@ enum BackupCommand {
     #[command(visible_alias = "rm")]
     Delete {
         #[command(flatten)]
-        store: StoreArgs,
+        store: BackupStore,
         /// UUID of the backup
         backup: Uuid,
         #[command(flatten)]
@@ -101,41 +100,10 @@ enum BackupCommand {
 }
 
 #[derive(Debug, Args)]
-struct StoreArgs {
-    /// file:///path or s3://bucket/prefix
-    #[arg(value_name = "STORE")]
-    location: String,
-    /// URL of the S3 server [default: Amazon's]
-    #[arg(long, value_name = "URL")]
-    endpoint: Option<String>,
-    /// Region of the S3 server [default: us-east-1]
-    #[arg(long)]
-    region: Option<String>,
-    /// File of the daemon with the S3 keys, in the format of ~/.aws/credentials and with mode 0600
-    #[arg(long, value_name = "FILE")]
-    credentials_file: Option<PathBuf>,
-    /// File of the daemon with the certificates that sign the server's [default: the system's]
-    #[arg(long, value_name = "FILE")]
-    ca: Option<PathBuf>,
-}
-
-#[derive(Debug, Args)]
 struct WaitArgs {
     /// Do not wait for the end: `nacre backup jobs` shows the progress
     #[arg(long)]
     no_wait: bool,
-}
-
-impl From<StoreArgs> for BackupStore {
-    fn from(args: StoreArgs) -> Self {
-        Self {
-            location: args.location,
-            endpoint: args.endpoint,
-            region: args.region,
-            credentials_file: args.credentials_file,
-            ca: args.ca,
-        }
-    }
 }
 
 pub(crate) fn run(args: BackupArgs) -> Result<(), Failure> {
@@ -150,13 +118,13 @@ pub(crate) fn run(args: BackupArgs) -> Result<(), Failure> {
         } => {
             let params = CreateBackupParams {
                 snapshot,
-                store: store.into(),
+                store,
                 volume,
                 full,
             };
             job::<CreateBackup>(connection, &params, &wait)
         }
-        BackupCommand::List { store } => list(connection, store.into()),
+        BackupCommand::List { store } => list(connection, store),
         BackupCommand::Verify {
             store,
             backup,
@@ -179,7 +147,7 @@ pub(crate) fn run(args: BackupArgs) -> Result<(), Failure> {
             };
             let params = RestoreBackupParams {
                 backup,
-                store: store.into(),
+                store,
                 pool: pool.to_owned(),
                 name: name.to_owned(),
                 uuid: None,
@@ -197,11 +165,8 @@ pub(crate) fn run(args: BackupArgs) -> Result<(), Failure> {
     }
 }
 
-fn on(store: StoreArgs, backup: Uuid) -> BackupParams {
-    BackupParams {
-        backup,
-        store: store.into(),
-    }
+fn on(store: BackupStore, backup: Uuid) -> BackupParams {
+    BackupParams { backup, store }
 }
 
 fn list(connection: &Connection, store: BackupStore) -> Result<(), Failure> {

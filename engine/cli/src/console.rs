@@ -60,7 +60,7 @@ const SERIAL: Rect = Rect::new(0, 0, 80, 24);
 /// Longest time for a program of an installation, which reads all of a USB disk.
 const INSTALL_PATIENCE: Duration = Duration::from_secs(1800);
 
-enum Update {
+enum ConsoleUpdate {
     Facts(Box<Facts>),
     Progress(String),
     Done(String),
@@ -148,7 +148,7 @@ struct Outcome {
 fn operate(
     mut screen: impl Screen,
     facts: impl Fn() -> Facts + Send,
-    perform: impl Fn(Action, &SyncSender<Update>) -> Result<String, Failure> + Send,
+    perform: impl Fn(Action, &SyncSender<ConsoleUpdate>) -> Result<String, Failure> + Send,
 ) -> Outcome {
     let (orders, ordered) = sync_channel(1);
     let (updates, updated) = sync_channel(4);
@@ -176,7 +176,7 @@ fn operate(
 fn show(
     screen: &mut impl Screen,
     orders: SyncSender<Action>,
-    updated: Receiver<Update>,
+    updated: Receiver<ConsoleUpdate>,
 ) -> Result<(), Failure> {
     let mut app = App::default();
     let mut terminal = screen.cleared()?;
@@ -210,9 +210,9 @@ fn show(
             let update = updated.try_recv();
             stale |= update.is_ok();
             match update {
-                Ok(Update::Facts(facts)) => app.on_facts(*facts),
-                Ok(Update::Progress(message)) => app.on_progress(message),
-                Ok(Update::Done(message)) => app.on_done(message),
+                Ok(ConsoleUpdate::Facts(facts)) => app.on_facts(*facts),
+                Ok(ConsoleUpdate::Progress(message)) => app.on_progress(message),
+                Ok(ConsoleUpdate::Done(message)) => app.on_done(message),
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => {
                     return Err(Failure::Failed(anyhow::anyhow!(
@@ -227,17 +227,17 @@ fn show(
 /// Ends with the screen. Returns the result of an action that the screen did not take.
 fn work(
     facts: impl Fn() -> Facts,
-    perform: impl Fn(Action, &SyncSender<Update>) -> Result<String, Failure>,
+    perform: impl Fn(Action, &SyncSender<ConsoleUpdate>) -> Result<String, Failure>,
     ordered: &Receiver<Action>,
-    updates: &SyncSender<Update>,
+    updates: &SyncSender<ConsoleUpdate>,
 ) -> Option<String> {
     loop {
-        updates.send(Update::Facts(Box::new(facts()))).ok()?;
+        updates.send(ConsoleUpdate::Facts(Box::new(facts()))).ok()?;
         match ordered.recv_timeout(INTERVAL) {
             Ok(action) => {
                 let message = perform(action, updates);
                 let message = message.unwrap_or_else(|failure| format!("error: {failure}"));
-                if updates.send(Update::Done(message.clone())).is_err() {
+                if updates.send(ConsoleUpdate::Done(message.clone())).is_err() {
                     return Some(message);
                 }
             }
@@ -251,7 +251,7 @@ fn perform(
     action: Action,
     places: &Places,
     programs: &impl Run,
-    updates: &SyncSender<Update>,
+    updates: &SyncSender<ConsoleUpdate>,
 ) -> Result<String, Failure> {
     let systemctl = |verb| {
         let done = programs.run("systemctl", &[verb]);
@@ -299,7 +299,7 @@ fn perform(
             let done = installer.install(&serial, overwrite, &mut |progress| {
                 // Without the screen the installation goes on: `operate` waits for its end.
                 if let Some(line) = reporter.line(progress) {
-                    let _ = updates.send(Update::Progress(line));
+                    let _ = updates.send(ConsoleUpdate::Progress(line));
                 }
             });
             let done = done.map_err(anyhow::Error::from)?;
@@ -521,7 +521,7 @@ mod tests {
                 has_begun.store(true, Ordering::Relaxed);
                 for percent in 0..100 {
                     std::thread::sleep(Duration::from_millis(3));
-                    let _ = updates.send(Update::Progress(format!("copying: {percent} %")));
+                    let _ = updates.send(ConsoleUpdate::Progress(format!("copying: {percent} %")));
                 }
                 has_ended.store(true, Ordering::Relaxed);
                 Ok("it is installed".into())

@@ -141,7 +141,7 @@ pub(crate) fn run(args: PerfArgs) -> Result<(), Failure> {
             granted - 1
         );
     }
-    let mut line = Line::new(args.quiet || args.json);
+    let mut line = ProgressLine::new(args.quiet || args.json);
     let interrupt = Interrupt::listen();
     let name = target.remote.to_string();
     let wanted = (name.as_str(), target.nsid);
@@ -157,7 +157,7 @@ pub(crate) fn run(args: PerfArgs) -> Result<(), Failure> {
 
 /// Runs the job on a drive of this machine.
 fn on_drive(args: &PerfArgs, job: &Job, uri: &DriveUri) -> Result<(), Failure> {
-    let mut line = Line::new(args.quiet || args.json);
+    let mut line = ProgressLine::new(args.quiet || args.json);
     let interrupt = Interrupt::listen();
     let mut watch = |progress: &Progress| {
         line.show(progress);
@@ -268,12 +268,12 @@ fn failure(error: PerfError) -> Failure {
 }
 
 /// One line on the terminal that shows the progress.
-struct Line {
+struct ProgressLine {
     bar: ProgressBar,
     last: (Instant, u64, u64),
 }
 
-impl Line {
+impl ProgressLine {
     fn new(hidden: bool) -> Self {
         let bar = if hidden || !std::io::stderr().is_terminal() {
             ProgressBar::hidden()

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use nacre_nvmf::transport::QUEUE_DEPTHS;
 use nacre_transport_rdma::{QueueNeed, RdmaConfig, shared_receives};
 use nacre_transport_rdma_link::{CounterGroup, counters};
 use nacre_transport_rdma_perf::wire::Refusal;
@@ -330,8 +331,8 @@ pub(crate) fn completion_queues(system: &System, scope: &Scope, findings: &mut V
         Err(error) => return findings.push(Finding::skip(ID, error.to_string())),
     };
     let config = RdmaConfig::default();
-    // Queues are never deeper.
-    let (queues, depth) = (scope.queues(), scope.depth().min(4096));
+    let deepest = u32::from(*QUEUE_DEPTHS.end());
+    let (queues, depth) = (scope.queues(), scope.depth().min(deepest));
     for device in devices {
         let attributes = device.attributes();
         let completions = |depth: u32| {

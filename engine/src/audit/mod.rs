@@ -84,16 +84,16 @@ pub struct AuditLog {
 /// A call of a client, from its arrival to its result.
 #[derive(Debug)]
 pub struct AuditRecord {
-    line: Line,
+    line: AuditLine,
     begun: Instant,
-    progress: Cell<Progress>,
+    progress: Cell<CallProgress>,
     /// A viewer's call of a method for viewers, which a parameter makes a change. The number of
     /// its lines is limited, too.
     is_limited: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Progress {
+enum CallProgress {
     Waiting,
     /// The client's role does not allow the method.
     Forbidden,
@@ -104,7 +104,7 @@ enum Progress {
 
 /// A line of the file.
 #[derive(Debug, Clone, Serialize)]
-struct Line {
+struct AuditLine {
     time: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     uid: Option<u32>,
@@ -133,7 +133,7 @@ struct Line {
     params: Value,
     result: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<Refused>,
+    error: Option<RefusedCall>,
     /// Refused calls, or acts on the page, of the same client without lines of their own.
     #[serde(skip_serializing_if = "Option::is_none")]
     left_out: Option<u64>,
@@ -142,7 +142,7 @@ struct Line {
 }
 
 #[derive(Debug, Clone, Serialize)]
-struct Refused {
+struct RefusedCall {
     code: i32,
     message: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -158,14 +158,14 @@ impl AuditRecord {
     ) -> Self {
         let params = redact::params(&Value::from((entry.params_schema)()), params);
         let named = OBJECTS.iter().find_map(|name| params.get(name)?.as_str());
-        let mut line = Line {
+        let mut line = AuditLine {
             program: caller.program.clone(),
             role: role.word(),
             class: entry.class.word(),
             method: entry.name,
             object: named.map(str::to_owned),
             params,
-            ..Line::now()
+            ..AuditLine::now()
         };
         match &caller.identity {
             Identity::Local(of) => {
@@ -191,39 +191,39 @@ impl AuditRecord {
         Self {
             line,
             begun: Instant::now(),
-            progress: Cell::new(Progress::Waiting),
+            progress: Cell::new(CallProgress::Waiting),
             is_limited: role == Role::Viewer && !entry.class.is_audited(),
         }
     }
 
     /// From now on, the task that runs the method writes the result.
     pub fn hand_over(&self) {
-        self.progress.set(Progress::Running);
+        self.progress.set(CallProgress::Running);
     }
 
     /// The client may not call this: the number of its lines is limited.
     pub fn forbid(&self) {
-        self.progress.set(Progress::Forbidden);
+        self.progress.set(CallProgress::Forbidden);
     }
 
     fn is_secret(&self) -> bool {
         self.line.class == Class::Secret.word()
     }
 
-    fn finished<T>(&self, outcome: &Result<T, RpcError>) -> Line {
+    fn finished<T>(&self, outcome: &Result<T, RpcError>) -> AuditLine {
         let mut line = self.line.clone();
         // To a microsecond.
         line.duration_ms = Some(self.begun.elapsed().as_micros() as f64 / 1000.0);
         line.result = "done";
         if let Err(error) = outcome {
             line.result = "refused";
-            line.error = Some(Refused::of(error));
+            line.error = Some(RefusedCall::of(error));
         }
         line
     }
 }
 
-impl Refused {
+impl RefusedCall {
     fn of(error: &RpcError) -> Self {
         let facts = error.data.as_ref();
         Self {
@@ -234,7 +234,7 @@ impl Refused {
     }
 }
 
-impl Line {
+impl AuditLine {
     fn now() -> Self {
         Self {
             time: humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
@@ -325,12 +325,12 @@ impl AuditLog {
 
     /// Writes the result, once.
     pub async fn end<T>(&self, record: &AuditRecord, outcome: &Result<T, RpcError>) {
-        let before = record.progress.replace(Progress::Written);
-        if before != Progress::Written {
+        let before = record.progress.replace(CallProgress::Written);
+        if before != CallProgress::Written {
             // A call that did not run waits for no disk: clients without the role could make many.
-            let sync = record.is_secret() && before == Progress::Running;
+            let sync = record.is_secret() && before == CallProgress::Running;
             let mut line = record.finished(outcome);
-            if before == Progress::Forbidden || record.is_limited {
+            if before == CallProgress::Forbidden || record.is_limited {
                 let admitted = self
                     .refusals
                     .borrow_mut()
@@ -348,12 +348,12 @@ impl AuditLog {
     /// without a result. A call that outlived its deadline writes its own result later.
     pub async fn close<T>(&self, record: &Rc<AuditRecord>, outcome: &Result<T, RpcError>) {
         use crate::rpc::error::{Errno, INTERNAL_ERROR};
-        let runs_on = record.progress.get() == Progress::Running
+        let runs_on = record.progress.get() == CallProgress::Running
             && matches!(outcome, Err(error) if error.code == -(Errno::ETIMEDOUT as i32));
         let is_lost = matches!(outcome, Err(error) if error.code == INTERNAL_ERROR);
         let has_not_run = matches!(
             record.progress.get(),
-            Progress::Waiting | Progress::Forbidden
+            CallProgress::Waiting | CallProgress::Forbidden
         );
         if has_not_run || (is_lost && !runs_on) {
             self.end(record, outcome).await;
@@ -363,20 +363,20 @@ impl AuditLog {
     /// Writes an act on the page. The number of lines is limited by account, and by address where
     /// an act was refused: many sign-ins do not fill the file.
     pub async fn act(&self, act: Act) {
-        let mut line = Line {
+        let mut line = AuditLine {
             account: act.account,
             address: Some(act.address.to_string()),
             role: act.role.map_or("none", Role::word),
             class: "page",
             method: act.name,
             result: "done",
-            ..Line::now()
+            ..AuditLine::now()
         };
         let client = match &act.outcome {
             Ok(()) => format!("page:{}", line.account.as_deref().unwrap_or_default()),
             Err(error) => {
                 line.result = "refused";
-                line.error = Some(Refused::of(error));
+                line.error = Some(RefusedCall::of(error));
                 format!("page:{}", act.address.ip())
             }
         };
@@ -387,7 +387,7 @@ impl AuditLog {
         let _ = self.write(&line, false).await;
     }
 
-    async fn write(&self, line: &Line, sync: bool) -> std::io::Result<()> {
+    async fn write(&self, line: &AuditLine, sync: bool) -> std::io::Result<()> {
         let line = serde_json::to_string(line).map_err(std::io::Error::other)?;
         info!(target: TARGET, "{line}");
         let Some(file) = &self.file else {

@@ -38,45 +38,45 @@ pub fn visit(to: &mut impl Visitor) {
 /// Receives each module with its type.
 pub trait Visitor {
     /// A module whose create and delete methods derive from its type.
-    fn module<M: Module>(&mut self, entry: Entry)
+    fn module<M: Module>(&mut self, entry: ModuleEntry)
     where
         M::Error: Refusal;
 
     /// A module with create and delete methods of its own.
-    fn own_methods(&mut self, _entry: Entry) {}
+    fn own_methods(&mut self, _entry: ModuleEntry) {}
 }
 
 /// The modules without their types.
-pub static MODULES: LazyLock<Vec<Entry>> = LazyLock::new(|| {
+pub static MODULES: LazyLock<Vec<ModuleEntry>> = LazyLock::new(|| {
     let mut table = Table(Vec::new());
     visit(&mut table);
     table.0
 });
 
-struct Table(Vec<Entry>);
+struct Table(Vec<ModuleEntry>);
 
 impl Visitor for Table {
-    fn module<M: Module>(&mut self, entry: Entry)
+    fn module<M: Module>(&mut self, entry: ModuleEntry)
     where
         M::Error: Refusal,
     {
         self.0.push(entry);
     }
 
-    fn own_methods(&mut self, entry: Entry) {
+    fn own_methods(&mut self, entry: ModuleEntry) {
         self.0.push(entry);
     }
 }
 
-pub const MALLOC: Entry = entry::<malloc::RamDisk>();
-pub const NULL: Entry = Entry {
+pub const MALLOC: ModuleEntry = entry::<malloc::RamDisk>();
+pub const NULL: ModuleEntry = ModuleEntry {
     resize: Some(NULL_RESIZE),
     ..entry::<null::NullDisk>()
 };
-pub const DELAY: Entry = declared::<Delay>();
+pub const DELAY: ModuleEntry = declared::<Delay>();
 
 /// `bdev_aio_*`: files and block devices.
-pub const AIO: Entry = Entry {
+pub const AIO: ModuleEntry = ModuleEntry {
     kind: "aio",
     product: Product::Aio.name(),
     create: "bdev_aio_create",
@@ -96,7 +96,7 @@ pub const AIO: Entry = Entry {
 
 /// `bdev_uring_*`: the same devices under SPDK's other name, and what `type = "file"` in the
 /// configuration file makes.
-pub const FILE: Entry = Entry {
+pub const FILE: ModuleEntry = ModuleEntry {
     kind: "uring",
     product: Product::Uring.name(),
     create: "bdev_uring_create",
@@ -118,7 +118,7 @@ pub const NOT_OFFERED: (&str, &[&str]) = (
 
 /// A module, with its types erased.
 #[derive(Clone, Copy)]
-pub struct Entry {
+pub struct ModuleEntry {
     pub kind: &'static str,
     pub product: &'static str,
     pub create: &'static str,
@@ -156,11 +156,11 @@ pub struct Command {
     pub params: fn(&clap::ArgMatches) -> Result<Value, clap::Error>,
 }
 
-const fn entry<M: Module>() -> Entry
+const fn entry<M: Module>() -> ModuleEntry
 where
     M::Error: Refusal,
 {
-    Entry {
+    ModuleEntry {
         kind: M::KIND,
         product: M::PRODUCT,
         create: M::CREATE.name,
@@ -180,11 +180,11 @@ where
 }
 
 /// A module whose configuration is also a `[[bdev]]`.
-const fn declared<M: Module>() -> Entry
+const fn declared<M: Module>() -> ModuleEntry
 where
     M::Error: Refusal,
 {
-    Entry {
+    ModuleEntry {
         declared: Some(Declaration {
             schema: || schemars::schema_for!(M::Config),
             check: |params| read::first::<M::Config>(params, Texts::Read).err(),
@@ -194,11 +194,11 @@ where
 }
 
 /// A module of which everything derives from its configuration.
-const fn derived<M: Module<Config: clap::Args>>() -> Entry
+const fn derived<M: Module<Config: clap::Args>>() -> ModuleEntry
 where
     M::Error: Refusal,
 {
-    Entry {
+    ModuleEntry {
         command: Some(Command {
             about: M::ABOUT,
             arguments: <M::Config as clap::Args>::augment_args,
@@ -220,12 +220,12 @@ pub fn current_kind(text: &str) -> &str {
     former.map_or(text, |(_, kind)| kind)
 }
 
-pub fn by_kind(kind: &str) -> Option<&'static Entry> {
+pub fn by_kind(kind: &str) -> Option<&'static ModuleEntry> {
     MODULES.iter().find(|module| module.kind == kind)
 }
 
 /// The module that a create method belongs to.
-pub fn by_create(method: &str) -> Option<&'static Entry> {
+pub fn by_create(method: &str) -> Option<&'static ModuleEntry> {
     MODULES.iter().find(|module| module.create == method)
 }
 
@@ -278,8 +278,8 @@ fn no_metadata(asked: &[(&'static str, u32)]) -> Result<(), RpcError> {
     }
 }
 
-impl std::fmt::Debug for Entry {
+impl std::fmt::Debug for ModuleEntry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Entry").field(&self.kind).finish()
+        f.debug_tuple("ModuleEntry").field(&self.kind).finish()
     }
 }

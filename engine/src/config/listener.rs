@@ -5,10 +5,10 @@ use std::net::IpAddr;
 
 use nacre_nvmf::address::{Grammar, IpTransport, NVME_PORT, Scheme};
 use nacre_nvmf::transport::{ListenerOptions, TlsPolicy};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use crate::values::address::{AddressError, ScopedIp};
-use crate::values::flatten::{self, Flattened};
+use crate::values::flattened;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, remote = "Self")]
@@ -36,42 +36,7 @@ pub struct Listener {
     pub options: ListenerOptions,
 }
 
-impl<'de> Deserialize<'de> for Listener {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let mut flattened = Flattened::new(&Self::default().options);
-        let listener = Self::deserialize(flattened.without_part(from))?;
-        Ok(Self {
-            options: flattened.part(),
-            ..listener
-        })
-    }
-}
-
-impl Serialize for Listener {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        struct Own<'a>(&'a Listener);
-
-        impl Serialize for Own<'_> {
-            fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-                Listener::serialize(self.0, to)
-            }
-        }
-
-        #[derive(Serialize)]
-        struct Whole<'a> {
-            #[serde(flatten)]
-            own: Own<'a>,
-            #[serde(flatten)]
-            options: serde_json::Map<String, serde_json::Value>,
-        }
-
-        let whole = Whole {
-            own: Own(self),
-            options: flatten::fields(&self.options),
-        };
-        whole.serialize(to)
-    }
-}
+flattened!(Listener, options);
 
 impl Default for Listener {
     fn default() -> Self {

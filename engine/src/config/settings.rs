@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use nacre_hugepages::HugepagePolicy;
 use nacre_nvmf::address::{DISCOVERY_PORT, IpTransport};
 use nacre_nvmf::auth::Offer;
-use nacre_nvmf::subsystems::{ControllerModel, MAX_CNTLID, TargetConfig};
+use nacre_nvmf::subsystems::{ControllerModel, MAX_CNTLID, SubsystemOptions, TargetConfig};
 use nacre_nvmf_wire::{Nqn, NqnError};
 use nacre_reactor::{Mode, ReactorConfig};
 use nacre_transport_rdma::{RdmaConfig, RdmaSettings};
@@ -18,8 +18,8 @@ use uuid::Uuid;
 
 use super::alert::AlertSettings;
 use super::listener::AnaSetting;
-use crate::bdev_modules::{Entry, MODULES, current_kind};
-use crate::values::read;
+use crate::bdev_modules::{MODULES, ModuleEntry, current_kind};
+use crate::values::{flattened, read};
 
 pub use super::cluster::ClusterSettings;
 pub use super::listener::{Listener, RdmaSetting};
@@ -420,42 +420,38 @@ impl Nvmf {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, remote = "Self")]
 pub struct Subsystem {
     pub nqn: String,
-    /// None: derived from the NQN, so the same at every start.
-    pub serial_number: Option<String>,
-    pub model_number: Option<String>,
-    pub allow_any_host: bool,
-    /// Report ANA states to hosts.
-    pub ana_reporting: bool,
-    pub controller_model: ControllerModel,
-    /// First and last controller id.
-    pub min_cntlid: u16,
-    pub max_cntlid: u16,
     pub hosts: Vec<String>,
     /// Allowed hosts that authenticate themselves.
     pub host: Vec<Host>,
     /// Names of `[[nvmf.listener]]` entries; empty: all.
     pub listeners: Vec<String>,
     pub namespace: Vec<Namespace>,
+    /// Keys of the same table.
+    #[serde(skip)]
+    pub options: SubsystemOptions,
 }
+
+flattened!(Subsystem, options);
 
 impl Default for Subsystem {
     fn default() -> Self {
         Self {
             nqn: String::new(),
-            serial_number: None,
-            model_number: None,
-            allow_any_host: false,
-            ana_reporting: true,
-            controller_model: ControllerModel::default(),
-            min_cntlid: 1,
-            max_cntlid: MAX_CNTLID,
             hosts: Vec::new(),
             host: Vec::new(),
             listeners: Vec::new(),
             namespace: Vec::new(),
+            options: SubsystemOptions {
+                allow_any_host: Some(false),
+                ana_reporting: Some(true),
+                controller_model: Some(ControllerModel::default()),
+                min_cntlid: Some(1),
+                max_cntlid: Some(MAX_CNTLID),
+                ..SubsystemOptions::default()
+            },
         }
     }
 }
@@ -556,7 +552,7 @@ impl BdevKind {
     }
 
     /// The module, unless the type has keys of its own.
-    pub fn module(self) -> Option<&'static Entry> {
+    pub fn module(self) -> Option<&'static ModuleEntry> {
         MODULES
             .iter()
             .find(|module| module.kind == self.0 && module.declared.is_some())

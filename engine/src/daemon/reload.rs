@@ -15,7 +15,7 @@ use tracing::{error, info, warn};
 
 use crate::config::{Loaded, Settings};
 use crate::services::Engine;
-use crate::services::certificates::{Certificates, Refused};
+use crate::services::certificates::{Certificates, RefusedCertificates};
 use crate::services::http_token::{Token, TokenError};
 use crate::services::lifecycle::Phase;
 use crate::signals::Hangups;
@@ -92,7 +92,7 @@ pub struct Files {
 #[derive(Default)]
 pub struct RefusedFiles {
     pub token: Option<TokenError>,
-    pub certificates: Refused,
+    pub certificates: RefusedCertificates,
     /// The certificate of the administration page.
     pub page: Option<CertificateError>,
 }

@@ -16,7 +16,7 @@ use tracing::{info, warn};
 use crate::audit::redact;
 use crate::bdev_modules;
 use crate::daemon::ServeOptions;
-use crate::journal::Entry;
+use crate::journal::JournalEntry;
 use crate::rpc::secret::{SecretJson, SecretValue};
 use crate::services::Engine;
 use crate::services::keyring;
@@ -132,7 +132,7 @@ pub async fn carry_out(
     engine: &Rc<Engine>,
     calls: Vec<FileCall>,
     options: &ServeOptions,
-    restored: &[Entry],
+    restored: &[JournalEntry],
 ) -> anyhow::Result<()> {
     for FileCall {
         subsystem,
@@ -181,7 +181,7 @@ pub async fn carry_out(
 }
 
 /// True if the state has the object that the call would create.
-fn stands(engine: &Engine, restored: &[Entry], method: &str, params: &Value) -> bool {
+fn stands(engine: &Engine, restored: &[JournalEntry], method: &str, params: &Value) -> bool {
     let text = |at: &str| params.pointer(at).and_then(Value::as_str);
     let same = |record: &Record, at: &[&str]| {
         record.method == method

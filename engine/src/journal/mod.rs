@@ -38,7 +38,7 @@ pub enum EntryState {
 
 /// An object of the journal: its record, its state, and whether it is stored.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Entry {
+pub struct JournalEntry {
     pub record: Record,
     pub state: EntryState,
     /// Kept in the store. Declared objects are not: the configuration file is their home.
@@ -119,27 +119,27 @@ pub struct Journal {
 /// Entries in order and by key.
 #[derive(Debug, Default)]
 struct Entries {
-    in_order: BTreeMap<u64, Entry>,
+    in_order: BTreeMap<u64, JournalEntry>,
     places: BTreeMap<String, u64>,
     next: u64,
 }
 
 impl Entries {
-    fn push(&mut self, entry: Entry) {
+    fn push(&mut self, entry: JournalEntry) {
         self.places.insert(entry.record.key.clone(), self.next);
         self.in_order.insert(self.next, entry);
         self.next += 1;
     }
 
-    fn get(&self, key: &str) -> Option<&Entry> {
+    fn get(&self, key: &str) -> Option<&JournalEntry> {
         self.in_order.get(self.places.get(key)?)
     }
 
-    fn get_mut(&mut self, key: &str) -> Option<&mut Entry> {
+    fn get_mut(&mut self, key: &str) -> Option<&mut JournalEntry> {
         self.in_order.get_mut(self.places.get(key)?)
     }
 
-    fn remove(&mut self, key: &str) -> Option<Entry> {
+    fn remove(&mut self, key: &str) -> Option<JournalEntry> {
         self.in_order.remove(&self.places.remove(key)?)
     }
 
@@ -153,9 +153,9 @@ impl Entries {
         places
     }
 
-    fn remove_all(&mut self, prefix: &str) -> Vec<Entry> {
+    fn remove_all(&mut self, prefix: &str) -> Vec<JournalEntry> {
         let places = self.below(prefix).into_iter();
-        let gone: Vec<Entry> = places
+        let gone: Vec<JournalEntry> = places
             .filter_map(|place| self.in_order.remove(&place))
             .collect();
         for entry in &gone {
@@ -211,7 +211,7 @@ impl Journal {
         let records = parents_first(records);
         let mut entries = Entries::default();
         for record in records {
-            entries.push(Entry {
+            entries.push(JournalEntry {
                 record,
                 state: EntryState::Waiting,
                 durable: true,
@@ -253,7 +253,7 @@ impl Journal {
                 Edit::Remove(key) if key.starts_with(SEEN) => drop(seen.remove(&key)),
                 Edit::Put(record) => match entries.get_mut(&record.key) {
                     Some(entry) => {
-                        *entry = Entry {
+                        *entry = JournalEntry {
                             record,
                             state: EntryState::Live,
                             durable: entry.durable,
@@ -267,7 +267,7 @@ impl Journal {
                         } else {
                             Vec::new()
                         };
-                        entries.push(Entry {
+                        entries.push(JournalEntry {
                             record,
                             state: EntryState::Live,
                             durable,
@@ -344,23 +344,23 @@ impl Journal {
         true
     }
 
-    pub fn entries(&self) -> Vec<Entry> {
+    pub fn entries(&self) -> Vec<JournalEntry> {
         self.select(|_| true)
     }
 
     /// Entries for which `wanted` is true, in order.
-    pub fn select(&self, wanted: impl Fn(&Entry) -> bool) -> Vec<Entry> {
+    pub fn select(&self, wanted: impl Fn(&JournalEntry) -> bool) -> Vec<JournalEntry> {
         let entries = self.entries.borrow();
         let all = entries.in_order.values();
         all.filter(|entry| wanted(entry)).cloned().collect()
     }
 
-    pub fn any(&self, is: impl Fn(&Entry) -> bool) -> bool {
+    pub fn any(&self, is: impl Fn(&JournalEntry) -> bool) -> bool {
         self.entries.borrow().in_order.values().any(is)
     }
 
     /// Entries whose keys begin with `prefix`, in order.
-    pub fn below(&self, prefix: &str) -> Vec<Entry> {
+    pub fn below(&self, prefix: &str) -> Vec<JournalEntry> {
         let entries = self.entries.borrow();
         let places = entries.below(prefix);
         let ours = places.iter().map(|place| entries.in_order[place].clone());
@@ -385,14 +385,14 @@ impl Journal {
         counts
     }
 
-    pub fn find(&self, key: &str) -> Option<Entry> {
+    pub fn find(&self, key: &str) -> Option<JournalEntry> {
         self.entries.borrow().get(key).cloned()
     }
 
     /// Records to replay, in order: those not tried yet, and those that failed.
     pub fn waiting(&self) -> Vec<Record> {
         let entries = self.entries.borrow();
-        let waits = |e: &&Entry| e.state != EntryState::Live;
+        let waits = |e: &&JournalEntry| e.state != EntryState::Live;
         let waiting = entries.in_order.values().filter(waits);
         waiting.map(|e| e.record.clone()).collect()
     }

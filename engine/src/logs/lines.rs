@@ -15,7 +15,7 @@ use tracing_subscriber::fmt::MakeWriter;
 const WAITING: usize = 4096;
 
 #[derive(Clone)]
-pub(super) struct Lines {
+pub(super) struct LogLines {
     sender: SyncSender<Message>,
     lost: Arc<AtomicU64>,
 }
@@ -31,7 +31,7 @@ enum Message {
     Output(Box<dyn Write + Send>),
 }
 
-impl Lines {
+impl LogLines {
     /// Writes to `output`; `lost_line` formats the line with the number of dropped lines.
     pub(super) fn to(
         output: impl Write + Send + 'static,
@@ -108,11 +108,11 @@ fn write(
     }
 }
 
-impl<'a> MakeWriter<'a> for Lines {
-    type Writer = Line<'a>;
+impl<'a> MakeWriter<'a> for LogLines {
+    type Writer = LogLine<'a>;
 
-    fn make_writer(&'a self) -> Line<'a> {
-        Line {
+    fn make_writer(&'a self) -> LogLine<'a> {
+        LogLine {
             text: Vec::new(),
             lines: self,
         }
@@ -120,12 +120,12 @@ impl<'a> MakeWriter<'a> for Lines {
 }
 
 /// One line, queued when it is complete.
-pub(super) struct Line<'a> {
+pub(super) struct LogLine<'a> {
     text: Vec<u8>,
-    lines: &'a Lines,
+    lines: &'a LogLines,
 }
 
-impl Write for Line<'_> {
+impl Write for LogLine<'_> {
     fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
         self.text.extend_from_slice(text);
         Ok(text.len())
@@ -136,7 +136,7 @@ impl Write for Line<'_> {
     }
 }
 
-impl Drop for Line<'_> {
+impl Drop for LogLine<'_> {
     fn drop(&mut self) {
         if !self.text.is_empty() {
             self.lines.put(std::mem::take(&mut self.text));
@@ -186,7 +186,7 @@ mod tests {
             gate: Arc::clone(&gate),
             to,
         };
-        let lines = Lines::to(stuck, |lost| format!("{lost} lost")).unwrap();
+        let lines = LogLines::to(stuck, |lost| format!("{lost} lost")).unwrap();
         let log = |text: String| lines.make_writer().write_all(text.as_bytes()).unwrap();
         let closed = gate.lock();
         log("0\n".into());

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use flood::Flood;
-use lines::Lines;
+use lines::LogLines;
 use parking_lot::Mutex;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
@@ -42,7 +42,7 @@ pub struct Logs {
     state: Arc<Mutex<LevelSettings>>,
     timestamps: Arc<AtomicBool>,
     reload: Option<reload::Handle<Targets, Registry>>,
-    lines: Option<Lines>,
+    lines: Option<LogLines>,
     /// `None`: stderr.
     file: Arc<Mutex<Option<PathBuf>>>,
     flood: Flood,
@@ -69,7 +69,7 @@ impl Logs {
             }
             None => Box::new(std::io::stderr()),
         };
-        let lines = Lines::to(
+        let lines = LogLines::to(
             output,
             match settings.format {
                 LogFormat::Text => |lost| {

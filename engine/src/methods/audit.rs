@@ -19,23 +19,29 @@ pub struct Get;
 const DEFAULT_LIMIT: usize = 100;
 const MAX_LIMIT: usize = 10_000;
 
-#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
+/// The parameters of the method, and arguments of `nacre audit`.
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema, clap::Args)]
 #[serde(deny_unknown_fields)]
 pub struct GetParams {
     /// Most lines, the newest ones; default 100, at most 10000.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[arg(long, value_name = "COUNT")]
     pub limit: Option<usize>,
     /// Only calls of this method.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[arg(long, value_name = "METHOD")]
     pub method: Option<String>,
     /// Only calls about this object.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[arg(long, value_name = "NAME")]
     pub object: Option<String>,
     /// Only calls of this user.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[arg(long, value_name = "UID")]
     pub uid: Option<u32>,
     /// Only refused calls.
     #[serde(default)]
+    #[arg(long)]
     pub refused: bool,
 }
 
@@ -50,7 +56,7 @@ impl GetParams {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Lines {
+pub struct AuditLinesReply {
     /// The file with the newest lines.
     file: String,
     /// The oldest first: time, uid, gids, pid, program, role, class, method, object, params,
@@ -67,9 +73,9 @@ impl Method<Engine> for Get {
     const CHANGES: Changes = Changes::Nothing;
     const ORDER: Order = Order::Free;
     type Params = GetParams;
-    type Reply = Lines;
+    type Reply = AuditLinesReply;
 
-    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<Lines, RpcError> {
+    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<AuditLinesReply, RpcError> {
         let limit = params.limit.unwrap_or(DEFAULT_LIMIT);
         if limit > MAX_LIMIT {
             let cause = format!("{limit} is more than {MAX_LIMIT}");
@@ -89,6 +95,6 @@ impl Method<Engine> for Get {
         let read = read.await.map_err(|e| RpcError::internal(e.to_string()))?;
         let calls = read.map_err(|error| RpcError::io(&path.display().to_string(), &error))?;
         let file = path.display().to_string();
-        Ok(Lines { file, calls })
+        Ok(AuditLinesReply { file, calls })
     }
 }

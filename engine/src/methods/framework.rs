@@ -24,7 +24,7 @@ pub fn register(registry: &mut Registry<Engine>) {
         .add::<KillInstance>()
         .add::<StartInit>()
         .add::<WaitInit>()
-        .add::<GetSubsystems>()
+        .add::<GetFrameworkSubsystems>()
         .add::<GetConfig>();
 }
 
@@ -219,26 +219,26 @@ const SUBSYSTEMS: [(&str, &[&str]); 5] = [
     ("nvmf", &["bdev", "keyring", "sock"]),
 ];
 
-struct GetSubsystems;
+struct GetFrameworkSubsystems;
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct Subsystem {
+struct FrameworkSubsystem {
     subsystem: &'static str,
     depends_on: &'static [&'static str],
 }
 
-impl Method<Engine> for GetSubsystems {
+impl Method<Engine> for GetFrameworkSubsystems {
     const NAME: &'static str = "framework_get_subsystems";
     const ABOUT: &'static str =
         "Lists the subsystems whose configuration can be saved, with their dependencies.";
     const CLASS: Class = Class::Read;
     type Params = NoParams;
-    type Reply = Vec<Subsystem>;
+    type Reply = Vec<FrameworkSubsystem>;
 
-    async fn apply(_: NoParams, _: Rc<Engine>) -> Result<Vec<Subsystem>, RpcError> {
+    async fn apply(_: NoParams, _: Rc<Engine>) -> Result<Vec<FrameworkSubsystem>, RpcError> {
         Ok(SUBSYSTEMS
             .iter()
-            .map(|(subsystem, depends_on)| Subsystem {
+            .map(|(subsystem, depends_on)| FrameworkSubsystem {
                 subsystem,
                 depends_on,
             })

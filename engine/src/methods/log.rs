@@ -27,7 +27,7 @@ pub fn register(registry: &mut Registry<Engine>) {
 /// SPDK's names of the levels.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
 #[allow(clippy::upper_case_acronyms)]
-enum Level {
+enum SpdkLevel {
     ERROR,
     WARNING,
     NOTICE,
@@ -35,7 +35,7 @@ enum Level {
     DEBUG,
 }
 
-impl From<LogLevel> for Level {
+impl From<LogLevel> for SpdkLevel {
     fn from(level: LogLevel) -> Self {
         match level {
             LogLevel::Error => Self::ERROR,
@@ -47,14 +47,14 @@ impl From<LogLevel> for Level {
     }
 }
 
-impl From<Level> for LogLevel {
-    fn from(level: Level) -> Self {
+impl From<SpdkLevel> for LogLevel {
+    fn from(level: SpdkLevel) -> Self {
         match level {
-            Level::ERROR => Self::Error,
-            Level::WARNING => Self::Warning,
-            Level::NOTICE => Self::Notice,
-            Level::INFO => Self::Info,
-            Level::DEBUG => Self::Debug,
+            SpdkLevel::ERROR => Self::Error,
+            SpdkLevel::WARNING => Self::Warning,
+            SpdkLevel::NOTICE => Self::Notice,
+            SpdkLevel::INFO => Self::Info,
+            SpdkLevel::DEBUG => Self::Debug,
         }
     }
 }
@@ -63,7 +63,7 @@ impl From<Level> for LogLevel {
 #[serde(deny_unknown_fields)]
 struct LevelParams {
     /// The lowest level of lines that are written.
-    level: Level,
+    level: SpdkLevel,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -109,9 +109,9 @@ impl Method<Engine> for GetLevel {
     const CLASS: Class = Class::Read;
     const WHEN: When = When::Always;
     type Params = NoParams;
-    type Reply = Level;
+    type Reply = SpdkLevel;
 
-    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Level, RpcError> {
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<SpdkLevel, RpcError> {
         Ok(engine.logs.level().into())
     }
 }
@@ -142,9 +142,9 @@ impl Method<Engine> for GetPrintLevel {
     const CLASS: Class = Class::Read;
     const WHEN: When = When::Always;
     type Params = NoParams;
-    type Reply = Level;
+    type Reply = SpdkLevel;
 
-    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Level, RpcError> {
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<SpdkLevel, RpcError> {
         Ok(engine.logs.print_level().into())
     }
 }

@@ -37,11 +37,11 @@ pub struct GetReactors;
 pub struct ReactorsReply {
     tick_rate: u64,
     pid: u32,
-    reactors: Vec<Reactor>,
+    reactors: Vec<ReactorReply>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct Reactor {
+struct ReactorReply {
     lcore: usize,
     numa_id: i64,
     tid: i32,
@@ -85,7 +85,7 @@ impl Method<Engine> for GetReactors {
             let stats = handle.stats();
             let core = handle.core().unwrap_or(0);
             let (usr, sys, irq) = core_times(&stat, core).unwrap_or_default();
-            Reactor {
+            ReactorReply {
                 lcore: core,
                 numa_id: numa_node(core).map_or(-1, i64::from),
                 tid: stats.tid,

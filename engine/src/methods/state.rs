@@ -24,7 +24,7 @@ pub fn register(registry: &mut Registry<Engine>) {
 pub struct GetState;
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct State {
+pub struct StateReply {
     /// Path of the store; none: state ends with the daemon.
     store: Option<String>,
     objects: Vec<Object>,
@@ -53,10 +53,10 @@ impl Method<Engine> for GetState {
         "Lists every configured object, where it is kept, and what could not be restored.";
     const CLASS: Class = Class::Read;
     type Params = NoParams;
-    type Reply = State;
+    type Reply = StateReply;
 
-    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<State, RpcError> {
-        let describe = |entry: crate::journal::Entry| {
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<StateReply, RpcError> {
+        let describe = |entry: crate::journal::JournalEntry| {
             let (state, error, attempts, failed_for_s) = match entry.state {
                 EntryState::Live => ("live", None, None, None),
                 EntryState::Waiting => {
@@ -106,7 +106,7 @@ impl Method<Engine> for GetState {
                 attempts: None,
                 failed_for_s: None,
             });
-        Ok(State {
+        Ok(StateReply {
             store: engine.journal.store_path().map(|p| p.display().to_string()),
             objects: engine
                 .journal

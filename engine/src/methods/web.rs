@@ -252,7 +252,7 @@ impl Method<Engine> for DeleteToken {
 pub struct GetStatus;
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct StatusReply {
+pub struct WebStatusReply {
     /// The addresses of the page; empty: it is off.
     listen: Vec<String>,
     /// The SHA-256 digest of the certificate, as browsers show it; null without HTTPS.
@@ -271,16 +271,16 @@ impl Method<Engine> for GetStatus {
     const WHEN: When = When::Always;
     const ORDER: Order = Order::Free;
     type Params = NoParams;
-    type Reply = StatusReply;
+    type Reply = WebStatusReply;
 
-    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<StatusReply, RpcError> {
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<WebStatusReply, RpcError> {
         let page = &engine.calls.page;
         let logins = page.logins().ok();
         let actor = access::actor();
         let may_see = actor.local && actor.role == Role::Admin;
         let code = logins.as_ref().filter(|_| may_see);
         let code = code.and_then(|logins| logins.setup_code());
-        Ok(StatusReply {
+        Ok(WebStatusReply {
             listen: page.listen(),
             fingerprint: page.fingerprint(),
             setup: logins.is_some_and(|logins| logins.wants_setup()),

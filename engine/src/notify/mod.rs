@@ -162,13 +162,13 @@ pub struct Notifications {
     ring: RefCell<VecDeque<Rc<EventDetails>>>,
     queues: RefCell<Vec<Weak<EventQueue>>>,
     next: Cell<u64>,
-    bursts: RefCell<BTreeMap<Key, Burst>>,
+    bursts: RefCell<BTreeMap<RepeatKey, Burst>>,
     more: Notify,
 }
 
 /// Events with the same key are repeats of each other.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
+struct RepeatKey {
     kind: &'static str,
     ctx: String,
     /// Distinguishes events of the same kind and subject.
@@ -202,7 +202,7 @@ impl Notifications {
     /// As for [`Notifications::send`].
     pub fn report(&self, kind: &'static str, ctx: String, text: String, facts: Value) {
         let cause = String::new();
-        let key = Key { kind, ctx, cause };
+        let key = RepeatKey { kind, ctx, cause };
         let category = known(kind).1;
         let pace = match category {
             Category::Transport | Category::Replica => Some(BURST),
@@ -224,7 +224,7 @@ impl Notifications {
         text: String,
         facts: Value,
     ) {
-        let key = Key { kind, ctx, cause };
+        let key = RepeatKey { kind, ctx, cause };
         self.report_at(key, Some(REPEAT), (text, facts), Instant::now());
     }
 
@@ -249,7 +249,7 @@ impl Notifications {
         }
     }
 
-    fn report_at(&self, key: Key, pace: Option<Pace>, said: (String, Value), now: Instant) {
+    fn report_at(&self, key: RepeatKey, pace: Option<Pace>, said: (String, Value), now: Instant) {
         let left_out = match pace {
             Some(pace) => match self.admit(&key, pace, now) {
                 Some(left_out) => left_out,
@@ -265,7 +265,7 @@ impl Notifications {
         self.push(key, said, left_out);
     }
 
-    fn push(&self, key: Key, (text, facts): (String, Value), left_out: u64) {
+    fn push(&self, key: RepeatKey, (text, facts): (String, Value), left_out: u64) {
         let (kind, category, severity) = known(key.kind);
         let mut ring = self.ring.borrow_mut();
         if ring.len() == KEPT {
@@ -309,7 +309,7 @@ impl Notifications {
 
     /// Returns how many events were left out before this one, or `None` if this one is left out
     /// too.
-    fn admit(&self, key: &Key, pace: Pace, now: Instant) -> Option<u64> {
+    fn admit(&self, key: &RepeatKey, pace: Pace, now: Instant) -> Option<u64> {
         let mut bursts = self.bursts.borrow_mut();
         // Forget quiet keys, so that the map holds at most those of the last minute.
         bursts.retain(|_, burst| {
@@ -424,7 +424,7 @@ mod tests {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
         let sent = |ctx: &str, ms: u64| {
-            let key = Key {
+            let key = RepeatKey {
                 kind: "replica_read_repair",
                 ctx: ctx.to_owned(),
                 cause: String::new(),
@@ -451,7 +451,7 @@ mod tests {
         let notes = Notifications::default();
         let start = Instant::now();
         let refused = |cause: &str, ms: u64| {
-            let key = Key {
+            let key = RepeatKey {
                 kind: "rdma_refused",
                 ctx: "10.0.0.2".into(),
                 cause: cause.into(),

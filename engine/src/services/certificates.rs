@@ -15,7 +15,7 @@ const RPC_CRL: &str = "[rpc.tls] client_crl";
 const METRICS_CRL: &str = "[metrics.tls] client_crl";
 
 /// The settings of one listener.
-struct Listener<'a> {
+struct CertificateFiles<'a> {
     cert: Option<Named<'a>>,
     key: Option<Named<'a>>,
     ca: Option<Named<'a>>,
@@ -36,12 +36,12 @@ type Configured = Result<Option<Arc<ServerTls>>, TlsError>;
 /// Errors of certificates that could not be read. `None`: the certificates of the listener are in
 /// effect. With an error, its former certificates stay in effect.
 #[derive(Debug, Default)]
-pub struct Refused {
+pub struct RefusedCertificates {
     pub rpc: Option<TlsError>,
     pub metrics: Option<TlsError>,
 }
 
-impl Refused {
+impl RefusedCertificates {
     pub fn all(self) -> impl Iterator<Item = TlsError> {
         self.rpc.into_iter().chain(self.metrics)
     }
@@ -60,9 +60,9 @@ impl Certificates {
     /// Puts the certificates in effect, for connections from now on. Those that could not be read
     /// stay as they were, and so does that of a management listener whose settings are gone: it
     /// listens until the next start.
-    pub fn apply(self, engine: &Engine) -> Refused {
+    pub fn apply(self, engine: &Engine) -> RefusedCertificates {
         let mut tunables = engine.tunables();
-        let mut refused = Refused::default();
+        let mut refused = RefusedCertificates::default();
         let listens = engine.settings.rpc.tls.listen.is_some();
         match self.rpc.filter(|_| listens) {
             Some(Ok(rpc)) => tunables.rpc_tls = rpc,
@@ -96,7 +96,7 @@ pub fn in_effect(engine: &Engine) -> Vec<doctor::Revocation> {
 /// The revocation lists in the files, for `nacre doctor` without a daemon.
 pub fn for_doctor(settings: &Settings) -> Vec<doctor::Revocation> {
     let mut all = Vec::new();
-    for Listener { ca, crl, .. } in listeners(settings) {
+    for CertificateFiles { ca, crl, .. } in listeners(settings) {
         let Some((ca, crl)) = ca.zip(crl) else {
             continue;
         };
@@ -123,16 +123,16 @@ fn of_list(crl: &str, found: &Revocation) -> doctor::Revocation {
     }
 }
 
-fn listeners(settings: &Settings) -> [Listener<'_>; 2] {
+fn listeners(settings: &Settings) -> [CertificateFiles<'_>; 2] {
     let (rpc, metrics) = (&settings.rpc.tls, &settings.metrics.tls);
     [
-        Listener {
+        CertificateFiles {
             cert: named("[rpc.tls] cert", rpc.cert.as_deref()),
             key: named("[rpc.tls] key", rpc.key.as_deref()),
             ca: named("[rpc.tls] client_ca", rpc.client_ca.as_deref()),
             crl: named(RPC_CRL, rpc.client_crl.as_deref()),
         },
-        Listener {
+        CertificateFiles {
             cert: named("[metrics.tls] cert", metrics.cert.as_deref()),
             key: named("[metrics.tls] key", metrics.key.as_deref()),
             ca: named("[metrics.tls] client_ca", metrics.client_ca.as_deref()),
@@ -145,7 +145,7 @@ fn named<'a>(key: &'static str, path: Option<&'a Path>) -> Option<Named<'a>> {
     path.map(|path| Named { key, path })
 }
 
-impl Listener<'_> {
+impl CertificateFiles<'_> {
     /// The configuration of the server; `None`: without certificate or key.
     fn server(&self) -> Result<Option<Arc<ServerTls>>, TlsError> {
         let files = self.cert.zip(self.key).map(|(cert, key)| Files {
@@ -220,7 +220,8 @@ mod tests {
         /// Reads the files again; returns why those of both listeners are refused.
         fn reload(&self) -> [Option<String>; 2] {
             let engine = &self.daemon.engine;
-            let Refused { rpc, metrics } = Certificates::read(&engine.settings).apply(engine);
+            let RefusedCertificates { rpc, metrics } =
+                Certificates::read(&engine.settings).apply(engine);
             [rpc, metrics].map(|error| error.map(|error| error.to_string()))
         }
 

@@ -19,7 +19,7 @@ use crate::bdev_modules;
 use crate::config::Settings;
 use crate::config::declared::{params_of, uuid_of};
 use crate::config::settings::{Bdev, BdevKind, DEFAULT_BLOCK, Key, RemoteTarget, Subsystem};
-use crate::journal::Entry;
+use crate::journal::JournalEntry;
 use crate::rpc::RpcError;
 use crate::services::Engine;
 use crate::services::nvme::{self, ATTACH};
@@ -299,7 +299,7 @@ fn stored_already(engine: &Engine, call: &DeclaredCall) -> bool {
 
 /// The subsystems that were created by RPC; RPC owns their parts.
 pub fn subsystems_of_rpc(engine: &Engine) -> BTreeSet<String> {
-    let of_rpc = |e: &Entry| e.durable && e.record.method == "nvmf_create_subsystem";
+    let of_rpc = |e: &JournalEntry| e.durable && e.record.method == "nvmf_create_subsystem";
     let made = engine.journal.select(of_rpc);
     made.iter()
         .filter_map(|e| Some(e.record.params.get("nqn")?.as_str()?.to_owned()))
@@ -411,25 +411,8 @@ fn subsystem(declared: &Subsystem, calls: &mut Vec<DeclaredCall>) {
             params,
         });
     };
-    let mut create = json!({
-        "nqn": nqn,
-        "allow_any_host": declared.allow_any_host,
-        "ana_reporting": declared.ana_reporting,
-    });
-    let default = Subsystem::default();
-    if declared.controller_model != default.controller_model {
-        create["controller_model"] = json!(declared.controller_model);
-    }
-    let ids = (declared.min_cntlid, declared.max_cntlid);
-    if ids != (default.min_cntlid, default.max_cntlid) {
-        (create["min_cntlid"], create["max_cntlid"]) = (ids.0.into(), ids.1.into());
-    }
-    if let Some(serial) = &declared.serial_number {
-        create["serial_number"] = serial.as_str().into();
-    }
-    if let Some(model) = &declared.model_number {
-        create["model_number"] = model.as_str().into();
-    }
+    let mut create = json!(declared.options);
+    create["nqn"] = nqn.as_str().into();
     call(String::new(), "nvmf_create_subsystem", create);
     for host in &declared.hosts {
         call(

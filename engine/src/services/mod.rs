@@ -68,7 +68,7 @@ use self::reservations::ReservationJobs;
 use self::startup::StartupOptions;
 use crate::audit::{AuditLog, AuditRecord, redact};
 use crate::config::{Personality, Settings};
-use crate::journal::{Entry, Journal};
+use crate::journal::{Journal, JournalEntry};
 use crate::logs::Logs;
 use crate::notify::Notifications;
 use crate::plane::Plane;
@@ -223,7 +223,7 @@ impl Engine {
     }
 
     /// Waits for changes that were called earlier.
-    pub async fn settled(&self) {
+    pub async fn earlier_changes(&self) {
         drop(self.locks.gate.read().await);
     }
 
@@ -528,7 +528,7 @@ enum Origin {
     File,
     Daemon,
     /// Replay of this entry.
-    Replay(Entry),
+    Replay(JournalEntry),
     /// The configuration file; the result is not stored.
     Config,
 }

@@ -4,7 +4,7 @@
 //! `nvmf_subsystem_add_ns` names (`ptpl_file`, in SPDK's format). It is durable before the host's
 //! command completes: the target sends the state with a ticket, and a task on the management thread
 //! stores it and completes the ticket. A namespace loads its reservation when it is added, so hosts
-//! never see it without. The record's own call only confirms that.
+//! never see the namespace without it. The replay of the record only checks that it is loaded.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -57,7 +57,7 @@ impl std::fmt::Display for StoredIn {
     }
 }
 
-struct Job {
+struct StateToStore {
     place: StoredIn,
     state: Option<ReservationState>,
     ticket: Ticket,
@@ -66,8 +66,8 @@ struct Job {
 /// Queue from the target's cores to the task that stores reservations.
 #[derive(Debug)]
 pub struct ReservationJobs {
-    jobs: mpsc::UnboundedSender<Job>,
-    queue: RefCell<Option<mpsc::UnboundedReceiver<Job>>>,
+    jobs: mpsc::UnboundedSender<StateToStore>,
+    queue: RefCell<Option<mpsc::UnboundedReceiver<StateToStore>>>,
 }
 
 impl Default for ReservationJobs {
@@ -82,7 +82,7 @@ impl Default for ReservationJobs {
 
 struct ToManagement {
     place: StoredIn,
-    jobs: mpsc::UnboundedSender<Job>,
+    jobs: mpsc::UnboundedSender<StateToStore>,
 }
 
 impl ReservationStore for ToManagement {
@@ -90,7 +90,7 @@ impl ReservationStore for ToManagement {
     /// namespaces.
     fn store(&self, state: Option<&ReservationState>, ticket: Ticket) {
         // If the task is gone, the dropped ticket reports the failure.
-        let _ = self.jobs.send(Job {
+        let _ = self.jobs.send(StateToStore {
             place: self.place.clone(),
             state: state.cloned(),
             ticket,
@@ -112,8 +112,8 @@ pub async fn store_reservations(engine: Rc<Engine>) {
     }
 }
 
-async fn store(engine: Rc<Engine>, job: Job) {
-    let Job {
+async fn store(engine: Rc<Engine>, job: StateToStore) {
+    let StateToStore {
         place,
         state,
         ticket,

@@ -98,7 +98,7 @@ pub enum StoreError {
     Gone,
 }
 
-enum Job {
+enum StoreJob {
     Load(oneshot::Sender<Result<Vec<Record>, StoreError>>),
     Commit(Change, oneshot::Sender<Result<(), StoreError>>),
 }
@@ -107,7 +107,7 @@ enum Job {
 #[derive(Debug)]
 pub struct Store {
     /// `None` only while it is dropped.
-    jobs: Option<mpsc::Sender<Job>>,
+    jobs: Option<mpsc::Sender<StoreJob>>,
     thread: Option<std::thread::JoinHandle<()>>,
     path: PathBuf,
 }
@@ -121,13 +121,13 @@ impl Store {
 
     /// Runs on any implementation: tests inject failing ones.
     pub fn on(mut inner: impl StateStore, path: &Path) -> Self {
-        let (jobs, mut queue) = mpsc::channel::<Job>(64);
+        let (jobs, mut queue) = mpsc::channel::<StoreJob>(64);
         let work = move || {
             while let Some(job) = queue.blocking_recv() {
                 // A caller that stopped waiting does not undo the work.
                 match job {
-                    Job::Load(reply) => drop(reply.send(inner.load())),
-                    Job::Commit(change, reply) => drop(reply.send(inner.commit(&change))),
+                    StoreJob::Load(reply) => drop(reply.send(inner.load())),
+                    StoreJob::Commit(change, reply) => drop(reply.send(inner.commit(&change))),
                 }
             }
         };
@@ -147,16 +147,16 @@ impl Store {
     }
 
     pub async fn load(&self) -> Result<Vec<Record>, StoreError> {
-        self.ask(Job::Load).await
+        self.ask(StoreJob::Load).await
     }
 
     pub async fn commit(&self, change: Change) -> Result<(), StoreError> {
-        self.ask(|reply| Job::Commit(change, reply)).await
+        self.ask(|reply| StoreJob::Commit(change, reply)).await
     }
 
     async fn ask<T>(
         &self,
-        job: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> Job,
+        job: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> StoreJob,
     ) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
         let jobs = self.jobs.as_ref().ok_or(StoreError::Gone)?;

@@ -1,14 +1,16 @@
 //! Tables whose keys are the fields of two types. serde's own `flatten` copies values before it
 //! reads them, and so loses the place of an error and the conversion of quoted numbers.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::{Mutex, PoisonError};
 
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{
-    DeserializeOwned, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, Visitor,
+    self, DeserializeOwned, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, Visitor,
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::read::{self, Texts, ValueError};
@@ -18,6 +20,60 @@ use crate::read::{self, Texts, ValueError};
 pub trait Part: DeserializeOwned + Serialize {}
 
 impl<T: DeserializeOwned + Serialize> Part for T {}
+
+/// Implements `Deserialize` and `Serialize` for a table around a part. The table derives both with
+/// `remote = "Self"` and skips the field of the part. Values that the table lacks are those of its
+/// default.
+#[macro_export]
+macro_rules! flattened {
+    ($table:ident, $part:ident) => {
+        impl<'de> serde::Deserialize<'de> for $table {
+            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                let mut flattened = $crate::flatten::Flattened::new(&Self::default().$part);
+                let table = Self::deserialize(flattened.without_part(from))?;
+                Ok(Self {
+                    $part: flattened.part(),
+                    ..table
+                })
+            }
+        }
+
+        impl serde::Serialize for $table {
+            fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                struct Own<'a>(&'a $table);
+
+                impl serde::Serialize for Own<'_> {
+                    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                        $table::serialize(self.0, to)
+                    }
+                }
+
+                $crate::flatten::serialize(&Own(self), &self.$part, to)
+            }
+        }
+    };
+}
+
+/// Writes the table with all fields of the part; those without a value are null.
+pub fn serialize<P: Part, S: Serializer>(
+    own: &impl Serialize,
+    part: &P,
+    to: S,
+) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Whole<'a, O> {
+        #[serde(flatten)]
+        own: &'a O,
+        #[serde(flatten)]
+        part: Map<String, Value>,
+    }
+
+    let whole = Whole {
+        own,
+        part: fields(part),
+    };
+    whole.serialize(to)
+}
 
 /// The part of a table that is read.
 pub struct Flattened<P> {
@@ -46,14 +102,15 @@ impl<P: Part> Flattened<P> {
 }
 
 /// All fields of the part; those without a value are null.
-pub fn fields<P: Part>(part: &P) -> Map<String, Value> {
+fn fields<P: Part>(part: &P) -> Map<String, Value> {
     let names = names::<P>().iter();
     let mut all: Map<_, _> = names.map(|name| ((*name).into(), Value::Null)).collect();
     all.extend(present(part));
     all
 }
 
-fn present(part: &impl Serialize) -> Map<String, Value> {
+/// The fields of the part that have a value.
+pub fn present(part: &impl Serialize) -> Map<String, Value> {
     match serde_json::to_value(part) {
         Ok(Value::Object(fields)) => fields,
         _ => unreachable!("a part is a table of plain data"),
@@ -67,6 +124,17 @@ fn names<P: Part>() -> &'static [&'static str] {
         Err((_, ValueError::Unknown { known, .. })) => known,
         _ => unreachable!("a part refuses unknown fields"),
     }
+}
+
+/// The fields of the type around the part, then those of the part. Each pair of lists is joined
+/// once, because serde names known fields by lists that stay in memory.
+fn joined(own: &'static [&'static str], part: &'static [&'static str]) -> &'static [&'static str] {
+    type Names = &'static [&'static str];
+    static JOINED: Mutex<BTreeMap<(Names, Names), Names>> = Mutex::new(BTreeMap::new());
+    let mut joined = JOINED.lock().unwrap_or_else(PoisonError::into_inner);
+    joined
+        .entry((own, part))
+        .or_insert_with(|| [own, part].concat().leak())
 }
 
 /// The table without the fields of the part, which it collects.
@@ -90,6 +158,7 @@ impl<'de, D: Deserializer<'de>, P: Part> Deserializer<'de> for Members<'_, D, P>
     ) -> Result<V::Value, D::Error> {
         let divide = Divide {
             visitor,
+            own: fields,
             part: self.part,
         };
         self.from.deserialize_struct(name, fields, divide)
@@ -103,6 +172,7 @@ impl<'de, D: Deserializer<'de>, P: Part> Deserializer<'de> for Members<'_, D, P>
 
 struct Divide<'a, V, P> {
     visitor: V,
+    own: &'static [&'static str],
     part: &'a mut Flattened<P>,
 }
 
@@ -116,6 +186,7 @@ impl<'de, V: Visitor<'de>, P: Part> Visitor<'de> for Divide<'_, V, P> {
     fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<V::Value, A::Error> {
         self.visitor.visit_map(OwnMembers {
             members,
+            own: self.own,
             names: names::<P>(),
             part: self.part,
         })
@@ -124,6 +195,7 @@ impl<'de, V: Visitor<'de>, P: Part> Visitor<'de> for Divide<'_, V, P> {
 
 struct OwnMembers<'a, A, P> {
     members: A,
+    own: &'static [&'static str],
     names: &'static [&'static str],
     part: &'a mut Flattened<P>,
 }
@@ -135,8 +207,8 @@ impl<'de, A: MapAccess<'de>, P: Part> MapAccess<'de> for OwnMembers<'_, A, P> {
         &mut self,
         mut seed: K,
     ) -> Result<Option<K::Value>, A::Error> {
-        let names = self.names;
-        while let Some(key) = self.members.next_key_seed(KeySeed { seed, names })? {
+        let (own, names) = (self.own, self.names);
+        while let Some(key) = self.members.next_key_seed(KeySeed { seed, own, names })? {
             let key = match key {
                 Key::Own(key) => return Ok(Some(key)),
                 Key::OfPart(key, unused) => {
@@ -161,6 +233,7 @@ impl<'de, A: MapAccess<'de>, P: Part> MapAccess<'de> for OwnMembers<'_, A, P> {
 /// Reads a key with the seed, unless it is a field of the part.
 struct KeySeed<K> {
     seed: K,
+    own: &'static [&'static str],
     names: &'static [&'static str],
 }
 
@@ -177,7 +250,10 @@ impl<'de, K: DeserializeSeed<'de>> DeserializeSeed<'de> for KeySeed<K> {
         if self.names.contains(&key.as_str()) {
             return Ok(Key::OfPart(key, self.seed));
         }
-        self.seed.deserialize(key.into_deserializer()).map(Key::Own)
+        let read = self.seed.deserialize(key.as_str().into_deserializer());
+        // The type around the part refuses only keys that it does not know.
+        let unknown = |_: D::Error| de::Error::unknown_field(&key, joined(self.own, self.names));
+        read.map(Key::Own).map_err(unknown)
     }
 }
 
@@ -219,7 +295,7 @@ mod tests {
         word: Option<String>,
     }
 
-    #[derive(Debug, Default, PartialEq, Deserialize)]
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
     #[serde(default, deny_unknown_fields, remote = "Self")]
     struct Outer {
         port: u16,
@@ -228,18 +304,20 @@ mod tests {
         inner: Inner,
     }
 
-    impl<'de> Deserialize<'de> for Outer {
-        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-            let default = Inner {
-                word: Some("default".into()),
-                ..Inner::default()
-            };
-            let mut flattened = Flattened::new(&default);
-            let outer = Self::deserialize(flattened.without_part(from))?;
-            let inner = flattened.part();
-            Ok(Self { inner, ..outer })
+    impl Default for Outer {
+        fn default() -> Self {
+            Self {
+                port: 0,
+                list: Vec::new(),
+                inner: Inner {
+                    word: Some("default".into()),
+                    ..Inner::default()
+                },
+            }
         }
     }
+
+    flattened!(Outer, inner);
 
     /// Goal: fields of either type are read in any order, quoted numbers included, and a default
     /// stays where a field is missing or null. Method: tables and their values.
@@ -260,10 +338,10 @@ mod tests {
             },
         };
         assert_eq!(outer, expected);
-        let shown = Value::Object(fields(&outer.inner));
-        assert_eq!(shown, json!({ "depth": 8, "word": "default" }));
-        let shown = Value::Object(fields(&Inner::default()));
-        assert_eq!(shown, json!({ "depth": null, "word": null }));
+        let shown = json!({ "port": 4420, "list": [1, 2], "depth": 8, "word": "default" });
+        assert_eq!(json!(outer), shown);
+        let shown = json!({ "port": 0, "list": [], "depth": null, "word": "default" });
+        assert_eq!(json!(Outer::default()), shown);
     }
 
     /// Goal: an error has the place and the words that it has without flattening. Method: wrong
@@ -298,6 +376,24 @@ mod tests {
                 (read::path(&at).as_str(), error.to_string().as_str()),
                 (place, said)
             );
+        }
+    }
+
+    /// Goal: the refusal of an unknown field knows the fields of both types. Method: a field that
+    /// neither has, and misspelt ones of each.
+    #[test]
+    fn the_fields_of_both_types_are_known() {
+        let refusal = |key: &str| {
+            let table = json!({ key: 1 });
+            read::first::<Outer>(&table, Texts::Read).unwrap_err().1
+        };
+        let ValueError::Unknown { known, .. } = refusal("colour") else {
+            panic!("not refused as unknown");
+        };
+        assert_eq!(known, ["port", "list", "depth", "word"]);
+        for (key, nearest) in [("prt", "\"port\""), ("dept", "\"depth\"")] {
+            let remedy = refusal(key).remedy().unwrap_or_default();
+            assert!(remedy.contains(nearest), "{key}: {remedy}");
         }
     }
 }

@@ -123,12 +123,12 @@ impl Shared {
         #[cfg(target_arch = "x86_64")]
         if self.past_caches && from.len() >= STREAM_MIN && stream::is_possible(to, from.len()) {
             // SAFETY: `to` has `from.len()` mapped, writable bytes (`at` checks), to which no
-            // reference exists, and meets the requirements of `stream`. `from` may be lent by this
-            // memory: where they overlap, the result is a mix, as on a disk.
+            // reference exists, and meets the requirements of `stream`. `from` may be a view of
+            // this memory: where they overlap, the result is a mix, as on a disk.
             return unsafe { stream::copy(from.as_ptr(), to, from.len()) };
         }
         // SAFETY: `to` has `from.len()` mapped, writable bytes (`at` checks), to which no reference
-        // exists. `from` may be lent by this memory: `copy` allows an overlap.
+        // exists. `from` may be a view of this memory: `copy` allows an overlap.
         unsafe { opaque::copy(from.as_ptr(), to, from.len()) }
     }
 
@@ -161,7 +161,7 @@ impl Shared {
     }
 
     /// The key of the device in `slot` for these bytes, and the offset of the first byte in its
-    /// region, as for [`Lent::key`].
+    /// region, as for [`MemoryView::key`].
     pub fn key(&self, offset: usize, len: usize, slot: usize) -> Option<(u64, usize)> {
         let base = NonNull::new(self.at(offset, len))?;
         let regions = &self.mapping.regions;
@@ -220,9 +220,9 @@ impl Shared {
         self.zero(whole.end, offset + len - whole.end);
     }
 
-    /// Creates a lender for one core.
-    pub fn lender(self: &Arc<Self>) -> Lender {
-        Lender {
+    /// Creates the handle of one core.
+    pub fn on_core(self: &Arc<Self>) -> CoreShared {
+        CoreShared {
             shared: Rc::new(Share(Arc::clone(self))),
         }
     }
@@ -309,10 +309,10 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// Lends parts of shared memory on one core. Handles are counted per core without atomics: a shared
-/// counter would move between the cores' caches with every I/O.
+/// Shared memory as one core uses it. Views are counted per core without atomics: a shared counter
+/// would move between the cores' caches with every I/O.
 #[derive(Debug)]
-pub struct Lender {
+pub struct CoreShared {
     shared: Rc<Share>,
 }
 
@@ -329,12 +329,12 @@ impl std::ops::Deref for Share {
     }
 }
 
-impl Lender {
+impl CoreShared {
     /// A handle on `len` bytes at `offset`, to send them without a copy.
     #[inline]
-    pub fn lend(&self, offset: usize, len: usize) -> Lent {
+    pub fn view(&self, offset: usize, len: usize) -> MemoryView {
         self.shared.at(offset, len);
-        Lent {
+        MemoryView {
             shared: Rc::clone(&self.shared),
             offset,
             len,
@@ -351,15 +351,15 @@ impl Lender {
 /// A range of shared memory, which stays mapped while this handle exists.
 ///
 /// It is a view without a copy, so concurrent writes are visible through it. To send exactly the
-/// bytes that a digest covers, copy them first ([`Lent::read`]).
+/// bytes that a digest covers, copy them first ([`MemoryView::read`]).
 #[derive(Clone)]
-pub struct Lent {
+pub struct MemoryView {
     shared: Rc<Share>,
     offset: usize,
     len: usize,
 }
 
-impl Lent {
+impl MemoryView {
     #[inline]
     pub fn len(&self) -> usize {
         self.len
@@ -377,7 +377,7 @@ impl Lent {
     /// Returns the bytes for vectored writes only: the kernel reads them at the time of the call.
     ///
     /// The slice is mapped, initialised and of constant length while this handle is borrowed. Its
-    /// contents may change at any time, so do not read it: use [`Lent::read`].
+    /// contents may change at any time, so do not read it: use [`MemoryView::read`].
     #[inline]
     pub fn as_io_slice(&self) -> IoSlice<'_> {
         // SAFETY: mapped and initialised (zero at first) for `len` bytes, and kept so by `shared`,
@@ -416,9 +416,9 @@ impl Lent {
     }
 }
 
-impl fmt::Debug for Lent {
+impl fmt::Debug for MemoryView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lent({}..{})", self.offset, self.offset + self.len)
+        write!(f, "MemoryView({}..{})", self.offset, self.offset + self.len)
     }
 }
 

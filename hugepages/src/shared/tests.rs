@@ -216,11 +216,11 @@ fn registered_memory_stays_resident() {
     let disk = Shared::allocate(1 << 20, HugepagePolicy::Off).unwrap();
     let disk = Arc::new(disk);
     disk.write(0, &[1; 1 << 20]);
-    assert_eq!(disk.lender().lend(512, 512).key(0), None);
+    assert_eq!(disk.on_core().view(512, 512).key(0), None);
     disk.register(0, Arc::new(Device)).unwrap();
-    assert_eq!(disk.lender().lend(512, 512).key(0), Some((3, 512)));
+    assert_eq!(disk.on_core().view(512, 512).key(0), Some((3, 512)));
     disk.unregister(0);
-    assert_eq!(disk.lender().lend(512, 512).key(0), None);
+    assert_eq!(disk.on_core().view(512, 512).key(0), None);
 
     disk.discard(0, 1 << 20);
     assert!(bytes(&disk, 0, 1 << 20).iter().all(|&b| b == 0));
@@ -232,7 +232,7 @@ fn registered_memory_stays_resident() {
 #[test]
 fn ranges_outside_panic() {
     let disk = shared(4096);
-    let whole = disk.lender().lend(0, 4096);
+    let whole = disk.on_core().view(0, 4096);
     let caught = |f: &dyn Fn()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).is_err();
     for offset in [4096, usize::MAX] {
         assert!(caught(&|| disk.read(offset, &mut [0; 1])));
@@ -242,11 +242,11 @@ fn ranges_outside_panic() {
         assert!(caught(&|| disk.copy_within(0, offset, 1)));
         assert!(caught(&|| disk.copy_within(offset, 0, 1)));
         assert!(caught(&|| assert!(disk.compare(offset, &[0]))));
-        assert!(caught(&|| drop(disk.lender().lend(offset, 1))));
+        assert!(caught(&|| drop(disk.on_core().view(offset, 1))));
         assert!(caught(&|| drop(whole.slice(offset, 1))));
         assert!(caught(&|| whole.read(offset, &mut [0; 1])));
     }
-    let part = disk.lender().lend(0, 100);
+    let part = disk.on_core().view(0, 100);
     assert!(
         caught(&|| drop(part.slice(50, 51))),
         "a slice cannot exceed its part"
@@ -254,23 +254,28 @@ fn ranges_outside_panic() {
     disk.zero(4096, 0);
 }
 
-/// Goal: lent bytes are sent by a vectored write, and keep the memory after the disk is dropped.
+/// Goal: a vectored write sends the bytes of a view, which keeps the memory after the disk is
+/// dropped.
 #[test]
-fn lent_bytes_are_sent_without_a_copy() {
+fn a_view_is_sent_without_a_copy() {
     let disk = shared(8192);
     disk.write(4000, b"from where they are");
-    let lent = disk.lender().lend(4000, 19).slice(5, 10);
+    let zero_copy = disk.on_core().view(4000, 19).slice(5, 10);
     drop(disk);
     let mut file = tempfile::tempfile().unwrap();
     let sent = file
-        .write_vectored(&[IoSlice::new(b"<"), lent.as_io_slice(), IoSlice::new(b">")])
+        .write_vectored(&[
+            IoSlice::new(b"<"),
+            zero_copy.as_io_slice(),
+            IoSlice::new(b">"),
+        ])
         .unwrap();
     assert_eq!(sent, 12);
     let mut back = [0; 12];
     std::os::unix::fs::FileExt::read_exact_at(&file, &mut back, 0).unwrap();
     assert_eq!(&back, b"<where they>");
     let mut copy = [0; 4];
-    lent.read(6, &mut copy);
+    zero_copy.read(6, &mut copy);
     assert_eq!(&copy, b"they");
 }
 

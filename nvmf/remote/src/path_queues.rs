@@ -37,7 +37,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Interval at which a sleeping core polls while I/O waits for a path.
 const LOOK: Duration = Duration::from_millis(1);
 
-struct PathQueue {
+struct OpenPathQueue {
     // Dropped in this order: the queue is closed before its identifier is free.
     queue: IoQueue,
     _qid: Qid,
@@ -45,7 +45,7 @@ struct PathQueue {
     counters: Arc<Counters>,
 }
 
-impl PathQueue {
+impl OpenPathQueue {
     #[inline]
     fn view(&self) -> View {
         let is_usable = self.queue.standing() == Standing::Usable && self.path.is_open();
@@ -82,7 +82,7 @@ pub(crate) struct PathQueues {
     pool: Pool,
     /// The version of the list of paths that `queues` follow.
     version: u64,
-    queues: Vec<PathQueue>,
+    queues: Vec<OpenPathQueue>,
     /// False: there is exactly one queue, and it has all I/O.
     are_several: bool,
     /// The list has one path.
@@ -154,13 +154,13 @@ impl PathQueues {
         }
         self.retry_at = first_error.is_some().then(|| now + RETRY);
         self.fast_io_fail = fast_io_fail(&self.queues);
-        self.settle();
+        self.update_mode();
         first_error
     }
 
-    fn open_path(&self, path: &Arc<DevicePath>) -> Result<PathQueue, OpenError> {
+    fn open_path(&self, path: &Arc<DevicePath>) -> Result<OpenPathQueue, OpenError> {
         let (queue, qid) = open_queue(&self.namespace, &path.shared, &self.pool, &self.watch)?;
-        Ok(PathQueue {
+        Ok(OpenPathQueue {
             queue,
             _qid: qid,
             path: Arc::clone(path),
@@ -169,7 +169,7 @@ impl PathQueues {
     }
 
     /// Enters or leaves the mode for several paths.
-    fn settle(&mut self) {
+    fn update_mode(&mut self) {
         let is_simple = match &self.queues[..] {
             [only] => self.is_only_path && !only.path.is_leaving(),
             _ => false,
@@ -201,7 +201,7 @@ impl PathQueues {
             .queues
             .iter()
             .take(2 * MAX_PATHS)
-            .map(PathQueue::view)
+            .map(OpenPathQueue::view)
             .collect();
         self.chooser.choose(&views)
     }
@@ -244,7 +244,7 @@ impl PathQueues {
         }
         self.close_left();
         if self.is_only_path && self.queues.len() == 1 {
-            self.settle();
+            self.update_mode();
         }
     }
 
@@ -262,7 +262,7 @@ impl PathQueues {
                     let since = *self.no_path_since.get_or_insert(now);
                     let limit = self.fast_io_fail;
                     let over = limit.is_some_and(|limit| now.since(since) >= limit);
-                    if over || self.queues.iter().all(PathQueue::is_hopeless) {
+                    if over || self.queues.iter().all(OpenPathQueue::is_hopeless) {
                         let failed = self.waiting.drain(..).map(|io| io.end(Status::Gone));
                         self.ended.extend(failed);
                     }
@@ -270,7 +270,7 @@ impl PathQueues {
                 }
             }
         }
-        if self.no_path_since.is_some() && self.queues.iter().any(PathQueue::is_usable) {
+        if self.no_path_since.is_some() && self.queues.iter().any(OpenPathQueue::is_usable) {
             self.no_path_since = None;
         }
     }
@@ -311,7 +311,7 @@ impl PathQueues {
 }
 
 /// The longest time that I/O may wait for one of the queues; `None`: without limit.
-fn fast_io_fail(queues: &[PathQueue]) -> Option<Duration> {
+fn fast_io_fail(queues: &[OpenPathQueue]) -> Option<Duration> {
     let mut limits = queues
         .iter()
         .map(|path_queue| path_queue.path.shared.config.options.fast_io_fail);
@@ -379,7 +379,7 @@ impl Queue for PathQueues {
 
     /// Reservations belong to the host, on whichever path they arrive.
     fn reserve(&mut self, request: Reserve) -> Result<(), Reserve> {
-        let usable = self.queues.iter().position(PathQueue::is_usable);
+        let usable = self.queues.iter().position(OpenPathQueue::is_usable);
         match self.queues.get_mut(usable.unwrap_or(0)) {
             Some(path_queue) => path_queue.queue.reserve(request),
             None => Err(request),

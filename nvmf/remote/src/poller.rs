@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_hugepages::Pool;
-use nacre_nvmf::host::{Controller, ControllerState};
+use nacre_nvmf::host::{ControllerState, HostController};
 use nacre_reactor::{CoreHandle, EventSet, Idle, Interest, Nanos, Poller, Work};
 
 use crate::shared::Shared;
@@ -17,7 +17,7 @@ const LOOK: Duration = Duration::from_millis(1);
 
 pub struct ControllerPoller {
     shared: Arc<Shared>,
-    controller: Controller,
+    controller: HostController,
     pool: Pool,
     sleepers: EventSet,
     /// The reactor to remove this poller from at the end.
@@ -192,9 +192,9 @@ impl ControllerPoller {
     }
 }
 
-fn begin(shared: &Shared, pool: &Pool, now: Nanos) -> Controller {
+fn begin(shared: &Shared, pool: &Pool, now: Nanos) -> HostController {
     let (options, dial) = (shared.config.options.clone(), shared.connector.dialer());
-    Controller::linked(options, dial, pool.clone(), Arc::clone(&shared.link), now)
+    HostController::linked(options, dial, pool.clone(), Arc::clone(&shared.link), now)
 }
 
 impl Poller for ControllerPoller {

@@ -8,10 +8,10 @@ use parking_lot::Mutex;
 /// Allocates identifiers from 1. A returned identifier is reused last, so that the target has time
 /// to close its old queue.
 #[derive(Debug, Default)]
-pub(crate) struct Qids(Mutex<State>);
+pub(crate) struct Qids(Mutex<QidState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct QidState {
     used: u16,
     returned: VecDeque<u16>,
 }

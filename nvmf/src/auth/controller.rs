@@ -65,11 +65,11 @@ pub struct ControllerEnd {
 
 enum ControllerEndState {
     Negotiate,
-    Preparing(Chosen),
+    Preparing(ChosenAlgorithms),
     /// The Challenge is ready, and is sent by the next Receive.
     Challenge(Issued),
     Reply(Issued),
-    Verifying(Issued, Proof),
+    Verifying(Issued, ReplyContent),
     Success1 {
         hash: Hash,
         response: Option<Vec<u8>>,
@@ -81,7 +81,7 @@ enum ControllerEndState {
 }
 
 /// The choice of hash function and group, and the secret that belongs to it.
-struct Chosen {
+struct ChosenAlgorithms {
     hash: Hash,
     group: Group,
     exponent: Exponent,
@@ -89,7 +89,7 @@ struct Chosen {
 
 /// A Challenge.
 struct Issued {
-    chosen: Chosen,
+    chosen: ChosenAlgorithms,
     /// The readable sets of keys, each with its source.
     keys: Vec<(Arc<dyn KeySource>, Keys)>,
     challenge: Vec<u8>,
@@ -98,7 +98,7 @@ struct Issued {
 }
 
 /// The content of a Reply of the host.
-struct Proof {
+struct ReplyContent {
     response: Vec<u8>,
     challenge: Option<(Vec<u8>, u32)>,
 }
@@ -384,7 +384,7 @@ impl ControllerEnd {
             group,
             exponent: Some(exponent.clone()),
         });
-        self.state = ControllerEndState::Preparing(Chosen {
+        self.state = ControllerEndState::Preparing(ChosenAlgorithms {
             hash,
             group,
             exponent,
@@ -392,7 +392,11 @@ impl ControllerEnd {
         Ok(())
     }
 
-    fn prepared(&mut self, chosen: Chosen, answer: Answer) -> Result<ControllerEndState, Reason> {
+    fn prepared(
+        &mut self,
+        chosen: ChosenAlgorithms,
+        answer: Answer,
+    ) -> Result<ControllerEndState, Reason> {
         // One set that expired or cannot be read leaves the other in force.
         let mut keys = Vec::with_capacity(self.keys.len());
         let mut unreadable = None;
@@ -465,7 +469,7 @@ impl ControllerEnd {
                 return Err(Reason::NoControllerKey);
             }
         }
-        let proof = Proof {
+        let proof = ReplyContent {
             response: reply.response.to_vec(),
             challenge: challenge.map(|(bytes, number)| (bytes.to_vec(), number)),
         };
@@ -492,7 +496,7 @@ impl ControllerEnd {
     fn verify(
         &mut self,
         issued: &Issued,
-        proof: &Proof,
+        proof: &ReplyContent,
         answer: &Answer,
     ) -> Result<ControllerEndState, Reason> {
         let basis = Basis {

@@ -2,7 +2,7 @@
 //! threads. Remote bdevs, `nacre perf` and the command line's host commands use it.
 //!
 //! ```text
-//! Controller   the admin queue: connect, enable, identify, keep-alive, events, reconnect
+//! HostController  the admin queue: connect, enable, identify, keep-alive, events, reconnect
 //!   │ Link         its state for the I/O queues on other cores: ids, limits, generation
 //!   ├ Paths        chooses between two transports, and when to probe the preferred one
 //!   └ IoQueue      one I/O queue: a nacre_bdev::Queue whose device is a remote namespace
@@ -35,7 +35,7 @@ mod stats;
 mod step;
 
 pub use concatenation::GeneratedPsk;
-pub use controller::{AdminResult, Controller, ControllerState};
+pub use controller::{AdminResult, ControllerState, HostController};
 pub use discovery::{DiscoveryLog, DiscoveryWatch, MAX_DISCOVERY_RECORDS, fetch_discovery_log};
 pub use error::HostError;
 pub use injection::InjectionQueues;

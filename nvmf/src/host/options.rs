@@ -47,8 +47,8 @@ impl<F: FnMut(u16) -> std::io::Result<Box<dyn HostTransport>>> Dial for F {
 
 /// Creates [`Dial`]s for one controller. Shared by all threads that connect queues to it.
 pub trait Connector: Send + Sync {
-    /// Creates the [`Dial`] of one [`crate::host::Controller`] or [`crate::host::IoQueue`] on this
-    /// thread.
+    /// Creates the [`Dial`] of one [`crate::host::HostController`] or [`crate::host::IoQueue`] on
+    /// this thread.
     fn dialer(&self) -> Box<dyn Dial>;
 
     /// Creates buffers for this thread that all its connections can use (registered for RDMA).

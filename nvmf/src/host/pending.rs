@@ -215,7 +215,7 @@ impl Pending {
             token: self.io.token,
             status,
             data: std::mem::take(&mut self.io.data),
-            lent: None,
+            zero_copy: None,
         }
     }
 }
@@ -233,7 +233,7 @@ pub(super) fn own_data(io: &Io, pool: &Pool) -> Result<Option<Buf>, Status> {
     match io.op {
         // A command cannot have zero blocks: NLB is 0's based.
         op if io.blocks == 0 && op != Op::Flush => Err(Status::Ok),
-        // This queue lends no memory.
+        // This queue has no zero-copy reads.
         Op::Read if io.data.is_empty() => Err(Status::Unsupported),
         Op::Read if io.data.len() > 1 => pool.acquire(io.data_len()).ok_or(Status::Retry).map(Some),
         Op::Write | Op::Compare if io.data.len() > 1 => {

@@ -10,9 +10,10 @@ use nacre_nvmf_wire::identify::cns;
 use nacre_nvmf_wire::log::ana::AnaHeader;
 use nacre_nvmf_wire::log::lid;
 use nacre_nvmf_wire::registers::{Cc, offset};
-use nacre_nvmf_wire::{Sgl, Sqe};
+use nacre_nvmf_wire::{Sgl, Sqe, StatusCode};
 use zerocopy::IntoBytes;
 
+use super::error::HostError;
 use super::options::HostOptions;
 
 /// Entries of the admin queue, the same as Linux hosts request.
@@ -22,7 +23,7 @@ pub(super) const PAGE: usize = 4096;
 
 /// A step of the controller, with at most one command in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum HostStep {
     /// Waits for the transport's handshake.
     Dialling,
     Connect,
@@ -48,7 +49,7 @@ pub(super) enum Step {
     WaitShutDown,
 }
 
-impl Step {
+impl HostStep {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Dialling => "connecting the transport",
@@ -72,8 +73,17 @@ impl Step {
         }
     }
 
+    /// The error of a target that refused the command of this step.
+    pub(super) fn refused(self, status: StatusCode) -> HostError {
+        HostError::Refused {
+            step: self.name(),
+            status,
+            fabrics: self.is_fabrics(),
+        }
+    }
+
     /// True if its command is a fabrics command, which gives some status codes another meaning.
-    pub(super) fn is_fabrics(self) -> bool {
+    fn is_fabrics(self) -> bool {
         matches!(
             self,
             Self::Connect

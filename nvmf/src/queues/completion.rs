@@ -29,11 +29,11 @@ impl Command<'_> {
     pub(crate) fn complete(&mut self, cqe: Cqe) {
         let (qp, index) = (&mut *self.queue, self.index);
         let request = &mut qp.requests[index];
-        let (mut data, mut lent) = (Extents::new(), None);
+        let (mut data, mut zero_copy) = (Extents::new(), None);
         let to_host = matches!(request.plan.transfer(&request.sqe), Transfer::ToHost(_));
         if to_host && cqe.status().is_success() {
             data.extend(request.data.take());
-            lent = request.lent.take();
+            zero_copy = request.zero_copy.take();
         }
         let sqe = request.sqe;
         let done = Done {
@@ -52,7 +52,7 @@ impl Command<'_> {
                 cqe,
                 data,
                 sgl: sqe.sgl_descriptor(),
-                lent,
+                zero_copy,
             };
             self.core.ports.respond(qp, response);
         }
@@ -107,7 +107,7 @@ pub(super) fn refusal(qp: &mut QueuePair, sqe: &Sqe, status: StatusCode) -> Resp
         cqe: qp.seal(Cqe::new(sqe.cid(), status)),
         data: Extents::new(),
         sgl: sqe.sgl_descriptor(),
-        lent: None,
+        zero_copy: None,
     }
 }
 
@@ -129,7 +129,7 @@ impl QueuePair {
             cqe,
             data: Extents::new(),
             sgl: sqe.sgl_descriptor(),
-            lent: None,
+            zero_copy: None,
         })
     }
 

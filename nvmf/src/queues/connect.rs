@@ -547,11 +547,11 @@ fn connected(command: &mut Command, mut cqe: Cqe) {
     };
     let port = command.core.ports.of(qp);
     port.established(qp.conn, params);
-    let takes_lent = port.takes_lent(qp.conn);
+    let takes_zero_copy = port.takes_zero_copy(qp.conn);
     let fetch_window = port.fetch_window();
     command.complete(cqe);
     let qp = &mut *command.queue;
-    qp.takes_lent = takes_lent;
+    qp.takes_zero_copy = takes_zero_copy;
     if !qp.is_admin() {
         qp.fetches.window = fetch_window;
         qp.fetches.waiting.reserve(usize::from(qp.flow.entries));

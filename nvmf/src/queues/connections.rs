@@ -6,7 +6,7 @@ use std::time::Duration;
 use nacre_reactor::Nanos;
 
 use crate::queues::queue_group::QueueGroup;
-use crate::queues::queue_pair::{Ends, QueuePair, Stage};
+use crate::queues::queue_pair::{ConnectionEnds, QueuePair, Stage};
 use crate::queues::resources::Resources;
 use crate::queues::{admin, connect};
 use crate::subsystems::association::{Phase, Teardown};
@@ -20,7 +20,12 @@ const UPKEEP: Duration = Duration::from_millis(100);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl QueueGroup {
-    pub(super) fn open_queue(&mut self, (port, conn): (usize, ConnId), ends: Ends, now: Nanos) {
+    pub(super) fn open_queue(
+        &mut self,
+        (port, conn): (usize, ConnId),
+        ends: ConnectionEnds,
+        now: Nanos,
+    ) {
         let Some(id) = self.queues.reserve() else {
             tracing::warn!(peer = %ends.peer, limit = self.queues.max(), "connection refused: this core has all of its queue pairs");
             return self.core.ports.turn_away(port, conn);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::{Busy, Done, Io, Queue, Status, Token};
-use nacre_hugepages::{Lent, Pool};
+use nacre_hugepages::{MemoryView, Pool};
 use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 
 use crate::queues::decode::Plan;
@@ -177,10 +177,10 @@ impl Devices {
         &mut self,
         slot: usize,
         io: &mut Io,
-        lent: &mut Option<Lent>,
+        zero_copy: &mut Option<MemoryView>,
     ) -> Option<Status> {
         let device = self.slots[slot].as_mut().expect("open device");
-        let status = device.queue.run_sync(io, lent)?;
+        let status = device.queue.run_sync(io, zero_copy)?;
         if !device.used {
             device.used = true;
             self.tidying = true;

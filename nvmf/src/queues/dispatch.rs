@@ -272,7 +272,7 @@ impl Command<'_> {
     }
 
     fn gather_for_host(&mut self, bytes: usize) -> bool {
-        if !self.queue.lends(self.index) {
+        if !self.queue.is_zero_copy(self.index) {
             let pools = &self.core.buffers.pools;
             let buf = match self.queue.requests[self.index].plan {
                 Plan::Admin { .. } => pools.for_admin(bytes),

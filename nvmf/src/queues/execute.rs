@@ -250,7 +250,7 @@ impl Command<'_> {
         }
         if matches!(request.plan, Plan::Single { op: Op::Read, .. }) {
             request.data = completion.data.pop();
-            request.lent = completion.lent;
+            request.zero_copy = completion.zero_copy;
         }
         if qp.stage == Stage::Ending {
             if qp.requests[index].inflight == 0 {

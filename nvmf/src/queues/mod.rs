@@ -10,7 +10,7 @@
 //!         ├ Ports            the transports' I/O halves
 //!         ├ Buffers          the pools, and the commands that wait for a buffer
 //!         ├ Devices          the bdev queues, and the commands that wait for room in one
-//!         └ Reserving        the pending reservation commands
+//!         └ ReservationWork  the pending reservation commands
 //!
 //!   Command             access to the current command: its queue pair, its index in the table, and
 //!                       the core's resources

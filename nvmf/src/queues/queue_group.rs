@@ -21,7 +21,7 @@ use nacre_reactor::{Idle, Nanos, Poller, Work};
 
 use crate::queues::buffers::Buffers;
 use crate::queues::device;
-use crate::queues::queue_pair::{Ends, Stage};
+use crate::queues::queue_pair::{ConnectionEnds, Stage};
 use crate::queues::queue_pairs::QueuePairs;
 use crate::queues::resources::Resources;
 use crate::queues::waiting::WaitingList;
@@ -130,7 +130,7 @@ impl QueueGroup {
                 local,
                 peer,
             } => {
-                let ends = Ends {
+                let ends = ConnectionEnds {
                     listener,
                     local,
                     peer,

@@ -42,14 +42,14 @@ pub(crate) struct QueuePair {
     /// Index of the transport in the core's list.
     pub port: usize,
     pub conn: ConnId,
-    pub ends: Ends,
+    pub ends: ConnectionEnds,
     pub stage: Stage,
     pub opening: Opening,
     pub closing: Closing,
     pub qid: u16,
     pub flow: Flow,
     /// The transport sends data of this connection from the device's own memory.
-    pub takes_lent: bool,
+    pub takes_zero_copy: bool,
     pub in_place: InPlace,
     /// The subsystem of the association.
     pub subsystem: Option<Arc<Subsystem>>,
@@ -72,7 +72,7 @@ pub(crate) struct QueuePair {
 }
 
 /// The addresses of a connection, and its listener.
-pub(crate) struct Ends {
+pub(crate) struct ConnectionEnds {
     pub listener: ListenerId,
     pub local: Address,
     pub peer: Address,
@@ -175,7 +175,7 @@ impl QueuePair {
     pub(crate) fn new(
         id: QueueId,
         (port, conn): (usize, ConnId),
-        ends: Ends,
+        ends: ConnectionEnds,
         limits: IoLimits,
         now: Nanos,
     ) -> Self {
@@ -197,7 +197,7 @@ impl QueuePair {
                 head: 0,
                 is_off: false,
             },
-            takes_lent: false,
+            takes_zero_copy: false,
             in_place: InPlace::default(),
             subsystem: None,
             association: None,
@@ -260,9 +260,9 @@ impl QueuePair {
         (namespace.serial == request.namespace).then_some(namespace)
     }
 
-    /// True for a read whose data the device lends from its own memory.
+    /// True for a read that completes with a view of the device's memory.
     #[inline]
-    pub(crate) fn lends(&self, index: ReqIndex) -> bool {
+    pub(crate) fn is_zero_copy(&self, index: ReqIndex) -> bool {
         let request = &self.requests[index];
         let Plan::Single {
             op: Op::Read,
@@ -272,10 +272,10 @@ impl QueuePair {
         else {
             return false;
         };
-        self.takes_lent
+        self.takes_zero_copy
             && self
                 .namespace_of(index)
-                .is_some_and(|namespace| blocks <= namespace.lend_blocks)
+                .is_some_and(|namespace| blocks <= namespace.zero_copy_blocks)
     }
 
     /// True if a new command needs no buffer and no data, or has them already.
@@ -283,7 +283,7 @@ impl QueuePair {
     pub(crate) fn has_all(&self, index: ReqIndex) -> bool {
         let request = &self.requests[index];
         match request.plan {
-            Plan::Single { op: Op::Read, .. } => self.lends(index),
+            Plan::Single { op: Op::Read, .. } => self.is_zero_copy(index),
             Plan::Single { op: Op::Write, .. } => {
                 request.data.is_some() && (self.in_place.now || !self.in_place.before)
             }

@@ -120,7 +120,7 @@ mod tests {
     use nacre_reactor::Nanos;
 
     use super::*;
-    use crate::queues::queue_pair::Ends;
+    use crate::queues::queue_pair::ConnectionEnds;
     use crate::subsystems::TargetConfig;
     use crate::subsystems::config::IoLimits;
     use crate::transport::{Address, ConnId, ListenerId, TransportCaps, TransportType};
@@ -135,7 +135,7 @@ mod tests {
             keyed_sgl: false,
         };
         let place = Address::Loopback("test".into());
-        let ends = Ends {
+        let ends = ConnectionEnds {
             listener: ListenerId(1),
             local: place.clone(),
             peer: place,

@@ -1,6 +1,6 @@
 //! The table of a queue's outstanding commands ([`Request`]), with an index by command identifier.
 
-use nacre_hugepages::{Buf, Lent};
+use nacre_hugepages::{Buf, MemoryView};
 use nacre_nvmf_wire::{Sqe, StatusCode};
 use nacre_reactor::Nanos;
 
@@ -37,7 +37,7 @@ pub(crate) struct Request {
     /// The command's data, unless a device has it.
     pub data: Option<Buf>,
     /// Memory of the device with the data, instead of a buffer.
-    pub lent: Option<Lent>,
+    pub zero_copy: Option<MemoryView>,
     /// Number of the command's device I/Os: submitted, in total (`children`), and in flight.
     pub next_child: u32,
     pub children: u32,
@@ -193,7 +193,7 @@ impl Request {
             namespace: 0,
             started: Nanos::ZERO,
             data: None,
-            lent: None,
+            zero_copy: None,
             next_child: 0,
             children: 0,
             inflight: 0,
@@ -219,7 +219,7 @@ impl Request {
         self.plan = Plan::None;
         self.namespace = 0;
         self.data = None;
-        self.lent = None;
+        self.zero_copy = None;
         self.next_child = 0;
         self.children = 0;
         self.inflight = 0;

@@ -25,7 +25,7 @@ use crate::subsystems::subsystem::Subsystem;
 
 /// The pending work of a core.
 #[derive(Default)]
-pub(crate) struct Reserving {
+pub(crate) struct ReservationWork {
     ops: VecDeque<Op>,
     drains: Vec<Drain>,
 }
@@ -59,7 +59,7 @@ struct Drain {
     requests: Vec<ReqRef>,
 }
 
-impl Reserving {
+impl ReservationWork {
     pub(crate) fn is_idle(&self) -> bool {
         self.ops.is_empty() && self.drains.is_empty()
     }

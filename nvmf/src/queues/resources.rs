@@ -10,7 +10,7 @@ use crate::queues::buffers::Buffers;
 use crate::queues::device::Devices;
 use crate::queues::ports::Ports;
 use crate::queues::queue_pair::{QueuePair, Stage};
-use crate::queues::reserving::Reserving;
+use crate::queues::reserving::ReservationWork;
 use crate::subsystems::association::Teardown;
 use crate::subsystems::core_handle::{GroupHandle, ReqIndex, ReqRef};
 use crate::subsystems::namespace::Namespace;
@@ -29,7 +29,7 @@ pub(crate) struct Resources {
     pub buffers: Buffers,
     pub devices: Devices,
     /// Pending reservation commands.
-    pub reserving: Reserving,
+    pub reserving: ReservationWork,
     /// New Abort commands. The commands to abort may be on other queue pairs.
     pub aborts: VecDeque<Abort>,
     /// Refused Connects by host and reason, for the log.
@@ -57,7 +57,7 @@ impl Resources {
             buffers: Buffers::new(pools),
             devices: Devices::new(handle.core),
             handle,
-            reserving: Reserving::default(),
+            reserving: ReservationWork::default(),
             aborts: VecDeque::new(),
             refusals: Repeats::new(REFUSAL_LOG_INTERVAL),
             sleepers: EventSet::new()?,

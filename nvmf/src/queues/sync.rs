@@ -64,7 +64,7 @@ impl Resources {
         else {
             return Err(data);
         };
-        let borrows = qp.takes_lent && blocks <= namespace.lend_blocks;
+        let is_zero_copy = qp.takes_zero_copy && blocks <= namespace.zero_copy_blocks;
         let association = qp.association.as_deref();
         let host = || association.map_or([0; 16], |a| a.hostid);
         let (nsid, reservation) = (namespace.nsid, &namespace.reservation);
@@ -73,7 +73,7 @@ impl Resources {
             return Err(data);
         }
         let mut io = Io::new(0, op, lba, blocks).flags(flags);
-        if op == Op::Read && !borrows {
+        if op == Op::Read && !is_zero_copy {
             let Some(into) = self.buffers.pools.io.acquire(bytes as usize) else {
                 return Err(None);
             };
@@ -81,8 +81,8 @@ impl Resources {
         } else {
             io.data.extend(data);
         }
-        let mut lent = None;
-        let Some(status) = self.devices.run_sync(slot, &mut io, &mut lent) else {
+        let mut zero_copy = None;
+        let Some(status) = self.devices.run_sync(slot, &mut io, &mut zero_copy) else {
             // Free the buffer of a read; the usual path allocates another one.
             return Err(io.data.pop().filter(|_| op == Op::Write));
         };
@@ -110,7 +110,7 @@ impl Resources {
                 cqe,
                 data,
                 sgl: sqe.sgl_descriptor(),
-                lent: lent.filter(|_| to_host),
+                zero_copy: zero_copy.filter(|_| to_host),
             };
             self.ports.respond(qp, response);
         }

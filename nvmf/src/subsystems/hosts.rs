@@ -37,10 +37,10 @@ pub struct HostSums {
 
 /// The connected hosts, by NQN and transport.
 #[derive(Default)]
-pub(crate) struct Hosts(Mutex<BTreeMap<(Nqn, TransportType), Host>>);
+pub(crate) struct Hosts(Mutex<BTreeMap<(Nqn, TransportType), HostStats>>);
 
 #[derive(Default)]
-struct Host {
+struct HostStats {
     queues: Vec<Arc<QueueStats>>,
     gone: Sums,
 }
@@ -67,7 +67,7 @@ impl Hosts {
 
     pub(crate) fn sums(&self) -> Vec<HostSums> {
         let all = self.0.lock();
-        let of = |((name, transport), host): (&(Nqn, TransportType), &Host)| {
+        let of = |((name, transport), host): (&(Nqn, TransportType), &HostStats)| {
             let mut sums = host.gone.clone();
             host.queues.iter().for_each(|queue| add(&mut sums, queue));
             HostSums {

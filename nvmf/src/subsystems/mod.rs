@@ -48,5 +48,7 @@ pub use subsystem::{
     HostSecrets, NamespaceConfig, NamespaceEntry, Refusal, Rotation, SecretKind, Subsystem,
     SubsystemError, SubsystemListener,
 };
-pub use subsystem_config::{ControllerModel, MAX_CNTLID, SubsystemConfig, SubsystemKind};
+pub use subsystem_config::{
+    ControllerModel, MAX_CNTLID, SubsystemConfig, SubsystemKind, SubsystemOptions,
+};
 pub use withheld::Withheld;

@@ -66,8 +66,8 @@ pub struct Namespace {
     ana_group: AtomicU32,
     pub backing: Backing,
     pub reservation: Arc<Reservation>,
-    /// The bdev lends memory for reads of at most this many blocks.
-    pub(crate) lend_blocks: u32,
+    /// Most blocks of a zero-copy read of the bdev; 0: none.
+    pub(crate) zero_copy_blocks: u32,
     /// The bdev completes every I/O in `submit`.
     pub(crate) immediate: bool,
     /// The bdev may execute I/O synchronously ([`Queue::run_sync`]).
@@ -93,7 +93,7 @@ impl Namespace {
             serial: SERIALS.fetch_add(1, Ordering::Relaxed) + 1,
             ids,
             ana_group: AtomicU32::new(ana_group),
-            lend_blocks: limits.lend_blocks,
+            zero_copy_blocks: limits.zero_copy_blocks,
             immediate: limits.immediate,
             is_sync: limits.is_sync,
             backing,

@@ -54,6 +54,54 @@ pub struct SubsystemConfig {
     pub max_cntlid: u16,
 }
 
+/// The options of a new subsystem; `None`: the default.
+///
+/// The only declaration of these options: the parameters of the RPC method that creates a
+/// subsystem, and the keys of `[[nvmf.subsystem]]`, have these names, ranges and descriptions.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct SubsystemOptions {
+    /// At most 20 printable ASCII characters; default: derived from the NQN.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub serial_number: Option<String>,
+    /// At most 40 printable ASCII characters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model_number: Option<String>,
+    /// True: every host may connect. Default false: only hosts that nvmf_subsystem_add_host adds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allow_any_host: Option<bool>,
+    /// Report ANA states to hosts, so that they choose among paths; default false.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ana_reporting: Option<bool>,
+    /// Nacre extension: `dynamic` (default) or `static`. Static: each id of the range is one
+    /// controller; hosts connect to any of them (FFFEh) or to one id, and keep it. Linux hosts only
+    /// connect dynamically and are refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub controller_model: Option<ControllerModel>,
+    /// Lowest controller id. Targets that share a subsystem need separate ranges.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_cntlid: Option<u16>,
+    /// Highest controller id, at most and by default 65519.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_cntlid: Option<u16>,
+}
+
+impl SubsystemOptions {
+    /// Allowed range of each number.
+    pub const RANGES: &[(&str, u64, u64)] = &[
+        ("min_cntlid", 1, MAX_CNTLID as u64),
+        ("max_cntlid", 1, MAX_CNTLID as u64),
+    ];
+
+    /// The range of controller ids, unchecked.
+    pub fn cntlids(&self) -> (u16, u16) {
+        (
+            self.min_cntlid.unwrap_or(1),
+            self.max_cntlid.unwrap_or(MAX_CNTLID),
+        )
+    }
+}
+
 impl SubsystemConfig {
     pub const DEFAULT_MAX_NAMESPACES: u32 = 32;
 
@@ -68,6 +116,22 @@ impl SubsystemConfig {
             controller_model: ControllerModel::default(),
             min_cntlid: 1,
             max_cntlid: MAX_CNTLID,
+        }
+    }
+
+    /// A subsystem with these options.
+    pub fn with(nqn: Nqn, options: SubsystemOptions) -> Self {
+        let default = Self::new(nqn);
+        let (min_cntlid, max_cntlid) = options.cntlids();
+        Self {
+            serial_number: options.serial_number.unwrap_or(default.serial_number),
+            model_number: options.model_number.unwrap_or(default.model_number),
+            allow_any_host: options.allow_any_host.unwrap_or(default.allow_any_host),
+            ana_reporting: options.ana_reporting.unwrap_or(default.ana_reporting),
+            controller_model: options.controller_model.unwrap_or(default.controller_model),
+            min_cntlid,
+            max_cntlid,
+            ..default
         }
     }
 }

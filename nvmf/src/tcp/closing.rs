@@ -16,7 +16,7 @@ use nacre_reactor::Nanos;
 use crate::transport::Closed;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum ConnectionPhase {
     Handshake,
     Running,
     Closing,
@@ -29,18 +29,18 @@ pub(super) enum Phase {
 
 /// The phase of a connection, and the reason for its end.
 pub(super) struct Lifecycle {
-    phase: Phase,
+    phase: ConnectionPhase,
     /// Start of the phase `Closing`.
     closing: Nanos,
     why: Option<Closed>,
-    /// The layer above has the event of the end.
+    /// The end was reported to the layer above.
     reported: bool,
 }
 
 impl Lifecycle {
     pub(super) fn new(now: Nanos) -> Self {
         Self {
-            phase: Phase::Handshake,
+            phase: ConnectionPhase::Handshake,
             closing: now,
             why: None,
             reported: false,
@@ -48,24 +48,27 @@ impl Lifecycle {
     }
 
     #[inline]
-    pub(super) fn phase(&self) -> Phase {
+    pub(super) fn phase(&self) -> ConnectionPhase {
         self.phase
     }
 
     /// True until the connection closes.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
-        matches!(self.phase, Phase::Handshake | Phase::Running)
+        matches!(
+            self.phase,
+            ConnectionPhase::Handshake | ConnectionPhase::Running
+        )
     }
 
     #[inline]
     pub(super) fn is_running(&self) -> bool {
-        self.phase == Phase::Running
+        self.phase == ConnectionPhase::Running
     }
 
     /// Both ends have initialized the connection.
     pub(super) fn run(&mut self) {
-        self.phase = Phase::Running;
+        self.phase = ConnectionPhase::Running;
     }
 
     /// Notes the reason for the end; the first one counts.
@@ -73,42 +76,42 @@ impl Lifecycle {
         self.why.get_or_insert(why);
     }
 
-    /// `has_left`: no data waits to be sent.
+    /// `has_left`: the socket has taken all data to send.
     pub(super) fn begin_closing(&mut self, now: Nanos, has_left: bool) {
-        self.phase = Phase::Closing;
+        self.phase = ConnectionPhase::Closing;
         self.closing = now;
         if has_left {
             self.drained();
         }
     }
 
-    /// All data has left.
+    /// The socket has taken all data to send.
     #[inline]
     pub(super) fn drained(&mut self) {
-        if self.phase == Phase::Closing {
-            self.phase = Phase::Lingering { shutdown: true };
+        if self.phase == ConnectionPhase::Closing {
+            self.phase = ConnectionPhase::Lingering { shutdown: true };
         }
     }
 
     pub(super) fn finish(&mut self) {
-        self.phase = Phase::Finished;
+        self.phase = ConnectionPhase::Finished;
     }
 
     #[inline]
     pub(super) fn is_finished(&self) -> bool {
-        self.phase == Phase::Finished
+        self.phase == ConnectionPhase::Finished
     }
 
     /// Whether [`Lifecycle::takes_shutdown`] would be true.
     #[inline]
     pub(super) fn has_shutdown(&self) -> bool {
-        matches!(self.phase, Phase::Lingering { shutdown: true })
+        matches!(self.phase, ConnectionPhase::Lingering { shutdown: true })
     }
 
     /// Whether to shut the sending side of the socket down; true once.
     pub(super) fn takes_shutdown(&mut self) -> bool {
         match &mut self.phase {
-            Phase::Lingering { shutdown } => std::mem::take(shutdown),
+            ConnectionPhase::Lingering { shutdown } => std::mem::take(shutdown),
             _ => false,
         }
     }
@@ -119,7 +122,11 @@ impl Lifecycle {
 
     /// Whether [`Lifecycle::take_end`] would return the end.
     pub(super) fn has_end(&self) -> bool {
-        !self.reported && matches!(self.phase, Phase::Lingering { .. } | Phase::Finished)
+        !self.reported
+            && matches!(
+                self.phase,
+                ConnectionPhase::Lingering { .. } | ConnectionPhase::Finished
+            )
     }
 
     /// The end, once.
@@ -134,17 +141,21 @@ impl Lifecycle {
     /// Time until which the peer may close its end; `None` if the connection is open or finished.
     pub(super) fn deadline(&self, linger: Duration) -> Option<Nanos> {
         match self.phase {
-            Phase::Closing | Phase::Lingering { .. } => Some(self.closing + linger),
-            Phase::Handshake | Phase::Running | Phase::Finished => None,
+            ConnectionPhase::Closing | ConnectionPhase::Lingering { .. } => {
+                Some(self.closing + linger)
+            }
+            ConnectionPhase::Handshake | ConnectionPhase::Running | ConnectionPhase::Finished => {
+                None
+            }
         }
     }
 }
 
-/// When the PDU began of which a part has arrived.
+/// The arrival time of an incomplete PDU's first bytes.
 #[derive(Default)]
 pub(super) struct Partial {
     since: Option<Nanos>,
-    /// PDUs received before it.
+    /// Number of whole PDUs received before this one.
     pdus: u64,
 }
 

@@ -59,7 +59,7 @@ pub fn target(input: &[u8]) {
             conn.received(n, NOW);
         }
         app.take_events(&mut conn);
-        conn.settle(&mut buffers, false, NOW);
+        conn.end_receive(&mut buffers, false, NOW);
         if !established && conn.pdus().0 > 0 {
             established = true;
             conn.established(QueueParams {
@@ -80,7 +80,7 @@ pub fn target(input: &[u8]) {
     }
     conn.peer_closed(None);
     app.take_events(&mut conn);
-    conn.settle(&mut buffers, false, NOW);
+    conn.end_receive(&mut buffers, false, NOW);
     assert!(conn.is_finished() && app.closed == 1);
     assert_all_back(&pools.io);
     assert_all_back(&pools.admin);
@@ -134,7 +134,7 @@ pub fn host(input: &[u8]) {
                 HostEvent::Closed(_) => closed += 1,
             }
         }
-        conn.settle(&mut buffers, false, NOW);
+        conn.end_receive(&mut buffers, false, NOW);
         let mut slices = Slices::new();
         conn.send_slices(&mut slices);
         let n = slices.iter().map(|slice| slice.len()).sum();
@@ -275,7 +275,7 @@ impl App<'_> {
             cqe: Cqe::new(tag.cid, status),
             data,
             sgl: Sqe::zeroed().sgl_descriptor(),
-            lent: None,
+            zero_copy: None,
         });
     }
 }

@@ -13,7 +13,7 @@
 //! ```text
 //!   while wants_read:   recv_slices -> read into them -> received(n) (at the end: peer_closed)
 //!   until Starved:      poll -> an event for the layer above, or Waiting (ask again next turn)
-//!   settle              gives the receive buffer back
+//!   end_receive         gives the receive buffer back
 //!   ... the layer above calls fetch, respond, submit ...
 //!   while wants_write:  send_slices -> write them -> sent(n)
 //!   takes_shutdown      shut the sending side down;  is_finished: drop the socket

@@ -510,7 +510,7 @@ impl Rx {
     /// Gives the receive buffer back if its rest can be carried. Call it when the received bytes
     /// contain nothing further; `keep` means that room is missing, not bytes.
     #[inline]
-    pub fn settle(&mut self, buffers: &mut RxBuffers, keep: bool) {
+    pub fn return_buffer(&mut self, buffers: &mut RxBuffers, keep: bool) {
         let left = self.end - self.start;
         if self.guessed > 0 || (left > 0 && (keep || left > MAX_HEADER)) {
             return;

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use arrayvec::ArrayVec;
-use nacre_hugepages::{Buf, Lent};
+use nacre_hugepages::{Buf, MemoryView};
 
 /// Entries of one vectored send. Linux takes 1024; past a few hundred the gain is lost in the noise
 /// and the list is on the stack.
@@ -34,7 +34,7 @@ struct Part {
 enum Data {
     None,
     Buf(Buf),
-    Lent(Lent),
+    View(MemoryView),
 }
 
 impl Part {
@@ -44,7 +44,7 @@ impl Part {
             + match &self.data {
                 Data::None => 0,
                 Data::Buf(buf) => buf.len(),
-                Data::Lent(lent) => lent.len(),
+                Data::View(zero_copy) => zero_copy.len(),
             }
     }
 }
@@ -134,10 +134,10 @@ impl Tx {
 
     /// Queues the bytes of a device's memory, as they will be when they are sent.
     #[inline]
-    pub fn push_lent(&mut self, lent: Lent) {
-        if !lent.is_empty() {
-            self.pending += lent.len();
-            self.put(Data::Lent(lent));
+    pub fn push_view(&mut self, zero_copy: MemoryView) {
+        if !zero_copy.is_empty() {
+            self.pending += zero_copy.len();
+            self.put(Data::View(zero_copy));
         }
     }
 
@@ -222,8 +222,8 @@ impl Tx {
             let slice = match &part.data {
                 Data::None => continue,
                 Data::Buf(buf) => IoSlice::new(&buf[skip..]),
-                Data::Lent(lent) => {
-                    let mut slice = lent.as_io_slice();
+                Data::View(zero_copy) => {
+                    let mut slice = zero_copy.as_io_slice();
                     slice.advance(skip);
                     slice
                 }
@@ -342,7 +342,7 @@ mod tests {
     enum Step {
         Push(usize),
         Data(usize),
-        Lent(usize),
+        View(usize),
         Mark,
         Send(usize),
     }
@@ -351,7 +351,7 @@ mod tests {
         prop_oneof![
             3 => (1usize..200).prop_map(Step::Push),
             2 => (0usize..512).prop_map(Step::Data),
-            1 => (0usize..512).prop_map(Step::Lent),
+            1 => (0usize..512).prop_map(Step::View),
             2 => Just(Step::Mark),
             3 => (0usize..700).prop_map(Step::Send),
         ]
@@ -362,7 +362,7 @@ mod tests {
         fn bytes_come_out_in_order(steps in proptest::collection::vec(step(), 0..200)) {
             let pool = Pool::heap(&[ClassSpec { size: 512, count: 256 }]);
             let disk = Arc::new(Shared::allocate(4096, HugepagePolicy::Off).expect("a page"));
-            let lender = disk.lender();
+            let on_core = disk.on_core();
             let mut tx = Tx::new(1);
             let (mut expected, mut got) = (Vec::new(), Vec::new());
             let mut next = 0u8;
@@ -393,14 +393,14 @@ mod tests {
                         tx.push_data(buf);
                         expected.extend_from_slice(&b);
                     }
-                    Step::Lent(n) => {
+                    Step::View(n) => {
                         // Each in a place of its own, or it would change what still waits.
                         let at = lent_to;
                         if at + n > disk.len() { continue }
                         lent_to += n;
                         let b = bytes(n);
                         disk.write(at, &b);
-                        tx.push_lent(lender.lend(at, n));
+                        tx.push_view(on_core.view(at, n));
                         expected.extend_from_slice(&b);
                     }
                     Step::Mark => tx.mark(),

@@ -13,7 +13,7 @@ use crate::fuzzing;
 use crate::transport::ConnId;
 
 /// Answers fetches with these bytes over and over, until nothing moves; the number of answers.
-fn settle(rig: &mut Rig, seed: &[u8]) -> usize {
+fn answer_fetches(rig: &mut Rig, seed: &[u8]) -> usize {
     let mut answers = 0;
     for _ in 0..6 {
         rig.turn();
@@ -62,7 +62,7 @@ fn command() -> impl Strategy<Value = Sqe> {
 
 fn survives(rig: &mut Rig, conn: ConnId, sqe: Sqe, seed: &[u8]) -> Result<(), TestCaseError> {
     rig.send(conn, sqe, None);
-    let answers = settle(rig, seed);
+    let answers = answer_fetches(rig, seed);
     prop_assert_eq!(answers, 1, "{:?}", sqe);
     Ok(())
 }

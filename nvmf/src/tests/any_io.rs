@@ -392,7 +392,7 @@ impl Fixture {
             }
             self.take_answers();
         }
-        self.settle();
+        self.finish_all();
     }
 
     /// Releases devices and buffers, so that nothing is blocked.
@@ -404,7 +404,7 @@ impl Fixture {
     }
 
     /// Whatever can end ends.
-    fn settle(&mut self) {
+    fn finish_all(&mut self) {
         self.release_all();
         for _ in 0..60 {
             self.turn();
@@ -430,7 +430,7 @@ impl Fixture {
             let flush = Sqe::for_namespace(opcode::FLUSH, cid, 1);
             self.rig.send(io.conn, flush, None);
         }
-        self.settle();
+        self.finish_all();
         let waiting = &self.waiting;
         assert!(waiting.is_empty(), "never answered: {waiting:?}");
         self.on_both(|fixture| {

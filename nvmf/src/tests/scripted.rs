@@ -5,7 +5,7 @@ use std::sync::Arc;
 use nacre_bdev::{
     Bdev, Busy, Done, Geometry, Io, Limits, Op, OpenError, Queue, Status, Support, Token,
 };
-use nacre_hugepages::{Lent, Pool};
+use nacre_hugepages::{MemoryView, Pool};
 use nacre_reactor::Nanos;
 use parking_lot::Mutex;
 use uuid::Uuid;
@@ -152,7 +152,7 @@ impl Queue for Channel {
         Ok(())
     }
 
-    fn run_sync(&mut self, io: &mut Io, _lent: &mut Option<Lent>) -> Option<Status> {
+    fn run_sync(&mut self, io: &mut Io, _zero_copy: &mut Option<MemoryView>) -> Option<Status> {
         let mut state = self.scripted.state.lock();
         state.sync_runs += u32::from(state.prompt);
         if io.op == Op::Read && state.prompt {

@@ -105,7 +105,7 @@ fn reads_into_a_buffer() {
     assert_eq!(response.cqe.status(), StatusCode::SUCCESS);
     assert!(response.data.as_slice()[0][..] == [0x5a; BYTES as usize]);
     assert_eq!(response.data.as_slice().len(), 1);
-    assert!(response.lent.is_none());
+    assert!(response.zero_copy.is_none());
     scripted.script(|state| assert_eq!(state.sync_runs, 1));
     assert_eq!(free(&rig), all - 1);
     drop(response);

@@ -141,7 +141,7 @@ pub struct TlsFailure {
 
 /// The key that fits a ClientHello.
 #[derive(Debug, Clone)]
-pub struct Chosen {
+pub struct ChosenPsk {
     /// The identity as offered.
     pub offered: Vec<u8>,
     pub identity: Identity,
@@ -322,7 +322,7 @@ impl<'a> ClientHello<'a> {
 
     /// Chooses the first offered identity with a key that fits its binder. An identity that stands
     /// there again is not tried again.
-    pub fn choose(&self, keys: &dyn PskSource) -> Result<Chosen, Refused> {
+    pub fn choose(&self, keys: &dyn PskSource) -> Result<ChosenPsk, Refused> {
         if !self.takes_tls_1_3 {
             return Err(Refused::Version);
         }
@@ -353,7 +353,7 @@ impl<'a> ClientHello<'a> {
         index: usize,
         keys: &dyn PskSource,
         keys_left: &mut usize,
-    ) -> Result<Chosen, Refused> {
+    ) -> Result<ChosenPsk, Refused> {
         let offered = self.offered[index].0;
         // A host chooses these bytes, and they get into logs.
         let text = || {
@@ -395,7 +395,7 @@ impl<'a> ClientHello<'a> {
                     let identity = text();
                     return Err(Refused::Suite { identity, suite });
                 };
-                return Ok(Chosen {
+                return Ok(ChosenPsk {
                     offered: offered.to_vec(),
                     identity,
                     suite,

@@ -27,7 +27,7 @@ mod tests;
 
 pub use alert::Alert;
 pub use channel::SecureChannel;
-pub use client_hello::{Chosen, ClientHello, HelloError, PskSource, Refused, Suite, TlsFailure};
+pub use client_hello::{ChosenPsk, ClientHello, HelloError, PskSource, Refused, Suite, TlsFailure};
 pub use derive::{Derivation, binder, expand_label};
 pub use identity::{Identity, IdentityError, Version};
 pub use psk::{Psk, PskKey};

@@ -116,8 +116,8 @@ impl fmt::Debug for Psk {
     }
 }
 
-/// Where the PSK of a host is. It may be in a file: it is read for each handshake, on a thread that
-/// is no reactor.
+/// The source of a host's PSK, such as a key file. A thread other than the reactors reads it for
+/// each handshake.
 pub trait PskKey: fmt::Debug + Send + Sync {
     fn psk(&self) -> Result<Psk, KeyError>;
 

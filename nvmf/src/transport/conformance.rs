@@ -231,7 +231,7 @@ impl<R: Rig> Fixture<R> {
             cqe: Cqe::success(cid),
             data: Extents::new(),
             sgl: sqe.sgl_descriptor(),
-            lent: None,
+            zero_copy: None,
         };
         match sqe.opcode {
             io::WRITE if data.is_none() && length > 0 => {
@@ -249,16 +249,16 @@ impl<R: Rig> Fixture<R> {
                     data.map(|data| data.to_vec()).unwrap_or_default(),
                 );
             }
-            // Every other response carries memory of the device, as of one that lends it.
+            // Every other response carries a view of the device's memory.
             io::READ
                 if sqe.cdw10.get() % 2 == 1
                     && length > 0
-                    && self.rig.transport().takes_lent(conn) =>
+                    && self.rig.transport().takes_zero_copy(conn) =>
             {
                 let disk = Shared::allocate(length as u64, HugepagePolicy::Off);
                 let disk = Arc::new(disk.expect("a few pages"));
                 disk.write(0, &pattern(sqe.cdw10.get(), length));
-                response.lent = Some(disk.lender().lend(0, length));
+                response.zero_copy = Some(disk.on_core().view(0, length));
             }
             io::READ => {
                 let mut buf = self
@@ -369,7 +369,7 @@ fn opened_first_closed_last<R: Rig>(fixture: &mut Fixture<R>) {
         cqe: Cqe::success(1),
         data: Extents::new(),
         sgl: Sqe::zeroed().sgl_descriptor(),
-        lent: None,
+        zero_copy: None,
     };
     fixture.rig.transport().respond(conn, response);
     fixture.rig.transport().close(conn, CloseWhy::Now);

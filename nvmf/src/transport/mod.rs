@@ -27,7 +27,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use nacre_bdev::Extents;
-use nacre_hugepages::{Buf, Lent, Pool};
+use nacre_hugepages::{Buf, MemoryView, Pool};
 use nacre_nvmf_wire::cqe::Cqe;
 use nacre_nvmf_wire::sqe::{SglDescriptor, Sqe};
 use nacre_nvmf_wire::status::StatusCode;
@@ -228,8 +228,8 @@ pub struct Response {
     /// What that finds wrong with it becomes the status of the completion.
     pub sgl: SglDescriptor,
     /// Controller-to-host data where the device keeps it, instead of `data`: given only to a
-    /// connection that takes it ([`Transport::takes_lent`]).
-    pub lent: Option<Lent>,
+    /// connection that takes it ([`Transport::takes_zero_copy`]).
+    pub zero_copy: Option<MemoryView>,
 }
 
 /// Facts about a connection that the target passes to a transport once its Connect was accepted.
@@ -336,7 +336,7 @@ pub trait Transport {
 
     /// Whether data of this connection may leave from the device's own memory, where it can still
     /// change: not if a digest of it goes along. Asked once, when the connection is established.
-    fn takes_lent(&self, conn: ConnId) -> bool {
+    fn takes_zero_copy(&self, conn: ConnId) -> bool {
         let _ = conn;
         false
     }

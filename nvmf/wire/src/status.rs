@@ -372,7 +372,7 @@ mod tests {
         }
     }
 
-    /// 180h is two things; each name is found by the command that it answers.
+    /// 180h has one name for Fabrics commands and another for the others.
     #[test]
     fn fabrics_codes_share_numbers() {
         let status = StatusCode::CONNECT_INCOMPATIBLE_FORMAT;

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use nacre_hugepages::{ClassSpec, Pool};
-use nacre_nvmf::host::{Controller, ControllerState, HostError, HostOptions};
+use nacre_nvmf::host::{ControllerState, HostController, HostError, HostOptions};
 use nacre_nvmf::transport::{HostCommand, HostEvent, HostTransport};
 use nacre_nvmf_wire::commands::admin::Identify;
 use nacre_nvmf_wire::identify::cns;
@@ -104,11 +104,14 @@ fn is_identify(sqe: &Sqe, cns: u8) -> bool {
 }
 
 /// The final state of a host with a controller that answers like this.
-fn meet(answer: fn(&Sqe) -> Answer) -> (ControllerState, Controller) {
+fn meet(answer: fn(&Sqe) -> Answer) -> (ControllerState, HostController) {
     meet_with(answer, options(1))
 }
 
-fn meet_with(answer: fn(&Sqe) -> Answer, options: HostOptions) -> (ControllerState, Controller) {
+fn meet_with(
+    answer: fn(&Sqe) -> Answer,
+    options: HostOptions,
+) -> (ControllerState, HostController) {
     let pool = Pool::heap(&[ClassSpec {
         size: 4096,
         count: 8,
@@ -117,7 +120,7 @@ fn meet_with(answer: fn(&Sqe) -> Answer, options: HostOptions) -> (ControllerSta
         let events = VecDeque::from([HostEvent::Ready]);
         Ok(Box::new(Scripted { answer, events }) as Box<dyn HostTransport>)
     };
-    let mut controller = Controller::new(options, Box::new(dial), pool, Nanos(1));
+    let mut controller = HostController::new(options, Box::new(dial), pool, Nanos(1));
     let mut now = Nanos(1);
     while *controller.state() == ControllerState::Connecting {
         now = now + Duration::from_millis(1);

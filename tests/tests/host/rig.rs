@@ -10,7 +10,7 @@ use std::time::Duration;
 use nacre_bdev::layer::Layer;
 use nacre_bdev::{Bdev, Completion, Done, Flags, Io, Op, Queue, Status};
 use nacre_hugepages::{Buf, ClassSpec, Pool};
-use nacre_nvmf::host::{Controller, ControllerState, Dial, HostOptions, IoQueue};
+use nacre_nvmf::host::{ControllerState, Dial, HostController, HostOptions, IoQueue};
 use nacre_nvmf::queues::{GroupConfig, QueueGroup};
 use nacre_nvmf::subsystems::{
     Authentication, Backing, NamespaceConfig, NamespaceIds, SubsystemConfig, Target, TargetConfig,
@@ -53,7 +53,7 @@ pub(crate) struct World {
     pub memory: Pool,
     pub tap: Arc<Tap>,
     layers: Vec<Arc<Layer>>,
-    pub controller: Option<Controller>,
+    pub controller: Option<HostController>,
     pub queues: Vec<IoQueue>,
     pub completions: BTreeMap<u64, Completion>,
     /// Tokens in the order of their completion.
@@ -226,7 +226,7 @@ impl World {
     pub(crate) fn connect(&mut self, options: HostOptions) {
         let (dial, memory) = (self.dial(), self.memory.clone());
         self.net.borrow_mut().now = self.now;
-        self.controller = Some(Controller::new(options, dial, memory, self.now));
+        self.controller = Some(HostController::new(options, dial, memory, self.now));
     }
 
     pub(crate) fn connect_to(&mut self, subnqn: Nqn) {
@@ -245,11 +245,11 @@ impl World {
         self.queues.push(queue.unwrap());
     }
 
-    pub(crate) fn controller(&self) -> &Controller {
+    pub(crate) fn controller(&self) -> &HostController {
         self.controller.as_ref().expect("a controller")
     }
 
-    pub(crate) fn controller_mut(&mut self) -> &mut Controller {
+    pub(crate) fn controller_mut(&mut self) -> &mut HostController {
         self.controller.as_mut().expect("a controller")
     }
 
@@ -313,7 +313,7 @@ impl World {
                 _ => Duration::from_millis(20),
             });
         }
-        let state = self.controller.as_ref().map(Controller::state);
+        let state = self.controller.as_ref().map(HostController::state);
         panic!("never happens: {what}; controller {state:?}");
     }
 

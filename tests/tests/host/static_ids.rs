@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use nacre_nvmf::host::{Controller, ControllerId, ControllerState, HostOptions};
+use nacre_nvmf::host::{ControllerId, ControllerState, HostController, HostOptions};
 use nacre_nvmf::subsystems::{ControllerModel, SubsystemConfig};
 use nacre_nvmf::transport::{Address, TransportType};
 use nacre_tests::target::{SUBNQN, nqn};
@@ -85,7 +85,7 @@ fn an_assigned_controller_is_requested_again() {
     world.restarted(another..=another + 1);
     let thief = asking(ControllerId::Static(another));
     let (dial, memory) = (world.dial(), world.memory.clone());
-    let mut thief = Controller::new(thief, dial, memory, world.now);
+    let mut thief = HostController::new(thief, dial, memory, world.now);
     world.until("stolen", |w| {
         thief.poll(w.now);
         thief.is_live()

@@ -67,7 +67,7 @@ impl Bdev for Tap {
 
     fn limits(&self) -> Limits {
         Limits {
-            lend_blocks: 0,
+            zero_copy_blocks: 0,
             immediate: false,
             ..self.disk.limits()
         }

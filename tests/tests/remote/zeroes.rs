@@ -36,7 +36,7 @@ impl Bdev for NoDeallocate {
 
     fn limits(&self) -> Limits {
         Limits {
-            lend_blocks: 0,
+            zero_copy_blocks: 0,
             immediate: false,
             unmap_zeroes: false,
             zeroes_deallocate: false,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nacre_hugepages::{ClassSpec, Pool};
 use nacre_nvmf::host::{
-    Connector, Controller, ControllerState, DiscoveryLog, HostError, HostOptions, Paths,
+    Connector, ControllerState, DiscoveryLog, HostController, HostError, HostOptions, Paths,
     fetch_discovery_log,
 };
 use nacre_nvmf_wire::commands::admin::{GetLogPage, Identify};
@@ -102,7 +102,7 @@ fn path_remedy(paths: &Paths, error: &HostError) -> &'static str {
 
 /// A live controller.
 pub struct Session {
-    controller: Controller,
+    controller: HostController,
     pool: Pool,
     clock: Clock,
 }
@@ -131,7 +131,8 @@ impl Session {
     ) -> Result<Self, SessionError> {
         let pool = connector.memory(&CLASSES).map_err(SessionError::Memory)?;
         let clock = Clock::real();
-        let controller = Controller::new(options, connector.dialer(), pool.clone(), clock.now());
+        let controller =
+            HostController::new(options, connector.dialer(), pool.clone(), clock.now());
         let mut session = Self {
             controller,
             pool,
@@ -175,11 +176,11 @@ impl Session {
         }
     }
 
-    pub fn controller(&self) -> &Controller {
+    pub fn controller(&self) -> &HostController {
         &self.controller
     }
 
-    pub fn controller_mut(&mut self) -> &mut Controller {
+    pub fn controller_mut(&mut self) -> &mut HostController {
         &mut self.controller
     }
 

@@ -317,7 +317,7 @@ impl Transport for LoopbackTransport {
             tag,
             cqe,
             data,
-            lent,
+            zero_copy,
             ..
         } = response;
         link.outstanding = link.outstanding.saturating_sub(1);
@@ -341,12 +341,12 @@ impl Transport for LoopbackTransport {
                 transferred += piece.len();
             }
         }
-        if let (Some(read), Some(lent)) = (&mut read, &lent)
+        if let (Some(read), Some(zero_copy)) = (&mut read, &zero_copy)
             && cqe.status().is_success()
             && let Some(into) = read.bytes_mut()
         {
-            let n = lent.len().min(into.len());
-            lent.read(0, &mut into[..n]);
+            let n = zero_copy.len().min(into.len());
+            zero_copy.read(0, &mut into[..n]);
             transferred = n;
         }
         link.to_host.push_back(HostEvent::Completion {
@@ -356,7 +356,7 @@ impl Transport for LoopbackTransport {
         });
     }
 
-    fn takes_lent(&self, _conn: ConnId) -> bool {
+    fn takes_zero_copy(&self, _conn: ConnId) -> bool {
         true
     }
 

@@ -238,7 +238,7 @@ impl Target {
                         cqe: Cqe::success(tag.cid),
                         data: Extents::new(),
                         sgl: Sqe::zeroed().sgl_descriptor(),
-                        lent: None,
+                        zero_copy: None,
                     };
                     if sqe.opcode == io::READ {
                         response.data.push(self.fixed.slice(0, length));
@@ -255,7 +255,7 @@ impl Target {
                         cqe: Cqe::success(tag.cid),
                         data: Extents::new(),
                         sgl: Sqe::zeroed().sgl_descriptor(),
-                        lent: None,
+                        zero_copy: None,
                     };
                     transport.respond(conn, response);
                 }

@@ -424,7 +424,7 @@ impl HostTransport for TcpHost {
         };
         // TLS records that were received and not decrypted.
         self.more = more || self.sealed.as_deref().is_some_and(Sealed::has_input);
-        conn.settle(&mut self.buffers, more, now);
+        conn.end_receive(&mut self.buffers, more, now);
         conn.handle_timeout(now);
         if (conn.wants_write() || wants_write(&self.sealed)) && !self.output.blocked {
             send(conn, &mut self.sealed, &self.socket, &mut self.output);

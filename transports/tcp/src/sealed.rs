@@ -111,7 +111,7 @@ impl Sealed {
         slices: &mut [IoSliceMut<'_>],
     ) -> rustix::io::Result<usize> {
         let result = self.receive_records(from, slices);
-        self.session.settle();
+        self.session.return_input();
         result
     }
 

@@ -181,7 +181,7 @@ impl Ends {
         if self.receiver.is_peer_closed() {
             self.failed = true;
         }
-        self.receiver.settle();
+        self.receiver.return_input();
         assert!(self.receiver.buffer_bytes() <= MOST_BUFFER_BYTES);
     }
 
@@ -202,6 +202,6 @@ impl Ends {
             Err(Failure::Flood(_)) => self.failed = true,
             read => panic!("{read:?}"),
         }
-        self.sender.settle();
+        self.sender.return_input();
     }
 }

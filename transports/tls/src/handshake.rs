@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use nacre_nvmf::auth::{Digest, SystemRandom};
 use nacre_nvmf::tls::{
-    Chosen, ClientHello, Derivation, Identity, Psk, PskKey, PskSource, Suite, Version,
+    ChosenPsk, ClientHello, Derivation, Identity, Psk, PskKey, PskSource, Suite, Version,
 };
 use nacre_nvmf_wire::Nqn;
 use s2n_tls::enums::Mode;
@@ -37,7 +37,7 @@ pub enum Role {
 enum State {
     /// Waits for the rest of the ClientHello.
     Hello(Arc<dyn PskSource>, Vec<u8>),
-    Running(Library, Box<Chosen>),
+    Running(Library, Box<ChosenPsk>),
     Over,
 }
 
@@ -85,7 +85,7 @@ impl Handshake {
                 let (Some(key), Some(suite)) = (key, suite) else {
                     return Err(Failure::Library("the PSK has no such identity".into()));
                 };
-                let chosen = Chosen {
+                let chosen = ChosenPsk {
                     offered: identity.to_string().into_bytes(),
                     identity,
                     suite,
@@ -140,7 +140,7 @@ impl Handshake {
     fn begin(
         &mut self,
         mode: Mode,
-        chosen: Chosen,
+        chosen: ChosenPsk,
         bytes: &[u8],
     ) -> Result<Option<Outcome>, Failure> {
         let hash = chosen.suite.hash();

@@ -36,8 +36,8 @@ const OUTPUT: usize = 256 << 10;
 const OUTPUT_BUFFER: usize = OUTPUT + HEADER + MOST_DATA + TRAILER + 128;
 /// The most memory of a session's buffers.
 pub const MOST_BUFFER_BYTES: usize = INPUT + OUTPUT_BUFFER;
-/// Records with one key after which a KeyUpdate is due. The rest is for those that seal on while
-/// the request for a KeyUpdate is on its way.
+/// Records with one key after which a KeyUpdate is due. The rest, up to the limit, is for records
+/// that an end seals while the request for a KeyUpdate is on its way.
 const UPDATE_DUE: u64 = MOST_RECORDS - (1 << 20);
 /// Records without data (KeyUpdate, tickets, empty ones) beyond the number of those with data. Also
 /// the most KeyUpdates in a period.
@@ -73,7 +73,7 @@ pub struct Session {
     /// A KeyUpdate that asks for one has been sent, and is not answered.
     asked: bool,
     counts: SessionCounts,
-    /// Found after data that [`Session::read`] returned.
+    /// A failure behind data that [`Session::read`] returned; the next read returns the failure.
     failed: Option<Failure>,
     /// The peer has closed its direction.
     peer_closed: bool,
@@ -156,8 +156,8 @@ impl Session {
         self.end += count;
     }
 
-    /// Gives the buffer for received bytes back while there are none.
-    pub fn settle(&mut self) {
+    /// Returns the buffer for received bytes to the pool while it is empty.
+    pub fn return_input(&mut self) {
         if self.start == self.end && self.opened.0 == self.opened.1 && !self.input.is_empty() {
             buffers::give_input(std::mem::take(&mut self.input));
             (self.start, self.end, self.opened) = (0, 0, (0, 0));
@@ -407,12 +407,12 @@ impl Session {
         }
     }
 
-    /// Sealed bytes that have not left.
+    /// Sealed bytes that the socket has not taken.
     pub fn ciphertext(&self) -> &[u8] {
         &self.output[self.left..]
     }
 
-    /// So many bytes of [`Session::ciphertext`] have left.
+    /// Notes that the socket has taken `count` bytes of [`Session::ciphertext`].
     pub fn sent(&mut self, count: usize) {
         self.left += count;
         if self.left == self.output.len() {
@@ -420,7 +420,7 @@ impl Session {
         }
     }
 
-    /// Nothing more is sent.
+    /// Drops the sealed bytes: nothing more is sent.
     pub fn discard_ciphertext(&mut self) {
         let output = std::mem::take(&mut self.output);
         if output.capacity() > 0 {

@@ -328,11 +328,11 @@ fn idle_sessions_have_no_buffers() {
     target.room()[..1000].copy_from_slice(&half);
     target.received(1000);
     host.sent(1000);
-    target.settle();
+    target.return_input();
     assert!(target.buffer_bytes() > 0);
     let data = carry(&mut host, &mut target, usize::MAX).unwrap();
     assert!(data.iter().all(|byte| *byte == 1) && data.len() >= 256 << 10);
-    target.settle();
+    target.return_input();
     assert_eq!((target.buffer_bytes(), host.buffer_bytes()), (0, 0));
     println!(
         "a session: {} bytes, its buffers: {MOST_BUFFER_BYTES}",

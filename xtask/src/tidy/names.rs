@@ -19,26 +19,6 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "each module has one, with the module's path: null::Config",
     ),
     (
-        "engine",
-        "Entry",
-        "of the journal, and of the table of bdev modules",
-    ),
-    (
-        "engine",
-        "Namespace",
-        "the configuration declares it, a method describes it",
-    ),
-    (
-        "nvmf",
-        "Controller",
-        "of the target, and as its host sees it: host::Controller",
-    ),
-    (
-        "reactor",
-        "Shared",
-        "generic for tests of interleavings, and with the messages of reactors",
-    ),
-    (
         "xtask",
         "Options",
         "each subcommand has one, with the subcommand's module: run::Options",

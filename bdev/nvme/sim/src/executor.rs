@@ -138,7 +138,7 @@ impl Executor {
         let outcome = self
             .locate(sqe, bytes.len())
             .and_then(|()| data::scatter(&self.iommu, &self.pieces, bytes));
-        self.settle(sqe, outcome)
+        self.checked(sqe, outcome)
             .err()
             .unwrap_or(StatusCode::SUCCESS)
     }
@@ -148,7 +148,7 @@ impl Executor {
         let outcome = self
             .locate(sqe, into.len())
             .and_then(|()| data::gather(&self.iommu, &self.pieces, into));
-        self.settle(sqe, outcome)
+        self.checked(sqe, outcome)
     }
 
     pub(crate) fn locate(&mut self, sqe: &Sqe, len: usize) -> Result<(), data::Refusal> {
@@ -164,7 +164,7 @@ impl Executor {
     }
 
     /// Returns the status of a command; data at an unregistered address is recorded as a violation.
-    pub(crate) fn settle(
+    pub(crate) fn checked(
         &mut self,
         sqe: &Sqe,
         outcome: Result<(), data::Refusal>,

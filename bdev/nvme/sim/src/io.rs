@@ -158,7 +158,7 @@ impl Executor {
         self.note_boundary(sqe, &range);
         if !verify {
             let outcome = self.locate(sqe, bytes);
-            self.settle(sqe, outcome)?;
+            self.checked(sqe, outcome)?;
         }
         let namespace = &self.namespaces[&sqe.nsid()];
         if !namespace.is_readable(range.slba, range.blocks.into()) {
@@ -177,7 +177,7 @@ impl Executor {
             }
             _ => Ok(()),
         };
-        self.settle(sqe, outcome)
+        self.checked(sqe, outcome)
     }
 
     /// True if written data stays in the cache.
@@ -193,14 +193,14 @@ impl Executor {
         self.check_writable(sqe)?;
         self.note_boundary(sqe, &range);
         let outcome = self.locate(sqe, bytes);
-        self.settle(sqe, outcome)?;
+        self.checked(sqe, outcome)?;
         let volatile = self.volatile(range.fua);
         let Some(namespace) = self.namespaces.get_mut(&sqe.nsid()) else {
             return Ok(());
         };
         let into = namespace.write(range.slba, range.blocks.into(), volatile);
         let outcome = data::gather(&self.iommu, &self.pieces, into);
-        self.settle(sqe, outcome)
+        self.checked(sqe, outcome)
     }
 
     fn write_zeroes(&mut self, sqe: &Sqe) -> Result<(), StatusCode> {

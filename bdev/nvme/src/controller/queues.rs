@@ -15,7 +15,8 @@ use crate::phase::QueueState as Phase;
 use crate::ring::Rings;
 
 impl Commands<'_> {
-    /// Creates a queue pair, and lets its owner use it. The phase is not live.
+    /// Creates a queue pair, and lets its owner use it. The controller's phase must not be `Live`
+    /// meanwhile.
     pub(super) async fn make_queue(self, link: &Arc<Link>) -> Result<(), ControlError> {
         let properties = self.shared.properties();
         let function = self.shared.function();

@@ -11,7 +11,7 @@ use nacre_bdev::{
     Bdev, Busy, Done, Extents, Geometry, Io, Limits, Op, OpenError, Pending, Queue, Status,
     Support, Token,
 };
-use nacre_hugepages::{Lent, Pool};
+use nacre_hugepages::{MemoryView, Pool};
 use nacre_reactor::{Idle, Nanos};
 use uuid::Uuid;
 
@@ -242,7 +242,7 @@ impl Queue for SimQueue {
         Ok(())
     }
 
-    fn run_sync(&mut self, io: &mut Io, _lent: &mut Option<Lent>) -> Option<Status> {
+    fn run_sync(&mut self, io: &mut Io, _zero_copy: &mut Option<MemoryView>) -> Option<Status> {
         let mut inner = self.disk.inner.lock();
         let order = self.order(&mut inner, io);
         let answer = inner.run_sync(order)?;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_bdev_replica::store::{Call, Outcome, Plan, Request};
+use nacre_bdev_replica::store::{Call, Outcome, Plan, StoreRequest};
 use nacre_random::Random;
 use nacre_reactor::Nanos;
 
@@ -153,7 +153,7 @@ impl StoreFaults {
     pub(crate) fn plan(&mut self, call: &Call) -> Plan {
         let holder = u64::from(call.client);
         let has_ended = |book: &Arc<LeaseBook>| book.has_ended(holder);
-        if call.request == Request::Swap && self.book.as_ref().is_some_and(has_ended) {
+        if call.request == StoreRequest::Swap && self.book.as_ref().is_some_and(has_ended) {
             return Plan::outcome(Outcome::Own);
         }
         let out = self.is_out(holder, self.now);

@@ -166,8 +166,8 @@ impl Attacher {
             }
         })?;
         if replica.state != ReplicaState::InSync {
-            let settle = Duration::from_millis(record.settings.settle_ms);
-            self.context.core.after(settle).await;
+            let delay = Duration::from_millis(record.settings.settle_ms);
+            self.context.core.after(delay).await;
         }
         let _one = self.replicas.turn.lock().await;
         let same = self.context.state.borrow().record.replica(slot) == Some(replica);

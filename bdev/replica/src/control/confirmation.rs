@@ -1,5 +1,5 @@
-//! Confirmation: lets the answers of a holder leave whose node has no good lease, because the store
-//! is away or the holder was stopped.
+//! Confirmation: lets the answers of a holder leave while its node has no good lease, because the
+//! store is unreachable or the holder was stopped.
 //!
 //! ```text
 //!   lanes hold answers ─▶ round begins ─▶ report of every replica that may be in sync ─┐
@@ -10,14 +10,14 @@
 //! A later holder takes over with at least one replica that is in sync in the store, and before its
 //! first answer it preempts all other keys there. If each of those replicas still had this holder's
 //! key when it was asked, no later holder had answered before the round began. So the answers
-//! collected before the round are right.
+//! collected before the round are valid.
 //!
 //! The replicas that may be in sync: those of the record, and those of changes whose result is
 //! unknown. No other change can have happened: only the holder changes the record, one change at a
-//! time, and a change that another holder's came before fails.
+//! time, and its change fails after one of another holder.
 //!
 //! One round runs at a time. Answers collected meanwhile wait for the next. Without an answer from
-//! one of the replicas, I/O waits: that replica can be put out only in the store.
+//! one of the replicas, I/O waits: only a change of the store can take that replica out of sync.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;

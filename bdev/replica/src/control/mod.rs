@@ -171,7 +171,7 @@ impl Control {
             log: Rc::clone(&log),
             copier,
             began: context.core.now(),
-            settled: Cell::new(None),
+            waited_for: Cell::new(None),
         });
         Rc::new(Self {
             context,

@@ -61,7 +61,7 @@ struct FoundReplicas {
 }
 
 impl FoundReplicas {
-    fn is_settled(&self, slot: usize) -> bool {
+    fn has_result(&self, slot: usize) -> bool {
         self.stale.contains(&slot)
             || self.found.iter().any(|f| f.slot == slot)
             || self.cut.iter().any(|(cut, ..)| *cut == slot)
@@ -431,7 +431,7 @@ impl Opener {
             let mut unreserved = None;
             for replica in record.in_sync().filter(|m| !m.offline) {
                 let slot = usize::from(replica.slot);
-                if all.is_settled(slot) {
+                if all.has_result(slot) {
                     continue;
                 }
                 match self.find(record, replica).await {

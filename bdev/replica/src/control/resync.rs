@@ -36,9 +36,9 @@ pub(super) struct Resyncer {
     pub log: Rc<LogWriter>,
     pub copier: Rc<Copier>,
     pub began: Nanos,
-    /// The value of [`Shared::abandoned`](crate::shared::Shared::abandoned) when such writes last
-    /// got time to finish; `None`: not since the volume was opened.
-    pub settled: Cell<Option<u64>>,
+    /// The value of [`Shared::abandoned`](crate::shared::Shared::abandoned) when abandoned writes
+    /// last got time to finish; `None`: not since the volume was opened.
+    pub waited_for: Cell<Option<u64>>,
 }
 
 /// Result of copying a region.
@@ -126,28 +126,28 @@ impl Resyncer {
     /// Waits while devices may execute writes without a waiting caller: those of the previous
     /// holder, and those of closed lanes. Such a write, if executed at the source after the copy,
     /// would be missing at the target.
-    async fn until_settled(&self) {
+    async fn await_late_writes(&self) {
         loop {
             let abandoned = self.context.shared.abandoned();
-            let settle =
+            let delay =
                 Duration::from_millis(self.context.state.borrow().record.settings.settle_ms);
-            match self.settled.get() {
-                Some(settled) if settled == abandoned => return,
+            match self.waited_for.get() {
+                Some(waited_for) if waited_for == abandoned => return,
                 Some(_) => {
-                    self.context.core.after(settle).await;
-                    self.settled.set(Some(abandoned));
+                    self.context.core.after(delay).await;
+                    self.waited_for.set(Some(abandoned));
                 }
                 None => {
                     let since = self.context.core.now().since(self.began);
-                    self.context.core.after(settle.saturating_sub(since)).await;
-                    self.settled.set(Some(0));
+                    self.context.core.after(delay.saturating_sub(since)).await;
+                    self.waited_for.set(Some(0));
                 }
             }
         }
     }
 
     async fn copy_region(&self, region: u64) -> Copied {
-        self.until_settled().await;
+        self.await_late_writes().await;
         let (source, targets) = self.parties(region);
         let Some((from, source)) = source else {
             self.without_source(region).await;

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::{Completion, Done, Io, Status, Token};
-use nacre_hugepages::Lent;
+use nacre_hugepages::MemoryView;
 use nacre_reactor::{Idle, Nanos};
 
 use super::Lane;
@@ -209,7 +209,7 @@ fn release_answers(lane: &mut Lane, good: bool, done: &mut Done) {
 /// Ends a held answer with an error, which the next poll returns.
 fn end_held(lane: &mut Lane, mut completion: Completion, status: Status) {
     completion.status = status;
-    completion.lent = None;
+    completion.zero_copy = None;
     lane.completions.close_held();
     lane.completions.push(completion);
 }
@@ -230,14 +230,14 @@ pub(super) fn abort_held(lane: &mut Lane, token: Token) -> bool {
 pub(super) fn run_sync_by_lease(
     lane: &mut Lane,
     io: &mut Io,
-    lent: &mut Option<Lent>,
+    zero_copy: &mut Option<MemoryView>,
 ) -> Option<Status> {
     if lane.answers.lapsed {
         return None;
     }
-    let status = super::sync::run_sync_unchecked(lane, io, lent)?;
+    let status = super::sync::run_sync_unchecked(lane, io, zero_copy)?;
     if !lane.answers.is_lease_good() {
-        *lent = None;
+        *zero_copy = None;
         return None;
     }
     Some(status)

@@ -176,7 +176,7 @@ impl Drop for Lane {
     /// all in-sync replicas but the first, as after an unclean stop. Writes that a device still has
     /// are counted, so that no resync starts before they end.
     fn drop(&mut self) {
-        self.requests.settle();
+        self.requests.make_ordinary();
         self.replicas.close_all();
         for index in 0..self.requests.end() {
             if !self.requests.contains(index) {

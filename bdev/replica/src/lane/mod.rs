@@ -58,7 +58,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use nacre_bdev::{Busy, Completion, Done, Io, Op, Queue, Status, Token};
-use nacre_hugepages::{Lent, Pool};
+use nacre_hugepages::{MemoryView, Pool};
 use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 
 use self::admission::Admission;
@@ -151,7 +151,7 @@ impl Lane {
     /// Adopts the current view. The next turn checks the requests.
     #[cold]
     fn adopt(&mut self) {
-        self.requests.settle();
+        self.requests.make_ordinary();
         self.replicas.adopt(&mut self.requests);
         answers::adopt_lease(self);
         self.review = Review::Due;
@@ -182,7 +182,7 @@ impl Lane {
             if self.complete_direct(index, slot, completion) {
                 return true;
             }
-            self.requests.settle();
+            self.requests.make_ordinary();
         }
         let known = self.requests.get_mut(index);
         let Some(request) = known.filter(|r| r.generation == generation) else {
@@ -308,11 +308,11 @@ impl Queue for Lane {
     }
 
     #[inline]
-    fn run_sync(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
+    fn run_sync(&mut self, io: &mut Io, zero_copy: &mut Option<MemoryView>) -> Option<Status> {
         if self.answers.need_lease() {
-            return answers::run_sync_by_lease(self, io, lent);
+            return answers::run_sync_by_lease(self, io, zero_copy);
         }
-        sync::run_sync_unchecked(self, io, lent)
+        sync::run_sync_unchecked(self, io, zero_copy)
     }
 
     fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
@@ -358,7 +358,7 @@ impl Queue for Lane {
     }
 
     fn abort(&mut self, token: Token) -> bool {
-        self.requests.settle();
+        self.requests.make_ordinary();
         match self.requests.with_token(token) {
             Some(index) => self.abort_request(index),
             None => answers::abort_held(self, token),

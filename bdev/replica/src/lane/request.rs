@@ -17,7 +17,7 @@ pub(super) enum Stage {
     InFlight,
     Waiting(Wait),
     /// A read that was passed to the replica in this slot unchanged. Only the fields before
-    /// `children` are valid. `Requests::settle` makes it an ordinary request.
+    /// `children` are valid. `Requests::make_ordinary` makes it an ordinary request.
     Direct(u8),
     /// The request has ended, but devices still have children of it.
     Orphaned,
@@ -132,7 +132,7 @@ impl Request {
     }
 
     /// Makes a direct request an ordinary one, with one child.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn make_ordinary(&mut self) {
         if let Stage::Direct(slot) = self.stage {
             self.stage = Stage::InFlight;
             self.clear();
@@ -169,7 +169,7 @@ impl Request {
         self.op.is_write()
     }
 
-    /// True when the request has all the buffers it needs. A read into lent device memory has none.
+    /// True when the request has all the buffers it needs. A zero-copy read has none.
     pub(super) fn data_home(&self) -> bool {
         self.op != Op::Write || !self.data.is_empty()
     }
@@ -186,8 +186,8 @@ impl Request {
         }
     }
 
-    /// Allocates new buffers in place of those that a late replica has. A read without buffers uses
-    /// lent memory again. Returns false if the pool is empty.
+    /// Allocates new buffers in place of those that a late replica has. A zero-copy read needs
+    /// none. Returns false if the pool is empty.
     #[cold]
     pub(super) fn find_buffers(&mut self, pool: &Pool, block_size: u32) -> bool {
         let all = self.blocks as usize * block_size as usize;

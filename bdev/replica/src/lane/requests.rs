@@ -100,15 +100,15 @@ impl Requests {
 
     /// Makes all direct requests ordinary ones. Call this before checking requests.
     #[inline]
-    pub(super) fn settle(&mut self) {
+    pub(super) fn make_ordinary(&mut self) {
         if self.direct > 0 {
-            self.settle_all();
+            self.make_all_ordinary();
         }
     }
 
     #[cold]
-    fn settle_all(&mut self) {
-        self.places.iter_mut().for_each(Request::settle);
+    fn make_all_ordinary(&mut self) {
+        self.places.iter_mut().for_each(Request::make_ordinary);
         self.direct = 0;
     }
 
@@ -138,7 +138,7 @@ impl Requests {
         let request = &mut self.places[index];
         debug_assert!(
             !matches!(request.stage, Stage::Direct(_)),
-            "settle it first"
+            "make it ordinary first"
         );
         let (pending, start) = (request.pending.take(), request.start);
         if request.failures != NO_FAILURES {
@@ -169,7 +169,7 @@ impl Requests {
         let request = &mut self.places[index];
         debug_assert!(
             !matches!(request.stage, Stage::Direct(_)),
-            "settle it first"
+            "make it ordinary first"
         );
         let failures = self.failures.get(request.failures as usize);
         (request, failures)
@@ -207,19 +207,19 @@ impl Requests {
     }
 
     pub(super) fn contains(&self, index: usize) -> bool {
-        debug_assert_eq!(self.direct, 0, "settle the direct requests first");
+        debug_assert_eq!(self.direct, 0, "make direct requests ordinary first");
         let place = self.places.get(index);
         place.is_some_and(|request| request.stage != Stage::Free)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &Request)> {
-        debug_assert_eq!(self.direct, 0, "they are to be settled first");
+        debug_assert_eq!(self.direct, 0, "make direct requests ordinary first");
         let places = self.places.iter().enumerate();
         places.filter(|(_, request)| request.stage != Stage::Free)
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut Request)> {
-        debug_assert_eq!(self.direct, 0, "they are to be settled first");
+        debug_assert_eq!(self.direct, 0, "make direct requests ordinary first");
         let places = self.places.iter_mut().enumerate();
         places.filter(|(_, request)| request.stage != Stage::Free)
     }
@@ -233,7 +233,7 @@ impl Index<usize> for Requests {
         let request = &self.places[index];
         debug_assert!(
             !matches!(request.stage, Stage::Direct(_)),
-            "settle it first"
+            "make it ordinary first"
         );
         request
     }
@@ -245,7 +245,7 @@ impl IndexMut<usize> for Requests {
         let request = &mut self.places[index];
         debug_assert!(
             !matches!(request.stage, Stage::Direct(_)),
-            "settle it first"
+            "make it ordinary first"
         );
         request
     }

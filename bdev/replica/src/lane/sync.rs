@@ -11,7 +11,7 @@
 //! turn longer.
 
 use nacre_bdev::{Io, Op, Status};
-use nacre_hugepages::Lent;
+use nacre_hugepages::MemoryView;
 
 use super::Lane;
 use super::slots::slots;
@@ -21,21 +21,25 @@ use super::slots::slots;
 pub(super) fn run_sync_unchecked(
     lane: &mut Lane,
     io: &mut Io,
-    lent: &mut Option<Lent>,
+    zero_copy: &mut Option<MemoryView>,
 ) -> Option<Status> {
     if !lane.replicas.allow_direct() || lane.shared.check(io).is_some() {
         return None;
     }
     match io.op {
-        Op::Read => read_sync(lane, io, lent),
+        Op::Read => read_sync(lane, io, zero_copy),
         Op::Write => write_sync(lane, io),
         _ => None,
     }
 }
 
 #[inline]
-pub(super) fn read_sync(lane: &mut Lane, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
-    let slot = lane.replicas.read_sync(io, lent)?;
+pub(super) fn read_sync(
+    lane: &mut Lane,
+    io: &mut Io,
+    zero_copy: &mut Option<MemoryView>,
+) -> Option<Status> {
+    let slot = lane.replicas.read_sync(io, zero_copy)?;
     lane.counters.read(slot);
     Some(Status::Ok)
 }

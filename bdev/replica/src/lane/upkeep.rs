@@ -20,7 +20,7 @@ impl Lane {
         self.review = Review::NotDue;
         self.admission.view_changed();
         self.pushed = true;
-        self.requests.settle();
+        self.requests.make_ordinary();
         for index in 0..self.requests.end() {
             if self.requests.contains(index) {
                 self.check(index);
@@ -32,7 +32,7 @@ impl Lane {
     pub(super) fn upkeep(&mut self) {
         self.schedule.upkeep_begins(self.now);
         self.replicas.find_direct();
-        self.requests.settle();
+        self.requests.make_ordinary();
         if self.requests.is_empty() {
             return;
         }

@@ -25,7 +25,7 @@ pub struct MemoryStore {
 
 /// A request to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Request {
+pub enum StoreRequest {
     List,
     Load,
     Create,
@@ -38,8 +38,8 @@ pub enum Request {
 pub struct Call {
     /// The caller: see [`MemoryStore::client`].
     pub client: u32,
-    pub request: Request,
-    /// The volume; nil for [`Request::List`].
+    pub request: StoreRequest,
+    /// The volume; nil for [`StoreRequest::List`].
     pub id: Uuid,
 }
 
@@ -216,7 +216,7 @@ impl MemoryStore {
 
     fn call<T: Send + 'static>(
         &self,
-        request: Request,
+        request: StoreRequest,
         id: Uuid,
         work: impl FnOnce(&mut Vec<VolumeRecord>) -> Result<T, StoreError> + Send + 'static,
     ) -> StoreFuture<T> {
@@ -310,17 +310,19 @@ impl VolumeStore for MemoryStore {
     }
 
     fn list(&self) -> StoreFuture<Vec<VolumeRecord>> {
-        self.call(Request::List, Uuid::nil(), |records| Ok(records.clone()))
+        self.call(StoreRequest::List, Uuid::nil(), |records| {
+            Ok(records.clone())
+        })
     }
 
     fn load(&self, id: Uuid) -> StoreFuture<VolumeRecord> {
-        self.call(Request::Load, id, move |records| {
+        self.call(StoreRequest::Load, id, move |records| {
             Ok(records[find(records, id)?].clone())
         })
     }
 
     fn create(&self, record: VolumeRecord) -> StoreFuture<()> {
-        self.call(Request::Create, record.id, move |records| {
+        self.call(StoreRequest::Create, record.id, move |records| {
             let same = |r: &&VolumeRecord| r.id == record.id || r.name == record.name;
             if let Some(there) = records.iter().find(same) {
                 return Err(StoreError::Exists {
@@ -334,7 +336,7 @@ impl VolumeStore for MemoryStore {
 
     fn swap(&self, expected: Stamp, next: VolumeRecord) -> StoreFuture<()> {
         super::assert_grows(expected, &next);
-        self.call(Request::Swap, next.id, move |records| {
+        self.call(StoreRequest::Swap, next.id, move |records| {
             let index = find(records, next.id)?;
             super::compare(&records[index], expected)?;
             let mut others = records.iter().filter(|r| r.id != next.id);
@@ -347,7 +349,7 @@ impl VolumeStore for MemoryStore {
     }
 
     fn delete(&self, id: Uuid, expected: Stamp) -> StoreFuture<()> {
-        self.call(Request::Delete, id, move |records| {
+        self.call(StoreRequest::Delete, id, move |records| {
             let index = find(records, id)?;
             super::compare(&records[index], expected)?;
             records.remove(index);

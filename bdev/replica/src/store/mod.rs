@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::model::{Stamp, VolumeRecord};
 
 pub use embedded::{EmbeddedStore, FILE, dump};
-pub use memory::{Call, MemoryStore, Outcome, Plan, Request};
+pub use memory::{Call, MemoryStore, Outcome, Plan, StoreRequest};
 
 /// Every operation completes when it is durable, or has failed. It may be awaited on any executor.
 pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;

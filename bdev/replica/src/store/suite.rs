@@ -89,7 +89,7 @@ pub fn record(name: &str) -> VolumeRecord {
             max_blocks: 256,
             max_unmap_blocks: u64::MAX,
             atomic_blocks: 1,
-            lend_blocks: 0,
+            zero_copy_blocks: 0,
             read_only: false,
         }),
         restored: None,

@@ -115,7 +115,7 @@ fn failures_of_the_store_in_memory() {
     assert_eq!(answer, Err(conflict));
 
     store.plan(Some(Box::new(|call| {
-        let cut_off = call.client == 7 && call.request == Request::Load;
+        let cut_off = call.client == 7 && call.request == StoreRequest::Load;
         Plan::outcome(if cut_off {
             Outcome::Refuse
         } else {

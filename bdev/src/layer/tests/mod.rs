@@ -623,12 +623,12 @@ fn compare_and_write_units() {
     }
 }
 
-/// The device lends no memory across a boundary, and a module that lends none gets no read without
-/// buffers.
+/// Goal: no view of memory crosses a boundary, and a module without zero-copy reads gets no read
+/// without buffers.
 #[test]
-fn lends_no_more_than_the_module() {
+fn zero_copy_reads_stay_within_the_limits_of_the_module() {
     let mut device = LimitedDevice::new(0);
-    device.limits.lend_blocks = 8;
+    device.limits.zero_copy_blocks = 8;
     device.limits.max_blocks = 4;
     device.limits.optimal_boundary_blocks = 0;
     let read = |blocks| Io::new(1, Op::Read, 0, blocks);

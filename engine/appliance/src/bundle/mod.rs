@@ -10,7 +10,7 @@
 //! A bundle is read once, from its start. The signature is checked before any other entry is read,
 //! and the digest of an entry before the folder of updates changes. Entries are plain files with
 //! names of a fixed list: a bundle cannot name a path, a link or a device, and each part has a
-//! most size.
+//! maximum size.
 
 mod keys;
 mod release;
@@ -267,7 +267,7 @@ impl<R: Read> Entry<'_, R> {
     }
 }
 
-/// The archive's errors quote names of an archive that nothing has signed.
+/// Makes an archive's error printable: it quotes names of an archive that is not verified yet.
 fn unreadable(error: io::Error) -> BundleError {
     BundleError::Read(io::Error::new(error.kind(), printable(&error.to_string())))
 }

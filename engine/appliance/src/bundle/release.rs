@@ -52,8 +52,8 @@ impl Part {
         }
     }
 
-    /// The part and, for the files of a version, the version in a file's name. Everything else has
-    /// no place in a bundle, folders and links included.
+    /// The part and, for the files of a version, the version in a file's name. `None`: a bundle has
+    /// no such file, and neither folders nor links.
     pub(super) fn of_name(name: &str) -> Option<(Self, Option<Version>)> {
         match name {
             SUMS => return Some((Self::Sums, None)),

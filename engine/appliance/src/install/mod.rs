@@ -118,11 +118,11 @@ pub enum InstallError {
 /// A disk as bytes.
 pub trait Device: Read + Write + Seek + Debug {
     /// Waits until all bytes are on the medium, and drops cached copies: reads ask the medium.
-    fn settle(&mut self) -> io::Result<()>;
+    fn sync_and_drop_cache(&mut self) -> io::Result<()>;
 }
 
 impl Device for File {
-    fn settle(&mut self) -> io::Result<()> {
+    fn sync_and_drop_cache(&mut self) -> io::Result<()> {
         self.sync_all()?;
         Ok(fadvise(&*self, 0, None, Advice::DontNeed)?)
     }

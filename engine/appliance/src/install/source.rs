@@ -21,16 +21,16 @@ pub(super) struct Source<D> {
     pub(super) path: PathBuf,
     pub(super) device: D,
     pub(super) version: Version,
-    pub(super) boot: Part,
-    pub(super) root: Part,
-    pub(super) verity: Part,
+    pub(super) boot: SourcePartition,
+    pub(super) root: SourcePartition,
+    pub(super) verity: SourcePartition,
     hash: String,
     /// The partitions of root and verity data, for `veritysetup`.
     devices: [PathBuf; 2],
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Part {
+pub(super) struct SourcePartition {
     pub(super) entry: Partition,
     pub(super) offset: u64,
     pub(super) bytes: u64,
@@ -58,7 +58,7 @@ impl<D: super::Device> Source<D> {
         let part = |name: &str, id: Uuid| {
             let mut entries = table.partitions().values();
             let entry = entries.find(|entry| entry.part_guid == id);
-            let part = entry.and_then(Part::of);
+            let part = entry.and_then(SourcePartition::of);
             part.ok_or_else(|| failed(format!("its partition {name} ({id}) is missing")))
         };
         let device_of = |name: &str, id: Uuid| {
@@ -101,7 +101,7 @@ impl<D: super::Device> Source<D> {
     }
 }
 
-impl Part {
+impl SourcePartition {
     fn of(entry: &Partition) -> Option<Self> {
         let sectors = entry
             .last_lba

@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::boot::{self, BootError, BootFile};
 use super::inventory::Disk;
-use super::source::{Part, Source};
+use super::source::{Source, SourcePartition};
 use super::{ALIGNMENT, Device, InstallError, Open, Window, aligned};
 use crate::digest::{self, Sha256};
 
@@ -135,7 +135,10 @@ pub(super) fn write<O: Open>(
             digest,
         });
     }
-    target.device.settle().map_err(target.failed(ROOT))?;
+    target
+        .device
+        .sync_and_drop_cache()
+        .map_err(target.failed(ROOT))?;
 
     done = 0;
     let mut report = |bytes| {
@@ -206,7 +209,7 @@ impl<D: Device> Target<'_, D> {
         ] {
             let mut window = Window::new(&mut self.device, start, bytes);
             io::copy(&mut io::repeat(0).take(bytes), &mut window)?;
-            self.device.settle()?;
+            self.device.sync_and_drop_cache()?;
         }
         Ok(())
     }
@@ -216,7 +219,7 @@ impl<D: Device> Target<'_, D> {
         source: &mut Source<D>,
         at: u64,
     ) -> Result<Vec<BootFile>, InstallError> {
-        let Part { offset, bytes, .. } = source.boot;
+        let SourcePartition { offset, bytes, .. } = source.boot;
         let from = Window::new(&mut source.device, offset, bytes);
         let to = Window::new(&mut self.device, at, bytes);
         let copied = boot::copy(from, to, self.disk.sector_bytes, &source.version);
@@ -230,7 +233,7 @@ impl<D: Device> Target<'_, D> {
         &mut self,
         source: &mut Source<D>,
         name: &'static str,
-        part: &Part,
+        part: &SourcePartition,
         offset: u64,
         report: &mut dyn FnMut(u64),
     ) -> Result<Sha256, InstallError> {
@@ -293,7 +296,7 @@ impl<D: Device> Target<'_, D> {
         Ok(())
     }
 
-    fn write_table(&mut self, parts: &[(&Part, u64, Uuid)]) -> Result<(), InstallError> {
+    fn write_table(&mut self, parts: &[(&SourcePartition, u64, Uuid)]) -> Result<(), InstallError> {
         let sector = self.disk.sector_bytes;
         let failed = self.failed(TABLE);
         let wanted: BTreeMap<u32, Partition> = (1..)
@@ -318,13 +321,13 @@ impl<D: Device> Target<'_, D> {
             .map_err(table)?;
         written.update_partitions(wanted.clone()).map_err(table)?;
         written.write().map_err(table)?;
-        self.device.settle().map_err(&failed)?;
+        self.device.sync_and_drop_cache().map_err(&failed)?;
         // Last: without it, firmware sees no table. The second table alone may start the boot
         // loader, whose kernel would not find its root.
         ProtectiveMBR::with_lb_size(sectors)
             .overwrite_lba0(&mut self.device)
             .map_err(|error| failed(io::Error::other(error)))?;
-        self.device.settle().map_err(&failed)?;
+        self.device.sync_and_drop_cache().map_err(&failed)?;
         let read = GptConfig::new()
             .logical_block_size(size)
             .only_valid_headers(true)

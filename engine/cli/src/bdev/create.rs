@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::super::{Connection, Failure, absolute, output};
 use nacre_engine::bdev_modules::malloc::{MallocCreateParams, RamDisk};
 use nacre_engine::bdev_modules::null::{NullCreateParams, NullDisk};
-use nacre_engine::bdev_modules::{self, DELAY, Entry, MODULES};
+use nacre_engine::bdev_modules::{self, DELAY, MODULES, ModuleEntry};
 use nacre_engine::config::settings::DEFAULT_BLOCK;
 use nacre_engine::methods::bdev::file::{AioCreate, AioCreateParams};
 use nacre_engine::methods::bdev::list::{GetBdevs, GetBdevsParams};
@@ -91,12 +91,12 @@ pub(super) enum Kind {
 /// A kind of device whose arguments are the parameters of its create method.
 #[derive(Debug)]
 pub(super) struct ModuleKind {
-    module: &'static Entry,
+    module: &'static ModuleEntry,
     params: Value,
 }
 
 impl ModuleKind {
-    fn all() -> impl Iterator<Item = (&'static Entry, bdev_modules::Command)> {
+    fn all() -> impl Iterator<Item = (&'static ModuleEntry, bdev_modules::Command)> {
         let all = MODULES.iter();
         all.filter_map(|module| Some((module, module.command?)))
     }

@@ -14,7 +14,7 @@ use nacre_bdev::module::ByName;
 use serde_json::{Value, json};
 
 use super::{Connection, Failure, output, record};
-use nacre_engine::bdev_modules::{Entry, MODULES};
+use nacre_engine::bdev_modules::{MODULES, ModuleEntry};
 use nacre_engine::methods::bdev::accept::{Accept, AcceptParams};
 use nacre_engine::methods::bdev::file::RescanParams;
 use nacre_engine::methods::bdev::list::{GetBdevs, GetBdevsParams};
@@ -290,7 +290,7 @@ fn kind(device: &Value) -> String {
         _ => {
             let mut modules = MODULES.iter();
             let module = modules.find(|module| module.product == name);
-            let shown = |module: &Entry| match module.filename {
+            let shown = |module: &ModuleEntry| match module.filename {
                 Some(_) => "file",
                 None => module.kind,
             };
@@ -328,7 +328,7 @@ fn deletion(device: &Value) -> Result<(&'static str, Value), Failure> {
 
 /// Finds the module of a device by its `product_name`, as in SPDK: no other field shows the
 /// module.
-fn module(device: &Value) -> Result<&'static Entry, Failure> {
+fn module(device: &Value) -> Result<&'static ModuleEntry, Failure> {
     let product = device["product_name"].as_str().unwrap_or_default();
     let unknown = || {
         refuse(

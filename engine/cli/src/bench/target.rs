@@ -20,7 +20,7 @@ use nacre_engine::methods::nvmf::listener::{
     AddListener, AddListenerParams, GetSubsystemListeners, SubsystemListenersParams,
 };
 use nacre_engine::methods::nvmf::namespace::{
-    AddNamespace, AddNamespaceParams, Namespace, RemoveNamespace, RemoveParams,
+    AddNamespace, AddNamespaceParams, NamespaceParams, RemoveNamespace, RemoveParams,
 };
 use nacre_engine::methods::nvmf::subsystem::{CreateSubsystem, CreateSubsystemParams};
 use nacre_engine::methods::volume::create::{self as volume, CreateParams as VolumeParams};
@@ -214,10 +214,10 @@ impl PrivateTarget {
     fn add_namespace(&mut self, bdev: &str) -> Result<(), ClientError> {
         self.call::<AddNamespace>(&AddNamespaceParams {
             nqn: self.nqn.clone(),
-            namespace: Namespace {
+            namespace: NamespaceParams {
                 nsid: NSID,
                 bdev_name: bdev.into(),
-                ..Namespace::default()
+                ..NamespaceParams::default()
             },
             tgt_name: None,
         })?;

@@ -12,11 +12,11 @@ const EVERY: Duration = Duration::from_millis(50);
 /// The first and the last sample of a measurement.
 pub(super) struct Usage {
     process: Option<PathBuf>,
-    samples: Option<(Sample, Sample)>,
+    samples: Option<(UsageSample, UsageSample)>,
 }
 
 #[derive(Clone, Copy)]
-struct Sample {
+struct UsageSample {
     at: Instant,
     process: Option<u64>,
     machine: Option<u64>,
@@ -40,7 +40,7 @@ impl Usage {
             return;
         }
         let process = self.process.as_ref();
-        let sample = Sample {
+        let sample = UsageSample {
             at,
             process: process.and_then(|path| process_ticks(&fs::read_to_string(path).ok()?)),
             machine: fs::read_to_string("/proc/stat")
@@ -61,7 +61,7 @@ impl Usage {
         self.cores(|sample| sample.machine)
     }
 
-    fn cores(&self, of: fn(&Sample) -> Option<u64>) -> Option<f64> {
+    fn cores(&self, of: fn(&UsageSample) -> Option<u64>) -> Option<f64> {
         let (first, last) = self.samples.as_ref()?;
         let elapsed = last.at.duration_since(first.at).as_secs_f64();
         let ticks = of(last)?.checked_sub(of(first)?)? as f64;

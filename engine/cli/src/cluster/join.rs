@@ -6,7 +6,7 @@ use serde_json::json;
 use super::super::{Failure, output};
 use super::access::EtcdArgs;
 use super::node_file::{Edit, NodeFileArgs};
-use nacre_engine::methods::cluster::join::{Found, look};
+use nacre_engine::methods::cluster::join::{FoundCluster, look};
 
 #[derive(Debug, Args)]
 #[command(
@@ -32,7 +32,7 @@ pub(super) struct JoinArgs {
 pub(super) fn run(args: &JoinArgs) -> Result<(), Failure> {
     let store = args.etcd.store(&args.name)?;
     let edit = Edit::new(&args.name, &store, &args.etcd, &args.node)?;
-    let Found { id, lease, nodes } = look(&store, &args.name)?;
+    let FoundCluster { id, lease, nodes } = look(&store, &args.name)?;
     if !args.dry_run {
         edit.write()?;
     }

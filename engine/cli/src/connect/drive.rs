@@ -1,5 +1,5 @@
-//! Runs the plan of `nacre connect`: attempts, delays and fallback. A [`Runner`] provides time and
-//! commands, so that a test can replace them.
+//! Runs the plan of `nacre connect`: attempts, delays and fallback. [`HostCommands`] provides time
+//! and commands, so that a test can replace them.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::{ConnectArgs, Plan, module};
 use nacre_nvmf::address::IpTransport;
 
 /// The machine's functions for `drive`.
-pub(super) trait Runner {
+pub(super) trait HostCommands {
     /// Runs a command after printing it. Returns its standard output; its standard error is the
     /// cause of a failure.
     fn run(&mut self, command: &[String]) -> Result<String, Cause>;
@@ -117,7 +117,7 @@ fn attempts(failures: u64) -> String {
 pub(super) fn drive(
     args: &ConnectArgs,
     plan: &Plan,
-    runner: &mut impl Runner,
+    runner: &mut impl HostCommands,
     check_rdma_route: &dyn Fn(IpAddr) -> Result<(), String>,
 ) -> Result<Vec<Attempt>, ConnectError> {
     load(plan, runner)?;
@@ -203,7 +203,7 @@ fn failed(path: Path, failures: u64, cause: Cause, plan: &Plan, listed: bool) ->
 
 /// Loads the kernel's transports. A module may be built in, so a failure counts only if there is no
 /// `/dev/nvme-fabrics` afterwards.
-fn load(plan: &Plan, runner: &mut impl Runner) -> Result<(), ConnectError> {
+fn load(plan: &Plan, runner: &mut impl HostCommands) -> Result<(), ConnectError> {
     let mut causes = Vec::new();
     for transport in &plan.order {
         let module = module(*transport);
@@ -227,7 +227,7 @@ fn load(plan: &Plan, runner: &mut impl Runner) -> Result<(), ConnectError> {
 fn discover(
     args: &ConnectArgs,
     plan: &Plan,
-    runner: &mut impl Runner,
+    runner: &mut impl HostCommands,
     here: &dyn Fn(IpTransport) -> Path,
 ) -> (Option<(Log, IpTransport)>, Option<Cause>) {
     let mut last = None;
@@ -250,7 +250,7 @@ fn discover(
 }
 
 /// Tries one path until it is connected, cannot succeed, or has used up its attempts.
-fn attempt(args: &ConnectArgs, path: &Path, runner: &mut impl Runner) -> Attempt {
+fn attempt(args: &ConnectArgs, path: &Path, runner: &mut impl HostCommands) -> Attempt {
     let mut failures: u64 = 0;
     let outcome = loop {
         let cause = match runner.run(&command(args, path)) {

@@ -1,4 +1,4 @@
-//! The [`Runner`] for this machine: runs commands with a deadline, and reads the kernel log
+//! The [`HostCommands`] for this machine: runs commands with a deadline, and reads the kernel log
 //! meanwhile.
 
 use std::fs::{File, OpenOptions};
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::drive::{Cause, Runner, purpose, words};
+use super::drive::{Cause, HostCommands, purpose, words};
 
 pub(super) struct Shell {
     /// Messages go to standard error; standard output is for programs.
@@ -28,7 +28,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Most lines kept of the kernel's log; the newest count.
 const KERNEL_LINES: usize = 4;
 
-impl Runner for Shell {
+impl HostCommands for Shell {
     fn run(&mut self, command: &[String]) -> Result<String, Cause> {
         self.print(&words(command));
         let mut kernel = KernelLog::from_now();

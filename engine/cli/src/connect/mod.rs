@@ -7,7 +7,7 @@
 //!     ▼
 //!   drive        discovery log, then each path: attempts, pauses, fallback
 //!     ▼
-//!   Runner       modprobe, nvme discover, nvme connect
+//!   HostCommands modprobe, nvme discover, nvme connect
 //! ```
 
 mod drive;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use super::drive::{Attempt, Cause, Runner, command, discovery, drive, purpose, words};
+use super::drive::{Attempt, Cause, HostCommands, command, discovery, drive, purpose, words};
 use super::host::sentence;
 use super::log::Path;
 use super::*;
@@ -53,7 +53,7 @@ impl ScriptedRunner {
     }
 }
 
-impl Runner for ScriptedRunner {
+impl HostCommands for ScriptedRunner {
     fn run(&mut self, command: &[String]) -> Result<String, Cause> {
         self.ran.push(words(command));
         if command[0] == "modprobe" {

@@ -22,7 +22,7 @@ pub(super) fn run(
     if ports.is_empty() && !json {
         return none_there();
     }
-    let mut before = Sample::take(roots, &ports);
+    let mut before = CounterSample::take(roots, &ports);
     let Some(interval) = watch else {
         return if json {
             output::json(&before.json(None))
@@ -36,7 +36,7 @@ pub(super) fn run(
     let mut quiet = false;
     loop {
         thread::sleep(interval);
-        let now = Sample::take(roots, &ports);
+        let now = CounterSample::take(roots, &ports);
         let rows = now.rows(Some(&before), all);
         if json {
             // A line per interval, as programs read a stream.
@@ -110,12 +110,12 @@ pub(super) fn chosen(fabric: &Fabric, port: Option<&str>) -> Result<Vec<CounterP
 }
 
 /// All counters at one moment.
-pub(super) struct Sample {
+pub(super) struct CounterSample {
     at: Instant,
     values: BTreeMap<(CounterPort, CounterGroup, String), u64>,
 }
 
-impl Sample {
+impl CounterSample {
     pub(super) fn take(roots: &Roots, ports: &[CounterPort]) -> Self {
         let mut values = BTreeMap::new();
         for port in ports {
@@ -196,7 +196,7 @@ impl Sample {
 }
 
 /// A counter that decreased was reset, and counts from 0.
-fn change(since: &Sample, key: &(CounterPort, CounterGroup, String), value: u64) -> u64 {
+fn change(since: &CounterSample, key: &(CounterPort, CounterGroup, String), value: u64) -> u64 {
     let before = since.values.get(key).copied().unwrap_or(0);
     value.checked_sub(before).unwrap_or(value)
 }

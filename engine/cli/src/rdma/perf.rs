@@ -198,7 +198,7 @@ fn client(args: &ClientArgs) -> Result<(), Failure> {
         spin: args.busy_poll,
         ..ClientOptions::new(args.server, test)
     };
-    let line = perf_show::Line::new(args.json);
+    let line = perf_show::ProgressLine::new(args.json);
     let outcome = measure(&*provider, &options, &interrupt(), &mut |at| line.show(&at));
     line.clear();
     let report = outcome.map_err(|error| {

@@ -234,9 +234,9 @@ pub(super) fn rows(report: &Report) -> Vec<Vec<String>> {
 }
 
 /// One line on the terminal that shows the progress.
-pub(super) struct Line(ProgressBar);
+pub(super) struct ProgressLine(ProgressBar);
 
-impl Line {
+impl ProgressLine {
     pub(super) fn new(hidden: bool) -> Self {
         let bar = if hidden || !std::io::stderr().is_terminal() {
             ProgressBar::hidden()

@@ -47,7 +47,7 @@ pub(super) enum QosCommand {
         #[command(flatten)]
         kept: QosPaths,
         #[command(flatten)]
-        daemon: Daemon,
+        daemon: DaemonArgs,
     },
     /// Show the settings of an interface, without a configuration
     #[command(after_help = "Example: nacre rdma qos show --iface ens1f0")]
@@ -71,13 +71,13 @@ pub(super) enum QosCommand {
         #[command(flatten)]
         kept: QosPaths,
         #[command(flatten)]
-        daemon: Daemon,
+        daemon: DaemonArgs,
     },
 }
 
 /// The daemon whose connections a change could disturb.
 #[derive(Debug, Args)]
-pub(super) struct Daemon {
+pub(super) struct DaemonArgs {
     /// Change the settings although hosts or remote targets are connected over the interface
     #[arg(long)]
     while_in_use: bool,
@@ -86,7 +86,7 @@ pub(super) struct Daemon {
     socket: Option<PathBuf>,
 }
 
-impl Daemon {
+impl DaemonArgs {
     /// Some cards stop traffic for a moment when PFC or trust changes: refuses while a connection
     /// uses the interface. Without a daemon there is none.
     fn check(&self, iface: &str) -> Result<(), Failure> {
@@ -388,7 +388,7 @@ fn keep(kept: &QosPaths, iface: &str, steps: &[Step]) -> Result<(), Failure> {
     Ok(fs::rename(&new, &file).with_context(|| cannot("write", &file))?)
 }
 
-fn undo(iface: &str, yes: bool, kept: &QosPaths, daemon: &Daemon) -> Result<(), Failure> {
+fn undo(iface: &str, yes: bool, kept: &QosPaths, daemon: &DaemonArgs) -> Result<(), Failure> {
     let steps = kept.steps(iface)?;
     let unit = kept.unit(iface);
     if steps.is_empty() && !unit.exists() {

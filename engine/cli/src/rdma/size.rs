@@ -119,14 +119,14 @@ pub(crate) struct Need {
 
 /// One need, its limit, and the remedy if it is exceeded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Line {
+pub(crate) struct CheckedNeed {
     pub name: &'static str,
     pub need: u64,
     pub limit: Option<u64>,
     pub remedy: &'static str,
 }
 
-impl Line {
+impl CheckedNeed {
     pub(crate) fn fits(&self) -> bool {
         self.limit.is_none_or(|limit| self.need <= limit)
     }
@@ -169,8 +169,8 @@ impl Need {
     }
 
     /// Every need that the configuration or a device limits.
-    pub(crate) fn against(&self, limits: Option<&Limits>) -> Vec<Line> {
-        let line = |name, need, limit: Option<u64>, remedy| Line {
+    pub(crate) fn against(&self, limits: Option<&Limits>) -> Vec<CheckedNeed> {
+        let line = |name, need, limit: Option<u64>, remedy| CheckedNeed {
             name,
             need,
             limit,
@@ -255,7 +255,7 @@ fn show(
 ) -> Result<(), Failure> {
     let need = Need::of(args, configured);
     let lines = need.against(device.as_ref().map(|(_, limits)| limits));
-    let exceeded: Vec<&Line> = lines.iter().filter(|line| !line.fits()).collect();
+    let exceeded: Vec<&CheckedNeed> = lines.iter().filter(|line| !line.fits()).collect();
     if args.json {
         output::json(&json!({
             "device": device.as_ref().map(|(name, _)| name),

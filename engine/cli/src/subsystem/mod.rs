@@ -13,13 +13,13 @@ use super::reply::{is_discovery, items, subsystems};
 use super::{Connection, Failure, listener, output, record};
 use nacre_engine::methods::nvmf::host::{AddHost, AddHostParams};
 use nacre_engine::methods::nvmf::listener::AddListenerParams;
-use nacre_engine::methods::nvmf::namespace::{self, Namespace};
+use nacre_engine::methods::nvmf::namespace::{self, NamespaceParams};
 use nacre_engine::methods::nvmf::subsystem::{
     CreateSubsystem, CreateSubsystemParams, DeleteSubsystem, DeleteSubsystemParams, GetSubsystems,
     GetSubsystemsParams,
 };
 use nacre_engine_rpc::client::{Client, to_json};
-use nacre_nvmf::subsystems::ControllerModel;
+use nacre_nvmf::subsystems::{ControllerModel, SubsystemOptions};
 
 #[derive(Debug, Args)]
 #[command(mut_args = |arg| arg.global(true))]
@@ -154,7 +154,7 @@ pub(crate) fn run(args: SubsystemArgs) -> Result<(), Failure> {
         SubsystemCommand::AddNamespace(args) => {
             let params = namespace::AddNamespaceParams {
                 nqn: args.nqn,
-                namespace: Namespace {
+                namespace: NamespaceParams {
                     bdev_name: args.bdev,
                     nsid: args.nsid.unwrap_or_default(),
                     uuid: args.uuid,
@@ -162,7 +162,7 @@ pub(crate) fn run(args: SubsystemArgs) -> Result<(), Failure> {
                     eui64: args.eui64,
                     anagrpid: args.ana_group.unwrap_or_default(),
                     no_auto_visible: args.not_visible,
-                    ..Namespace::default()
+                    ..NamespaceParams::default()
                 },
                 tgt_name: None,
             };
@@ -224,14 +224,17 @@ fn create(connection: &Connection, args: CreateArgs) -> Result<(), Failure> {
     let mut client = connection.open()?;
     let params = CreateSubsystemParams {
         nqn: nqn.clone(),
-        serial_number: Some(args.serial.unwrap_or_else(|| serial_of(&nqn))),
-        model_number: args.model,
         max_namespaces: args.max_namespaces.unwrap_or_default(),
-        allow_any_host: args.allow_any_host,
-        ana_reporting: args.ana,
-        controller_model: args.controller_model,
-        min_cntlid: args.cntlids.map(|(min, _)| min),
-        max_cntlid: args.cntlids.map(|(_, max)| max),
+        options: SubsystemOptions {
+            serial_number: Some(args.serial.unwrap_or_else(|| serial_of(&nqn))),
+            model_number: args.model,
+            allow_any_host: Some(args.allow_any_host),
+            ana_reporting: args.ana.then_some(true),
+            // SPDK's daemon, which may be the one that is called, does not know this one.
+            controller_model: Some(args.controller_model).filter(|m| *m != Default::default()),
+            min_cntlid: args.cntlids.map(|(min, _)| min),
+            max_cntlid: args.cntlids.map(|(_, max)| max),
+        },
         ..CreateSubsystemParams::default()
     };
     client.call_for_json::<CreateSubsystem, _>(&params)?;
@@ -281,9 +284,9 @@ fn furnish(
     for bdev in bdevs {
         let params = namespace::AddNamespaceParams {
             nqn: nqn.to_owned(),
-            namespace: Namespace {
+            namespace: NamespaceParams {
                 bdev_name: bdev.clone(),
-                ..Namespace::default()
+                ..NamespaceParams::default()
             },
             tgt_name: None,
         };

@@ -88,7 +88,7 @@ pub(super) fn run(connection: &Connection, args: &CopyArgs) -> Result<(), Failur
         let own = mount.paths().iter().map(|path| path.cntlid().into());
         let own: Vec<u64> = own.collect();
         let nsid = mount.geometry().0.0;
-        let before = Counters::read(&mut client, &nqn, nsid)?;
+        let before = DaemonCounters::read(&mut client, &nqn, nsid)?;
         let quiet = args.quiet || connection.json;
         let interrupt = Interrupt::listen();
         let seed = uuid::Uuid::new_v4().as_u64_pair().0;
@@ -102,7 +102,7 @@ pub(super) fn run(connection: &Connection, args: &CopyArgs) -> Result<(), Failur
             },
             &mut || !interrupt.seen(),
         );
-        let after = Counters::read(&mut client, &nqn, nsid)?;
+        let after = DaemonCounters::read(&mut client, &nqn, nsid)?;
         mount.disconnect();
         evaluate(&mut judged, &copied, &own, (&before, &after));
         device = device_failure(&copied, before.device, after.device);
@@ -133,14 +133,14 @@ pub(super) fn run(connection: &Connection, args: &CopyArgs) -> Result<(), Failur
 
 /// The daemon's counters.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Counters {
+struct DaemonCounters {
     /// Listener and completed I/Os of each controller.
     controllers: BTreeMap<u64, (String, u64)>,
     /// Bytes read from the device and written to it.
     device: (u64, u64),
 }
 
-impl Counters {
+impl DaemonCounters {
     fn read(client: &mut Client, nqn: &str, nsid: u32) -> Result<Self, Failure> {
         let params = SubsystemParams {
             nqn: nqn.to_owned(),
@@ -220,7 +220,7 @@ fn evaluate(
     judged: &mut [Judged],
     report: &CopyReport,
     own: &[u64],
-    (before, after): (&Counters, &Counters),
+    (before, after): (&DaemonCounters, &DaemonCounters),
 ) {
     let checksums: BTreeSet<&String> = report
         .paths
@@ -244,7 +244,7 @@ fn evaluate(
             let lost = output::count(path.connections_lost, "connection");
             one.failures.push(format!("{lost} lost"));
         }
-        let count = |counters: &Counters| counters.controllers.get(cntlid).cloned();
+        let count = |counters: &DaemonCounters| counters.controllers.get(cntlid).cloned();
         match (count(before), count(after)) {
             (Some((_, from)), Some((_, to))) => {
                 let served = to.saturating_sub(from);
@@ -426,7 +426,7 @@ mod tests {
         }
     }
 
-    fn counters(ios: [u64; 2]) -> Counters {
+    fn counters(ios: [u64; 2]) -> DaemonCounters {
         let qpair = |cntlid: u64, qid: u64, ios: Option<u64>| json!({ "cntlid": cntlid, "qid": qid, "completed_nvme_io": ios });
         let all = json!([
             qpair(1, 0, None),
@@ -434,7 +434,7 @@ mod tests {
             qpair(2, 0, None),
             qpair(2, 1, Some(ios[1])),
         ]);
-        Counters {
+        DaemonCounters {
             controllers: controllers(&all),
             device: (0, 0),
         }

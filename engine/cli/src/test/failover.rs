@@ -106,7 +106,7 @@ pub(super) fn run(connection: &Connection, args: &FailoverArgs) -> Result<(), Fa
     let mut client = connection.open()?;
     let nqn = paths::subsystem(&mut client, args.subsystem.as_deref(), Some(&args.listener))?;
     let listeners = paths::listeners(&mut client, &nqn)?;
-    let daemon = Daemon {
+    let daemon = TestedDaemon {
         connection,
         nqn: &nqn,
         args,
@@ -136,7 +136,7 @@ pub(super) fn run(connection: &Connection, args: &FailoverArgs) -> Result<(), Fa
 }
 
 /// The daemon's side of a test.
-struct Daemon<'a> {
+struct TestedDaemon<'a> {
     connection: &'a Connection,
     nqn: &'a str,
     args: &'a FailoverArgs,
@@ -144,7 +144,7 @@ struct Daemon<'a> {
     urls: Vec<ListenUrl>,
 }
 
-impl Daemon<'_> {
+impl TestedDaemon<'_> {
     /// Starts a test of this length, or ends it if that is zero.
     fn test(&self, time: Duration) -> Result<Value, Failure> {
         let params = TestFailoverParams {
@@ -227,7 +227,7 @@ impl Daemon<'_> {
 
 /// Restores the states when it is dropped.
 struct FailoverGuard<'a> {
-    daemon: &'a Daemon<'a>,
+    daemon: &'a TestedDaemon<'a>,
     ended: bool,
 }
 
@@ -251,7 +251,7 @@ impl Drop for FailoverGuard<'_> {
 
 /// A running test: its load, and what the user sees of it.
 struct Run<'a> {
-    daemon: &'a Daemon<'a>,
+    daemon: &'a TestedDaemon<'a>,
     load: FailoverLoad,
     own: BTreeSet<u64>,
     interrupt: Interrupt,
@@ -260,7 +260,7 @@ struct Run<'a> {
     quiet: bool,
 }
 
-fn measure(daemon: &Daemon, mut mount: Mount, withdrawn: usize) -> Result<Findings, Failure> {
+fn measure(daemon: &TestedDaemon, mut mount: Mount, withdrawn: usize) -> Result<Findings, Failure> {
     let args = daemon.args;
     let names = mount.names();
     let own = mount.paths().iter().map(|path| path.cntlid().into());

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::super::{Failure, output};
 use super::rates::{self, Rates, rounded};
 use super::snapshot::{
-    Connection, Device, Listener, Namespace, Path, Pool, Reactor, Share, Snapshot,
+    ControllerRow, Device, Listener, Namespace, PathRow, Pool, Reactor, Share, Snapshot,
 };
 
 pub(super) fn print(snapshot: &Snapshot) -> Result<(), Failure> {
@@ -140,7 +140,7 @@ pub(super) const CONNECTION: [&str; 7] = [
     "reactors",
 ];
 
-pub(super) fn connection(connection: &Connection) -> Vec<String> {
+pub(super) fn connection(connection: &ControllerRow) -> Vec<String> {
     vec![
         connection.host.clone(),
         connection.nqn.clone(),
@@ -162,7 +162,7 @@ pub(super) const PATH: [&str; 10] = [
     "device", "path", "state", "ana", "used", "r/s", "w/s", "read", "written", "resent",
 ];
 
-pub(super) fn path(path: &Path) -> Vec<String> {
+pub(super) fn path(path: &PathRow) -> Vec<String> {
     let Rates { read, write, .. } = &path.rates;
     vec![
         path.bdev.clone(),
@@ -232,13 +232,13 @@ pub(super) fn json(snapshot: &Snapshot) -> Value {
         object["controllers"] = json!(n.controllers);
         object
     };
-    let connection = |c: &Connection| {
+    let connection = |c: &ControllerRow| {
         json!({
             "hostnqn": c.host, "nqn": c.nqn, "cntlid": c.cntlid, "queues": c.queues,
             "from": c.from, "to": c.to, "reactors": c.reactors,
         })
     };
-    let path = |p: &Path| {
+    let path = |p: &PathRow| {
         json!({
             "bdev_name": p.bdev, "address": p.address, "state": p.state, "ana_state": p.ana_state,
             "current": p.is_current, "resent": p.resent,

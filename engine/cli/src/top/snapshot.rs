@@ -21,8 +21,8 @@ pub(super) struct Snapshot {
     pub listeners: Vec<Listener>,
     pub namespaces: Vec<Namespace>,
     pub devices: Vec<Device>,
-    pub connections: Vec<Connection>,
-    pub paths: Vec<Path>,
+    pub connections: Vec<ControllerRow>,
+    pub paths: Vec<PathRow>,
     pub pools: Vec<Pool>,
     pub refused: BTreeSet<String>,
 }
@@ -76,7 +76,7 @@ pub(super) struct Device {
 
 /// A controller with its queue pairs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Connection {
+pub(super) struct ControllerRow {
     pub host: String,
     pub nqn: String,
     pub cntlid: u64,
@@ -88,7 +88,7 @@ pub(super) struct Connection {
 
 /// A path of a remote device.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Path {
+pub(super) struct PathRow {
     pub bdev: String,
     pub address: String,
     pub state: String,
@@ -187,7 +187,7 @@ impl Snapshot {
         let name = |n: &Namespace| (n.nqn.clone(), n.nsid);
         self.namespaces
             .sort_by(|a, b| turn(order(&a.device, &b.device).then_with(|| name(a).cmp(&name(b)))));
-        let name = |c: &Connection| (c.host.clone(), c.nqn.clone(), c.cntlid);
+        let name = |c: &ControllerRow| (c.host.clone(), c.nqn.clone(), c.cntlid);
         self.connections.sort_by(|a, b| turn(name(a).cmp(&name(b))));
     }
 
@@ -325,11 +325,11 @@ fn qpairs(sample: &Sample) -> impl Iterator<Item = (&str, &Value)> {
         .flat_map(|(nqn, qpairs)| items(qpairs).iter().map(move |q| (nqn.as_str(), q)))
 }
 
-fn connections(now: &Sample) -> Vec<Connection> {
-    let mut all: BTreeMap<(&str, u64), Connection> = BTreeMap::new();
+fn connections(now: &Sample) -> Vec<ControllerRow> {
+    let mut all: BTreeMap<(&str, u64), ControllerRow> = BTreeMap::new();
     for (nqn, qpair) in qpairs(now) {
         let cntlid = qpair["cntlid"].as_u64().unwrap_or(0);
-        let one = all.entry((nqn, cntlid)).or_insert_with(|| Connection {
+        let one = all.entry((nqn, cntlid)).or_insert_with(|| ControllerRow {
             host: text(&qpair["hostnqn"]),
             nqn: nqn.to_owned(),
             cntlid,
@@ -339,7 +339,7 @@ fn connections(now: &Sample) -> Vec<Connection> {
             } else {
                 String::new()
             },
-            ..Connection::default()
+            ..ControllerRow::default()
         });
         one.queues += 1;
         let thread = text(&qpair["thread"]);
@@ -350,7 +350,7 @@ fn connections(now: &Sample) -> Vec<Connection> {
     all.into_values().collect()
 }
 
-fn paths(before: Option<&Sample>, now: &Sample, seconds: Option<f64>) -> Vec<Path> {
+fn paths(before: Option<&Sample>, now: &Sample, seconds: Option<f64>) -> Vec<PathRow> {
     let iostat = |path: &Value| {
         let number = |key: &str| path[key].as_u64().unwrap_or(0);
         let counters = |ops, bytes| Counters {
@@ -374,7 +374,7 @@ fn paths(before: Option<&Sample>, now: &Sample, seconds: Option<f64>) -> Vec<Pat
             let between = iostat(path).since(&iostat(then));
             between.rates(seconds, rates::tick_rate(&now.iostat))
         });
-        Path {
+        PathRow {
             bdev: text(&path["bdev"]),
             address: address::describe(&path["trid"]),
             state: text(&path["state"]),
@@ -483,7 +483,7 @@ fn devices(
 fn namespaces(
     now: &Sample,
     devices: &BTreeMap<String, Device>,
-    connections: &[Connection],
+    connections: &[ControllerRow],
 ) -> Vec<Namespace> {
     let controllers =
         connections

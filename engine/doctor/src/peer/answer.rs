@@ -11,7 +11,7 @@ use nacre_transport_rdma_verbs::netdev::receive_with_tos;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::wire::{self, Arrived, Probe, Reply, Request, Timed};
+use super::wire::{self, Arrived, ProbePacket, Reply, Request, Timed};
 use super::{Bytes, End, System, roce};
 use crate::session::VERSION;
 
@@ -177,7 +177,7 @@ fn echo_probes(
         let Ok((length, Some(tos))) = receive_with_tos(socket.as_fd(), &mut buffer) else {
             continue;
         };
-        let probe = Probe::parse(&buffer[..length]);
+        let probe = ProbePacket::parse(&buffer[..length]);
         let Some(probe) = probe.filter(|of| of.token == token && of.echo.is_none()) else {
             continue;
         };
@@ -188,7 +188,7 @@ fn echo_probes(
             marked = Some(mark);
         }
         *arrived.lock().entry((probe.sent, dscp)).or_default() += 1;
-        let echo = Probe {
+        let echo = ProbePacket {
             echo: Some(dscp),
             ..probe
         };

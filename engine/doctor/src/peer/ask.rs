@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nacre_transport_rdma_link::dcb::Priorities;
 use nacre_transport_rdma_verbs::netdev::receive_with_tos;
 
-use super::wire::{self, PROBE, Probe, Reply, Request, Timed};
+use super::wire::{self, PROBE, ProbePacket, Reply, Request, Timed};
 use super::{Answer, AskError, Burst, Bytes, ProbeClass, Question, grown};
 use crate::session::VERSION;
 
@@ -113,7 +113,7 @@ impl Session<'_> {
             theirs: Bytes::default(),
         };
         for sequence in 0..PROBES {
-            let probe = Probe {
+            let probe = ProbePacket {
                 token: self.token,
                 echo: None,
                 sent: class.dscp,
@@ -151,8 +151,8 @@ impl Session<'_> {
             let Ok((length, Some(tos))) = receive_with_tos(self.socket.as_fd(), &mut buffer) else {
                 continue;
             };
-            let echo = Probe::parse(&buffer[..length]);
-            let is_ours = |of: &Probe| {
+            let echo = ProbePacket::parse(&buffer[..length]);
+            let is_ours = |of: &ProbePacket| {
                 of.token == self.token && of.echo.is_some() && of.sent == burst.class.dscp
             };
             if echo.as_ref().is_some_and(is_ours) {

@@ -131,7 +131,7 @@ const HEADER: usize = 24;
 pub(super) const PROBE: usize = 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Probe {
+pub(super) struct ProbePacket {
     pub token: u64,
     /// In an echo, the DSCP with which the probe arrived.
     pub echo: Option<u8>,
@@ -140,7 +140,7 @@ pub(super) struct Probe {
     pub sequence: u32,
 }
 
-impl Probe {
+impl ProbePacket {
     pub(super) fn to_bytes(self) -> [u8; PROBE] {
         let mut bytes = [0; PROBE];
         bytes[..8].copy_from_slice(MAGIC);
@@ -183,8 +183,8 @@ mod tests {
     use super::*;
     use crate::session::VERSION;
 
-    fn probe() -> Probe {
-        Probe {
+    fn probe() -> ProbePacket {
+        ProbePacket {
             token: 0x0102_0304_0506_0708,
             echo: None,
             sent: 26,
@@ -198,20 +198,20 @@ mod tests {
         let bytes = probe().to_bytes();
         let expected = b"nacre\0pr\x01\x02\x03\x04\x05\x06\x07\x08\x00\x1a\x00\x04\x00\x00\x00\x09";
         assert_eq!(&bytes[..HEADER], expected);
-        assert_eq!(Probe::parse(&bytes), Some(probe()));
-        let echo = Probe {
+        assert_eq!(ProbePacket::parse(&bytes), Some(probe()));
+        let echo = ProbePacket {
             echo: Some(0),
             priority: None,
             ..probe()
         };
-        assert_eq!(Probe::parse(&echo.to_bytes()), Some(echo));
+        assert_eq!(ProbePacket::parse(&echo.to_bytes()), Some(echo));
     }
 
     #[test]
     fn other_datagrams_are_ignored() {
         let good = probe().to_bytes();
-        assert_eq!(Probe::parse(&good[..PROBE - 1]), None);
-        assert_eq!(Probe::parse(&[]), None);
+        assert_eq!(ProbePacket::parse(&good[..PROBE - 1]), None);
+        assert_eq!(ProbePacket::parse(&[]), None);
         // Position and value of one wrong byte: magic, kind, both DSCPs, padding.
         for (at, value) in [
             (0, 0),
@@ -225,15 +225,15 @@ mod tests {
         ] {
             let mut bad = good;
             bad[at] = value;
-            assert_eq!(Probe::parse(&bad), None, "{at}");
+            assert_eq!(ProbePacket::parse(&bad), None, "{at}");
         }
-        let mut echo = Probe {
+        let mut echo = ProbePacket {
             echo: Some(63),
             ..probe()
         }
         .to_bytes();
         echo[18] = 64;
-        assert_eq!(Probe::parse(&echo), None);
+        assert_eq!(ProbePacket::parse(&echo), None);
     }
 
     #[test]

@@ -56,12 +56,12 @@ impl Compare<'_> {
     }
 
     /// Reads unequal places again over the paths, and records those that stay unequal.
-    pub(super) fn settle(&mut self, mut unequal: Unequal, paths: &[usize], watch: KeepGoing) {
+    pub(super) fn recheck(&mut self, mut unequal: Unequal, paths: &[usize], watch: KeepGoing) {
         unequal.sort_unstable();
         unequal.dedup_by_key(|(unit, _)| *unit);
         let names = self.mount.names();
         for (unit, path) in unequal {
-            if !self.settles(unit, paths, watch) {
+            if !self.agrees(unit, paths, watch) {
                 self.contents.differs(unit, &names[path]);
             }
         }
@@ -69,7 +69,7 @@ impl Compare<'_> {
 
     /// Reads a place over the paths in turn until a round of them agrees. A round with a failed
     /// read does not.
-    fn settles(&mut self, unit: u64, paths: &[usize], watch: KeepGoing) -> bool {
+    fn agrees(&mut self, unit: u64, paths: &[usize], watch: KeepGoing) -> bool {
         (0..COMPARISONS).any(|_| {
             let mut unequal = Vec::new();
             let mut is_complete = true;

@@ -11,7 +11,7 @@ use super::pass::PassReport;
 #[derive(Debug, Clone, Serialize)]
 pub struct CopyPath {
     pub path: String,
-    /// Alone.
+    /// The passes over this path alone.
     pub write: Option<PassReport>,
     pub read: Option<PassReport>,
     /// Sum of the checksums of all places, as this path alone read them. None with writes: each
@@ -19,7 +19,7 @@ pub struct CopyPath {
     pub checksum: Option<String>,
     /// Reads over this path of the other paths' writes.
     pub cross_reads: Vec<PassReport>,
-    /// Together with the other paths.
+    /// The passes over all paths at once.
     pub write_together: Option<PassReport>,
     pub read_together: Option<PassReport>,
     /// Completed I/Os of all passes.
@@ -133,8 +133,8 @@ pub fn copy(
         paths[*path].checksum = comparable.then(|| format!("{:016x}", sums[0]));
         paths[*path].read = Some(pass);
     }
-    let settled = std::mem::take(&mut unequal);
-    compare.settle(settled, &all, &mut goes_on);
+    let found = std::mem::take(&mut unequal);
+    compare.recheck(found, &all, &mut goes_on);
     if all.len() > 1 && goes_on() {
         if writes {
             log("all paths: write");
@@ -155,7 +155,7 @@ pub fn copy(
             path.add(&pass);
             path.read_together = Some(pass);
         }
-        compare.settle(unequal, &all, &mut goes_on);
+        compare.recheck(unequal, &all, &mut goes_on);
     }
     for (report, path) in paths.iter_mut().zip(mount.paths()) {
         report.connections_lost = path.losses();

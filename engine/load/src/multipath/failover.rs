@@ -128,7 +128,7 @@ impl FailoverLoad {
             let (passes, _) = self.compared().read(&plan, reference, &mut unequal, watch);
             bad.extend(passes);
         }
-        self.compared().settle(unequal, &paths, watch);
+        self.compared().recheck(unequal, &paths, watch);
         self.record.resume(self.mount.now());
         bad.retain(|pass| !pass.is_good());
         bad

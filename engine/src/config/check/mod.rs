@@ -25,7 +25,7 @@ use super::listener::Listener;
 use super::names::{RELATIVE_KEY, check_key_name, host_nqn};
 use super::settings::{Access, Bdev, BdevKind, DEFAULT_BLOCK, Memory, Subsystem};
 use super::{Cores, Problem, Settings, origin_of};
-use crate::bdev_modules::Entry;
+use crate::bdev_modules::ModuleEntry;
 use crate::rpc::RpcError;
 use crate::rpc::access::Member;
 use crate::values::read::{self, ValueError};
@@ -282,7 +282,7 @@ impl Check<'_> {
     }
 
     /// A device whose keys are the parameters of its module.
-    fn module(&mut self, key: &str, bdev: &Bdev, module: &Entry, registry: &Registry) {
+    fn module(&mut self, key: &str, bdev: &Bdev, module: &ModuleEntry, registry: &Registry) {
         let others = [
             ("path", bdev.path.is_some()),
             ("size", bdev.size.is_some()),
@@ -453,7 +453,7 @@ impl Check<'_> {
             let cause = format!("\"{}\" is the name of the discovery service", subsystem.nqn);
             self.refuse(&of_nqn, cause, "see discovery_nqn in [nvmf]");
         }
-        let (min, max) = (subsystem.min_cntlid, subsystem.max_cntlid);
+        let (min, max) = subsystem.options.cntlids();
         let of_ids = format!("{key}.min_cntlid");
         if min > max && !self.is_refused(&of_ids) {
             self.refuse(
@@ -466,7 +466,10 @@ impl Check<'_> {
             && !self.is_refused(&of_nqn)
             && !self.is_refused(&of_ids)
             && !self.is_refused(&format!("{key}.max_cntlid"))
-            && let Err(error) = target.create_subsystem(declared::config_of(subsystem, nqn))
+            && let Err(error) = target.create_subsystem(SubsystemConfig::with(
+                nqn.clone(),
+                subsystem.options.clone(),
+            ))
         {
             use nacre_nvmf::subsystems::TargetError as E;
             let field = match &error {

@@ -1,7 +1,7 @@
 //! The allowed ranges of numbers. A range that a domain type has comes from there.
 
 use nacre_bdev::BLOCK_SIZES;
-use nacre_nvmf::subsystems::{MAX_CNTLID, SubsystemConfig, TargetConfig};
+use nacre_nvmf::subsystems::{SubsystemConfig, SubsystemOptions, TargetConfig};
 use nacre_nvmf::transport::{ListenerOptions, MAX_IN_CAPSULE_DATA, QUEUE_DEPTHS};
 use nacre_transport_rdma::{MAX_SRQ_SIZE, MIN_MR_SIZE, POLL_BATCHES, SGL_DESCRIPTORS};
 use nacre_transport_rdma_link::qos::{Class, DefaultClass};
@@ -51,8 +51,6 @@ const RANGES: &[(&str, u64, u64)] = &[
     ("nvmf.listener.port", 1, 65_535),
     ("nvmf.listener.rdma_port", 1, 255),
     ("nvmf.listener.rdma_gid_index", 0, 65_535),
-    ("nvmf.subsystem.min_cntlid", 1, MAX_CNTLID as u64),
-    ("nvmf.subsystem.max_cntlid", 1, MAX_CNTLID as u64),
     (
         "nvmf.subsystem.namespace.nsid",
         0,
@@ -103,11 +101,18 @@ const RANGES: &[(&str, u64, u64)] = &[
     ("alert.mail.retry_for_s", 0, 86_400),
 ];
 
-/// The ranges above, and those of the listener options and of the classes of traffic.
+/// The ranges above, and those of the options of listeners and subsystems, and of the classes of
+/// traffic.
 pub(in crate::config) fn ranges() -> impl Iterator<Item = (String, u64, u64)> {
-    let options = ListenerOptions::RANGES.iter();
-    let options =
-        options.map(|(name, least, most)| (format!("nvmf.listener.{name}"), *least, *most));
+    let options = [
+        ("listener", ListenerOptions::RANGES),
+        ("subsystem", SubsystemOptions::RANGES),
+    ];
+    let options = options.into_iter().flat_map(|(table, ranges)| {
+        let key = move |name: &str| format!("nvmf.{table}.{name}");
+        let ranges = ranges.iter();
+        ranges.map(move |(name, least, most)| (key(name), *least, *most))
+    });
     let classes = [
         ("storage", Class::RANGES),
         ("replication", Class::RANGES),

@@ -31,26 +31,32 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<CancelJob>();
 }
 
-/// The place of backups.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+/// The place of backups: the parameter `store` of the methods, and arguments of `nacre backup`.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema, clap::Args)]
 #[serde(deny_unknown_fields)]
 pub struct BackupStore {
     /// `file:///path` of an existing directory on the daemon's machine, or `s3://bucket/prefix`.
+    #[arg(value_name = "STORE")]
     pub location: String,
     /// URL of the S3 server. Default: Amazon's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[arg(long, value_name = "URL")]
     pub endpoint: Option<String>,
-    /// Default: us-east-1.
+    /// Region of the S3 server. Default: us-east-1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[arg(long)]
     pub region: Option<String>,
-    /// A file in the format of `~/.aws/credentials` that only the daemon's user can read. S3 needs
-    /// it.
+    /// A file of the daemon in the format of `~/.aws/credentials` that only the daemon's user can
+    /// read. S3 needs it.
     #[schemars(with = "Option<String>")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[arg(long, value_name = "FILE")]
     pub credentials_file: Option<PathBuf>,
-    /// A PEM file with the certificates that sign the server's. Default: the system's.
+    /// A PEM file of the daemon with the certificates that sign the server's. Default: the
+    /// system's.
     #[schemars(with = "Option<String>")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
 }
 
@@ -239,7 +245,7 @@ impl Method<Engine> for CreateBackup {
     type Reply = JobReply;
 
     async fn apply(params: CreateBackupParams, engine: Rc<Engine>) -> Result<JobReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let place = params.store.place()?;
         let (pool, snapshot) = find_lvol(&engine, "snapshot", &params.snapshot)?;
         let snapshot: LvolInfo = snapshot.info();
@@ -375,7 +381,7 @@ impl Method<Engine> for RestoreBackup {
     type Reply = JobReply;
 
     async fn apply(params: RestoreBackupParams, engine: Rc<Engine>) -> Result<JobReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         refuse_nil(params.uuid)?;
         let request = RestoreRequest {
             place: params.store.place()?,

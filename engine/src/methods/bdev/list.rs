@@ -97,7 +97,7 @@ impl Method<Engine> for GetBdevs {
     type Reply = Vec<BdevInfo>;
 
     async fn apply(params: GetBdevsParams, engine: Rc<Engine>) -> Result<Vec<BdevInfo>, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let plane = engine.plane()?;
         let Some(name) = params.name else {
             let all = plane.bdevs.list();

@@ -154,7 +154,7 @@ fn former(engine: &Engine, name: &str, now: &str) -> Vec<Edit> {
     let Ok(plane) = engine.plane() else {
         return Vec::new();
     };
-    let own = |entry: &crate::journal::Entry| {
+    let own = |entry: &crate::journal::JournalEntry| {
         let Record { key, params, .. } = &entry.record;
         let device = params.get("name").and_then(serde_json::Value::as_str);
         let device = device.and_then(|device| plane.bdevs.lookup(device));

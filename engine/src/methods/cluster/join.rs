@@ -10,7 +10,7 @@ use crate::config::settings::VolumeStore;
 
 /// A cluster that exists.
 #[derive(Debug)]
-pub struct Found {
+pub struct FoundCluster {
     pub id: Uuid,
     pub lease: Duration,
     /// The names of its nodes, sorted.
@@ -18,14 +18,14 @@ pub struct Found {
 }
 
 /// Reads the cluster in the etcd of `store`. Blocks, for seconds at most.
-pub fn look(store: &VolumeStore, name: &str) -> anyhow::Result<Found> {
+pub fn look(store: &VolumeStore, name: &str) -> anyhow::Result<FoundCluster> {
     with_etcd(store, name, None, async |client, prefix| {
         client.check_version().await?;
         let cluster = Cluster::read(&client, &prefix).await?;
         let names = Operator::new(client, prefix).node_names().await?;
         let mut nodes: Vec<String> = names.into_values().collect();
         nodes.sort();
-        Ok(Found {
+        Ok(FoundCluster {
             id: cluster.id,
             lease: Duration::from_millis(cluster.lease_ms),
             nodes,

@@ -17,7 +17,7 @@ use zeroize::Zeroizing;
 use super::keys::moment;
 use super::{not_added, record_key};
 use crate::config::names::check_key_name;
-use crate::journal::{Entry, EntryState};
+use crate::journal::{EntryState, JournalEntry};
 use crate::methods::nvmf::rotate::KeyKind;
 use crate::rpc::error::Errno;
 use crate::rpc::secret::{RevealedText, SecretText};
@@ -286,7 +286,7 @@ impl Method<Engine> for RotateStore {
     async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<RotatedReply, RpcError> {
         let (keys, in_use) = (StoreKeys::of(&engine), in_use(&engine));
         let entries = engine.journal.below(PREFIX).into_iter();
-        let stored: Vec<Entry> = entries
+        let stored: Vec<JournalEntry> = entries
             .filter(|entry| sealed_text(entry).is_some())
             .collect();
         // Keys without a name end with their last user.
@@ -300,10 +300,10 @@ impl Method<Engine> for RotateStore {
                 let new = keys
                     .begin_rotation(&in_use)
                     .map_err(|error| refused(&error))?;
-                let seal = |of: Opened| of.sealed(&new).map_err(|error| refused(&error));
+                let seal = |of: UnsealedKey| of.sealed(&new).map_err(|error| refused(&error));
                 let resealed: Result<Vec<_>, _> = opened.into_iter().map(seal).collect();
                 let of_removed = removed.iter().map(|key| {
-                    let opened = Opened::of_key(&keys, key)?;
+                    let opened = UnsealedKey::of_key(&keys, key)?;
                     opened.sealed(&new).ok().map(|of| of.text)
                 });
                 Ok((resealed?, of_removed.collect::<Vec<_>>(), new))
@@ -350,7 +350,7 @@ impl Method<Engine> for RotateStore {
 }
 
 /// A sealed key during a rotation of the store key.
-struct Opened {
+struct UnsealedKey {
     name: String,
     text: Zeroizing<String>,
     made: SystemTime,
@@ -365,7 +365,7 @@ struct Resealed {
     record: Option<Record>,
 }
 
-impl Opened {
+impl UnsealedKey {
     /// A key that is in no record; `None`: it is not sealed, or does not open.
     fn of_key(keys: &StoreKeys, key: &NamedKey) -> Option<Self> {
         let KeyPlace::Sealed { text, .. } = key.place() else {
@@ -387,7 +387,7 @@ impl Opened {
     }
 }
 
-fn opened(keys: &StoreKeys, entry: &Entry) -> Result<Opened, RpcError> {
+fn opened(keys: &StoreKeys, entry: &JournalEntry) -> Result<UnsealedKey, RpcError> {
     let record = &entry.record;
     let name = record.params["name"].as_str().unwrap_or_default();
     let refuse = |why: &dyn std::fmt::Display| {
@@ -399,7 +399,7 @@ fn opened(keys: &StoreKeys, entry: &Entry) -> Result<Opened, RpcError> {
     }
     let sealed = sealed_text(entry).unwrap_or_default();
     let (text, made) = keys.open(name, sealed).map_err(|error| refuse(&error))?;
-    Ok(Opened {
+    Ok(UnsealedKey {
         name: name.to_owned(),
         text,
         made,
@@ -407,7 +407,7 @@ fn opened(keys: &StoreKeys, entry: &Entry) -> Result<Opened, RpcError> {
     })
 }
 
-fn sealed_text(entry: &Entry) -> Option<&str> {
+fn sealed_text(entry: &JournalEntry) -> Option<&str> {
     entry.record.params.get("sealed")?.as_str()
 }
 
@@ -456,7 +456,7 @@ async fn sealed(
 /// The IDs of the store keys of all stored keys.
 fn in_use(engine: &Engine) -> InUse {
     let entries = engine.journal.below(PREFIX);
-    let id = |entry: &Entry| Some(Sealed::parse(sealed_text(entry)?).ok()?.id.to_owned());
+    let id = |entry: &JournalEntry| Some(Sealed::parse(sealed_text(entry)?).ok()?.id.to_owned());
     entries.iter().filter_map(id).collect()
 }
 

@@ -28,7 +28,7 @@ struct StatusParams {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct StatusReply {
+struct AuthStatusReply {
     subsystem: String,
     host: String,
     #[serde(flatten)]
@@ -113,9 +113,12 @@ impl Method<Engine> for Status {
     const CLASS: Class = Class::Read;
     const ORDER: Order = Order::Read;
     type Params = StatusParams;
-    type Reply = Vec<StatusReply>;
+    type Reply = Vec<AuthStatusReply>;
 
-    async fn apply(params: StatusParams, engine: Rc<Engine>) -> Result<Vec<StatusReply>, RpcError> {
+    async fn apply(
+        params: StatusParams,
+        engine: Rc<Engine>,
+    ) -> Result<Vec<AuthStatusReply>, RpcError> {
         let plane = engine.plane()?;
         let only = params.host.as_deref().map(host_nqn).transpose()?;
         let subsystems = match &params.nqn {
@@ -128,7 +131,7 @@ impl Method<Engine> for Status {
             for host in hosts.filter(|host| only.as_ref().is_none_or(|only| only == host)) {
                 let nqn = subsystem.nqn();
                 let access = plane.target.authentication.last_access(nqn, &host);
-                replies.push(StatusReply {
+                replies.push(AuthStatusReply {
                     last_success: access.map(|access| SuccessReply {
                         at: time::moment(access.at),
                         peer: access.peer.to_string(),
@@ -141,7 +144,7 @@ impl Method<Engine> for Status {
     }
 }
 
-fn status(engine: &Engine, subsystem: &Subsystem, host: &Nqn) -> StatusReply {
+fn status(engine: &Engine, subsystem: &Subsystem, host: &Nqn) -> AuthStatusReply {
     let nqn = subsystem.nqn();
     let keys = subsystem.host_keys(host);
     let (dhchap_key, dhchap_ctrlr_key) = keys.map_or((None, None), |keys| keys.names());
@@ -178,7 +181,7 @@ fn status(engine: &Engine, subsystem: &Subsystem, host: &Nqn) -> StatusReply {
         }
     }
     let failure = engine.keyring.last_failure(nqn, host);
-    StatusReply {
+    AuthStatusReply {
         subsystem: nqn.to_string(),
         host: host.to_string(),
         keys: HostKeysReply {

@@ -205,11 +205,11 @@ pub struct TargetStats {
     tick_rate: u64,
     poll_groups: Vec<PollGroup>,
     /// Nacre extension: counters of each listener since it was opened.
-    listeners: Vec<ListenerReply>,
+    listeners: Vec<ListenerCountersReply>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct ListenerReply {
+struct ListenerCountersReply {
     address: AddressReply,
     /// Connections, without the refused ones. Null if the transport does not count them.
     accepted: Option<u64>,
@@ -219,7 +219,7 @@ struct ListenerReply {
     bytes_written: u64,
 }
 
-impl ListenerReply {
+impl ListenerCountersReply {
     fn new(of: &ListenerStats) -> Self {
         Self {
             address: AddressReply::new(of.transport, &of.address),
@@ -358,7 +358,7 @@ impl Method<Engine> for GetTargetStats {
                 .target
                 .listener_stats()
                 .iter()
-                .map(ListenerReply::new)
+                .map(ListenerCountersReply::new)
                 .collect(),
         })
     }

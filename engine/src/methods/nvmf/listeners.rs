@@ -121,7 +121,7 @@ fn describe(status: PathStatus) -> ListenerReply {
     }
 }
 
-type MethodDoc = (
+type StateWords = (
     &'static str,
     Option<&'static str>,
     Option<String>,
@@ -129,7 +129,7 @@ type MethodDoc = (
 );
 
 /// Splits the actual state into its word, reason, evidence and remedy.
-fn in_words(actual: Actual) -> MethodDoc {
+fn in_words(actual: Actual) -> StateWords {
     let reason = Some(actual.reason()).filter(|reason| !reason.is_empty());
     let word = actual.word();
     let (evidence, remedy) = match actual {

@@ -41,14 +41,14 @@ pub struct AddNamespaceParams {
     /// NQN of the subsystem.
     pub nqn: String,
     /// The namespace: its bdev and its identifiers.
-    pub namespace: Namespace,
+    pub namespace: NamespaceParams,
     /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     pub tgt_name: Option<String>,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Namespace {
+pub struct NamespaceParams {
     /// 0 or left out: the lowest free id.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub nsid: u32,
@@ -165,7 +165,7 @@ fn refused_device(cause: &str) -> RpcError {
         .remedy("bdev_get_bdevs lists the devices and their users")
 }
 
-fn identifiers(spec: &Namespace, own: Uuid) -> Result<NamespaceIds, RpcError> {
+fn identifiers(spec: &NamespaceParams, own: Uuid) -> Result<NamespaceIds, RpcError> {
     let mut ids = NamespaceIds::from_uuid(spec.uuid.unwrap_or(own));
     let wrong = |field: &str, cause: String| {
         RpcError::invalid_params_text(format!("Invalid {field}"))
@@ -208,7 +208,7 @@ fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
 fn choose_nsid(
     engine: &Engine,
     subsystem: &Subsystem,
-    spec: &Namespace,
+    spec: &NamespaceParams,
     bdev: &str,
     ids: &NamespaceIds,
 ) -> Result<u32, RpcError> {

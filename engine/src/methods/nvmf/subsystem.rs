@@ -4,7 +4,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use nacre_nvmf::subsystems::{
-    ControllerModel, MAX_CNTLID, NamespaceEntry, Subsystem, SubsystemConfig, SubsystemKind, Target,
+    ControllerModel, MAX_CNTLID, NamespaceEntry, Subsystem, SubsystemConfig, SubsystemKind,
+    SubsystemOptions, Target,
 };
 use nacre_nvmf_wire::Nqn;
 use schemars::JsonSchema;
@@ -26,6 +27,7 @@ use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::Engine;
 use crate::services::subsystems::CREATE_SUBSYSTEM;
 use crate::store::{Change, Edit};
+use crate::values::flattened;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
@@ -37,16 +39,13 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
 pub struct CreateSubsystem;
 
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, remote = "Self")]
+#[schemars(!remote)]
 pub struct CreateSubsystemParams {
     /// NQN of the new subsystem, at most 223 bytes.
     pub nqn: String,
     /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     pub tgt_name: Option<String>,
-    /// At most 20 printable ASCII characters; default: derived from the NQN.
-    pub serial_number: Option<String>,
-    /// At most 40 printable ASCII characters.
-    pub model_number: Option<String>,
     /// Must be empty: the extended discovery log is not supported.
     pub admin_label: Option<String>,
     /// Maximum number of namespaces, and the largest namespace id; 0: 32. With ana_reporting, Linux
@@ -54,21 +53,6 @@ pub struct CreateSubsystemParams {
     /// fit 128 KiB, 29126 fit 1 MiB.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub max_namespaces: u32,
-    /// True: every host may connect. Default false: only hosts that nvmf_subsystem_add_host adds.
-    #[serde(default)]
-    pub allow_any_host: bool,
-    /// Report ANA states to hosts, so that they choose among paths; default false.
-    #[serde(default, skip_serializing_if = "super::is_default")]
-    pub ana_reporting: bool,
-    /// Lowest controller id. Targets that share a subsystem need separate ranges.
-    pub min_cntlid: Option<u16>,
-    /// Highest controller id, at most and by default 65519.
-    pub max_cntlid: Option<u16>,
-    /// Nacre extension: `dynamic` (default) or `static`. Static: each id of the range is one
-    /// controller; hosts connect to any of them (FFFEh) or to one id, and keep it. Linux hosts only
-    /// connect dynamically and are refused.
-    #[serde(default, skip_serializing_if = "super::is_default")]
-    pub controller_model: ControllerModel,
     /// 0 or the default that SPDK saves: deallocation is limited only by the size of the device.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub dmrsl: u32,
@@ -81,7 +65,12 @@ pub struct CreateSubsystemParams {
     /// Must be false: one host cannot reset the subsystem for all hosts.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub enable_nssr: bool,
+    #[serde(skip)]
+    #[schemars(!skip, flatten)]
+    pub options: SubsystemOptions,
 }
+
+flattened!(CreateSubsystemParams, options);
 
 /// SPDK's defaults. Every configuration that it saves has them, so they are not a request.
 const SAVED_DMRSL: u32 = 2_097_152;
@@ -147,38 +136,25 @@ impl Method<Engine> for CreateSubsystem {
             )
             .field("nqn")
         })?;
-        let defaults = SubsystemConfig::new(nqn.clone());
-        let serial_number = match (params.serial_number, engine.personality) {
-            (Some(given), _) => given,
-            (None, Personality::Nacre) => derived_serial_number(nqn.as_str()),
-            (None, Personality::NvmfTgt) => defaults.serial_number.clone(),
-        };
-        let (min_cntlid, max_cntlid) = (
-            params.min_cntlid.unwrap_or(1),
-            params.max_cntlid.unwrap_or(MAX_CNTLID),
-        );
-        if min_cntlid == 0 || min_cntlid > max_cntlid || max_cntlid > MAX_CNTLID {
+        let mut options = params.options;
+        if engine.personality == Personality::Nacre {
+            let derived = || derived_serial_number(nqn.as_str());
+            options.serial_number.get_or_insert_with(derived);
+        }
+        let (min, max) = options.cntlids();
+        if min == 0 || min > max || max > MAX_CNTLID {
             return Err(RpcError::invalid_params_text(format!(
-                "Invalid cntlid range [{min_cntlid}-{max_cntlid}]"
+                "Invalid cntlid range [{min}-{max}]"
             ))
             .cause(format!("it must lie within 1..={MAX_CNTLID}"))
             .field("min_cntlid"));
         }
         let config = SubsystemConfig {
-            nqn: nqn.clone(),
-            serial_number,
-            model_number: params
-                .model_number
-                .unwrap_or_else(|| defaults.model_number.clone()),
             max_namespaces: match params.max_namespaces {
                 0 => SubsystemConfig::DEFAULT_MAX_NAMESPACES,
                 most => most,
             },
-            allow_any_host: params.allow_any_host,
-            ana_reporting: params.ana_reporting,
-            controller_model: params.controller_model,
-            min_cntlid,
-            max_cntlid,
+            ..SubsystemConfig::with(nqn.clone(), options)
         };
         let record = record_of(&config);
         let plane = engine.plane()?;

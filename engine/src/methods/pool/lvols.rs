@@ -118,7 +118,7 @@ impl Method<Engine> for CreateLvol {
     type Reply = LvolReply;
 
     async fn apply(params: CreateLvolParams, engine: Rc<Engine>) -> Result<LvolReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         refuse_nil(params.uuid)?;
         check_name("name", &params.name)?;
         let pool = engine.devices.pools.find(&params.pool)?;
@@ -213,7 +213,7 @@ impl Method<Engine> for ResizeLvol {
     type Reply = LvolReply;
 
     async fn apply(params: ResizeLvolParams, engine: Rc<Engine>) -> Result<LvolReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let (pool, lvol) = find_lvol(&engine, "lvol", &params.lvol)?;
         pools::resize(&engine, &pool, &lvol, params.size).await?;
         Ok(describe(&pool.name(), pool.lvol(lvol.uuid()).await?))
@@ -252,7 +252,7 @@ impl Method<Engine> for SnapshotLvols {
     type Reply = Vec<LvolReply>;
 
     async fn apply(params: SnapshotParams, engine: Rc<Engine>) -> Result<Vec<LvolReply>, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let (mut pool, mut cuts): (Option<Rc<OpenPool>>, Vec<_>) = (None, Vec::new());
         for (at, new) in params.snapshots.into_iter().enumerate() {
             let field = |name: &str| format!("snapshots[{at}].{name}");
@@ -311,7 +311,7 @@ impl Method<Engine> for CloneSnapshot {
     type Reply = LvolReply;
 
     async fn apply(params: CloneParams, engine: Rc<Engine>) -> Result<LvolReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         refuse_nil(params.uuid)?;
         check_name("name", &params.name)?;
         let (pool, source) = find_lvol(&engine, "snapshot", &params.snapshot)?;
@@ -347,7 +347,7 @@ impl Method<Engine> for RestoreLvol {
     type Reply = LvolReply;
 
     async fn apply(params: RestoreParams, engine: Rc<Engine>) -> Result<LvolReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let (pool, lvol) = find_lvol(&engine, "lvol", &params.lvol)?;
         let (of, snapshot) = find_lvol(&engine, "snapshot", &params.snapshot)?;
         pools::check_same_pool("snapshot", &pool, &of)?;
@@ -387,7 +387,7 @@ async fn changed(
     lvol: &str,
     command: impl FnOnce(Uuid) -> Command,
 ) -> Result<LvolReply, RpcError> {
-    engine.settled().await;
+    engine.earlier_changes().await;
     let (pool, lvol) = find_lvol(engine, "lvol", lvol)?;
     pool.run(command(lvol.uuid())).await?;
     refresh(&pool, &lvol).await
@@ -436,7 +436,7 @@ impl Method<Engine> for SetParent {
     type Reply = LvolReply;
 
     async fn apply(params: SetParentParams, engine: Rc<Engine>) -> Result<LvolReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let (pool, lvol) = find_lvol(&engine, "lvol", &params.lvol)?;
         let (of, snapshot) = find_lvol(&engine, "snapshot", &params.snapshot)?;
         pools::check_same_pool("snapshot", &pool, &of)?;
@@ -481,7 +481,7 @@ impl Method<Engine> for RenameLvol {
     type Reply = LvolReply;
 
     async fn apply(params: RenameLvolParams, engine: Rc<Engine>) -> Result<LvolReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         rename(&engine, ("lvol", &params.lvol), params.new_name).await
     }
 }
@@ -530,7 +530,7 @@ impl Method<Engine> for DeleteLvol {
     type Reply = bool;
 
     async fn apply(params: LvolParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let (pool, lvol) = find_lvol(&engine, "lvol", &params.lvol)?;
         pools::delete(&engine, &pool, lvol).await?;
         Ok(true)

@@ -159,7 +159,7 @@ impl Method<Engine> for CreatePool {
     type Reply = PoolReply;
 
     async fn apply(params: CreatePoolParams, engine: Rc<Engine>) -> Result<PoolReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         refuse_nil(params.uuid)?;
         let CreatePoolParams {
             name,
@@ -205,7 +205,7 @@ impl Method<Engine> for ImportPool {
 
     async fn apply(params: ImportPoolParams, engine: Rc<Engine>) -> Result<PoolReply, RpcError> {
         if !crate::journal::is_replaying() {
-            engine.settled().await;
+            engine.earlier_changes().await;
         }
         let wanted = pools::ImportRequest {
             id: params.uuid,
@@ -230,7 +230,7 @@ impl Method<Engine> for ExportPool {
     type Reply = bool;
 
     async fn apply(params: PoolParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         pools::close(&engine, &params.pool, Command::Close { export: true }).await?;
         Ok(true)
     }
@@ -247,7 +247,7 @@ impl Method<Engine> for DeletePool {
     type Reply = bool;
 
     async fn apply(params: PoolParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let pool = engine.devices.pools.find(&params.pool)?;
         let count = pool.list_names().await?.len();
         if count > 0 {
@@ -310,7 +310,7 @@ impl Method<Engine> for RenamePool {
     type Reply = PoolReply;
 
     async fn apply(params: RenamePoolParams, engine: Rc<Engine>) -> Result<PoolReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let pool = engine.devices.pools.find(&params.pool)?;
         pools::rename(&engine, &pool, params.new_name).await?;
         Ok(describe(&pool))
@@ -341,7 +341,7 @@ impl Method<Engine> for AddDisk {
     type Reply = PoolReply;
 
     async fn apply(params: AddDiskParams, engine: Rc<Engine>) -> Result<PoolReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let pool = engine.devices.pools.find(&params.pool)?;
         pools::add_disk(&engine, &pool, &params.disk, params.force).await?;
         Ok(describe(&pool))
@@ -373,7 +373,7 @@ impl Method<Engine> for RemoveDisk {
     type Reply = PoolReply;
 
     async fn apply(params: RemoveDiskParams, engine: Rc<Engine>) -> Result<PoolReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let pool = engine.devices.pools.find(&params.pool)?;
         if params.cancel {
             pools::keep_disk(&engine, &pool, &params.disk).await?;
@@ -396,7 +396,7 @@ impl Method<Engine> for GrowPool {
     type Reply = PoolReply;
 
     async fn apply(params: PoolParams, engine: Rc<Engine>) -> Result<PoolReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let pool = engine.devices.pools.find(&params.pool)?;
         pools::grow(&pool).await?;
         Ok(describe(&pool))

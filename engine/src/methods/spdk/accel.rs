@@ -15,7 +15,7 @@ pub fn register(registry: &mut Registry<Engine>) {
     registry
         .add::<GetModuleInfo>()
         .add::<GetOpcAssignments>()
-        .add::<SetOptions>();
+        .add::<SetAccelOptions>();
 }
 
 /// Operations on data, by SPDK's names.
@@ -70,7 +70,7 @@ impl Method<Engine> for GetOpcAssignments {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[allow(dead_code)]
-struct SetOptionsParams {
+struct SetAccelOptionsParams {
     /// Accepted without effect: SPDK's small buffers per thread.
     small_cache_size: Option<u32>,
     /// Accepted without effect: SPDK's large buffers per thread.
@@ -83,9 +83,9 @@ struct SetOptionsParams {
     buf_count: Option<u32>,
 }
 
-struct SetOptions;
+struct SetAccelOptions;
 
-impl Method<Engine> for SetOptions {
+impl Method<Engine> for SetAccelOptions {
     const NAME: &'static str = "accel_set_options";
     const UNDECODABLE: i32 = PARSE_ERROR;
     const ABOUT: &'static str =
@@ -93,10 +93,10 @@ impl Method<Engine> for SetOptions {
     const CLASS: Class = Class::Admin;
     const CHANGES: Changes = Changes::Nothing;
     const WHEN: When = When::Startup;
-    type Params = SetOptionsParams;
+    type Params = SetAccelOptionsParams;
     type Reply = bool;
 
-    async fn apply(_: SetOptionsParams, _: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(_: SetAccelOptionsParams, _: Rc<Engine>) -> Result<bool, RpcError> {
         Ok(true)
     }
 }

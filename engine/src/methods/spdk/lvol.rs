@@ -38,16 +38,16 @@ pub fn register(registry: &mut Registry<Engine>) {
         .add::<RenameStore>()
         .add::<GrowStore>()
         .add::<GetStores>()
-        .add::<Create>()
-        .add::<Snapshot>()
-        .add::<Clone>()
-        .add::<Rename>()
-        .add::<Resize>()
-        .add::<Inflate>()
-        .add::<DecoupleParent>()
-        .add::<SetParent>()
-        .add::<SetReadOnly>()
-        .add::<Delete>()
+        .add::<BdevLvolCreate>()
+        .add::<BdevLvolSnapshot>()
+        .add::<BdevLvolClone>()
+        .add::<BdevLvolRename>()
+        .add::<BdevLvolResize>()
+        .add::<BdevLvolInflate>()
+        .add::<BdevLvolDecoupleParent>()
+        .add::<BdevLvolSetParent>()
+        .add::<BdevLvolSetReadOnly>()
+        .add::<BdevLvolDelete>()
         .add::<GetLvols>();
 }
 
@@ -94,7 +94,7 @@ impl Method<Engine> for CreateStore {
     type Reply = String;
 
     async fn apply(params: CreateStoreParams, engine: Rc<Engine>) -> Result<String, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let (name, disk) = (params.lvs_name, params.bdev_name);
         check_name("lvs_name", &name)?;
         if engine.plane()?.bdevs.lookup(&disk).is_none() {
@@ -146,7 +146,7 @@ impl Method<Engine> for DeleteStore {
     type Reply = bool;
 
     async fn apply(params: StoreParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let pool = store(&engine, params.uuid, params.lvs_name)?;
         let id = pool.handle.id().to_string();
         drop(pool);
@@ -177,7 +177,7 @@ impl Method<Engine> for RenameStore {
     type Reply = bool;
 
     async fn apply(params: RenameStoreParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let found = engine.devices.pools.find(&params.old_name);
         let pool = found.map_err(|error| RpcError {
             message: format!("Lvol store {} not found", params.old_name),
@@ -201,7 +201,7 @@ impl Method<Engine> for GrowStore {
     type Reply = bool;
 
     async fn apply(params: StoreParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let pool = store(&engine, params.uuid, params.lvs_name)?;
         let grown = pools::grow(&pool).await;
         grown.map_err(coded(INVALID_PARAMS))?;
@@ -253,11 +253,11 @@ impl Method<Engine> for GetStores {
     }
 }
 
-struct Create;
+struct BdevLvolCreate;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct CreateParams {
+struct BdevLvolCreateParams {
     /// Name of the new lvol: 1 to 63 bytes, without `/`.
     lvol_name: String,
     /// Size in MiB; or give size.
@@ -283,17 +283,17 @@ fn bytes(mebibytes: u64) -> Result<u64, RpcError> {
     })
 }
 
-impl Method<Engine> for Create {
+impl Method<Engine> for BdevLvolCreate {
     const NAME: &'static str = "bdev_lvol_create";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Makes an lvol, and answers its UUID, the name of its bdev.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    type Params = CreateParams;
+    type Params = BdevLvolCreateParams;
     type Reply = String;
 
-    async fn apply(params: CreateParams, engine: Rc<Engine>) -> Result<String, RpcError> {
-        engine.settled().await;
+    async fn apply(params: BdevLvolCreateParams, engine: Rc<Engine>) -> Result<String, RpcError> {
+        engine.earlier_changes().await;
         check_name("lvol_name", &params.lvol_name)?;
         let size = match (params.size_in_mib, params.size) {
             (Some(mebibytes), None) => bytes(mebibytes)?,
@@ -318,28 +318,28 @@ impl Method<Engine> for Create {
     }
 }
 
-struct Snapshot;
+struct BdevLvolSnapshot;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct SnapshotParams {
+struct BdevLvolSnapshotParams {
     /// The lvol: its UUID, or `lvstore/name`.
     lvol_name: String,
     /// Name of the new snapshot: 1 to 63 bytes, without `/`.
     snapshot_name: String,
 }
 
-impl Method<Engine> for Snapshot {
+impl Method<Engine> for BdevLvolSnapshot {
     const NAME: &'static str = "bdev_lvol_snapshot";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Makes a snapshot of an lvol, and answers its UUID.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    type Params = SnapshotParams;
+    type Params = BdevLvolSnapshotParams;
     type Reply = String;
 
-    async fn apply(params: SnapshotParams, engine: Rc<Engine>) -> Result<String, RpcError> {
-        engine.settled().await;
+    async fn apply(params: BdevLvolSnapshotParams, engine: Rc<Engine>) -> Result<String, RpcError> {
+        engine.earlier_changes().await;
         let (pool, lvol) = find_lvol(&engine, "lvol_name", &params.lvol_name)?;
         let refused = coded(INVALID_PARAMS);
         check_name("snapshot_name", &params.snapshot_name).map_err(&refused)?;
@@ -352,28 +352,28 @@ impl Method<Engine> for Snapshot {
     }
 }
 
-struct Clone;
+struct BdevLvolClone;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct CloneParams {
+struct BdevLvolCloneParams {
     /// The snapshot: its UUID, or `lvstore/name`.
     snapshot_name: String,
     /// Name of the new lvol: 1 to 63 bytes, without `/`.
     clone_name: String,
 }
 
-impl Method<Engine> for Clone {
+impl Method<Engine> for BdevLvolClone {
     const NAME: &'static str = "bdev_lvol_clone";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Makes a thin lvol from a snapshot, and answers its UUID.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    type Params = CloneParams;
+    type Params = BdevLvolCloneParams;
     type Reply = String;
 
-    async fn apply(params: CloneParams, engine: Rc<Engine>) -> Result<String, RpcError> {
-        engine.settled().await;
+    async fn apply(params: BdevLvolCloneParams, engine: Rc<Engine>) -> Result<String, RpcError> {
+        engine.earlier_changes().await;
         let (pool, source) = find_lvol(&engine, "snapshot_name", &params.snapshot_name)?;
         let refused = coded(INVALID_PARAMS);
         check_name("clone_name", &params.clone_name).map_err(&refused)?;
@@ -390,28 +390,28 @@ impl Method<Engine> for Clone {
     }
 }
 
-struct Rename;
+struct BdevLvolRename;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct RenameParams {
+struct BdevLvolRenameParams {
     /// The lvol: its UUID, or `lvstore/name`.
     old_name: String,
     /// The new name: 1 to 63 bytes, without `/`.
     new_name: String,
 }
 
-impl Method<Engine> for Rename {
+impl Method<Engine> for BdevLvolRename {
     const NAME: &'static str = "bdev_lvol_rename";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Gives an lvol another name within its lvstore.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    type Params = RenameParams;
+    type Params = BdevLvolRenameParams;
     type Reply = bool;
 
-    async fn apply(params: RenameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+    async fn apply(params: BdevLvolRenameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.earlier_changes().await;
         let (field, lvol) = ("old_name", params.old_name.as_str());
         find_lvol(&engine, field, lvol)?;
         let renamed = lvols::rename(&engine, (field, lvol), params.new_name).await;
@@ -420,28 +420,28 @@ impl Method<Engine> for Rename {
     }
 }
 
-struct Resize;
+struct BdevLvolResize;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct ResizeParams {
+struct BdevLvolResizeParams {
     /// The lvol: its UUID, or `lvstore/name`.
     name: String,
     /// The new size in MiB.
     size_in_mib: u64,
 }
 
-impl Method<Engine> for Resize {
+impl Method<Engine> for BdevLvolResize {
     const NAME: &'static str = "bdev_lvol_resize";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Changes the size of an lvol.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    type Params = ResizeParams;
+    type Params = BdevLvolResizeParams;
     type Reply = bool;
 
-    async fn apply(params: ResizeParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+    async fn apply(params: BdevLvolResizeParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.earlier_changes().await;
         let (pool, lvol) = find_lvol(&engine, "name", &params.name)?;
         let refused = coded(INVALID_PARAMS);
         let bytes = bytes(params.size_in_mib).map_err(&refused)?;
@@ -453,23 +453,23 @@ impl Method<Engine> for Resize {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct NameParams {
+struct LvolNameParams {
     /// UUID, or `lvs/lvol`.
     name: String,
 }
 
-struct Inflate;
+struct BdevLvolInflate;
 
-impl Method<Engine> for Inflate {
+impl Method<Engine> for BdevLvolInflate {
     const NAME: &'static str = "bdev_lvol_inflate";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Copies the data that an lvol shares with its snapshot.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    type Params = NameParams;
+    type Params = LvolNameParams;
     type Reply = bool;
 
-    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: LvolNameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         change(&engine, &params.name, |lvol| Command::Inflate { lvol }).await
     }
 }
@@ -480,7 +480,7 @@ async fn change(
     name: &str,
     command: impl FnOnce(Uuid) -> Command,
 ) -> Result<bool, RpcError> {
-    engine.settled().await;
+    engine.earlier_changes().await;
     let (pool, lvol) = find_lvol(engine, "name", name)?;
     let changed = pool.run(command(lvol.uuid())).await;
     changed.map_err(coded(INVALID_PARAMS))?;
@@ -488,45 +488,45 @@ async fn change(
     Ok(true)
 }
 
-struct DecoupleParent;
+struct BdevLvolDecoupleParent;
 
-impl Method<Engine> for DecoupleParent {
+impl Method<Engine> for BdevLvolDecoupleParent {
     const NAME: &'static str = "bdev_lvol_decouple_parent";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Copies the data that an lvol shares with its snapshot. The snapshot's own parent becomes its \
          parent.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    type Params = NameParams;
+    type Params = LvolNameParams;
     type Reply = bool;
 
-    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: LvolNameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         change(&engine, &params.name, |lvol| Command::Decouple { lvol }).await
     }
 }
 
-struct SetParent;
+struct BdevLvolSetParent;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct SetParentParams {
+struct BdevLvolSetParentParams {
     /// UUID, or `lvs/lvol`.
     lvol_name: String,
     /// The snapshot: UUID, or `lvs/lvol`.
     parent_name: String,
 }
 
-impl Method<Engine> for SetParent {
+impl Method<Engine> for BdevLvolSetParent {
     const NAME: &'static str = "bdev_lvol_set_parent";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Makes a thin lvol that is not in use a clone of a snapshot, with the clusters that it owns on top.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    type Params = SetParentParams;
+    type Params = BdevLvolSetParentParams;
     type Reply = bool;
 
-    async fn apply(params: SetParentParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+    async fn apply(params: BdevLvolSetParentParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.earlier_changes().await;
         let (pool, lvol) = find_lvol(&engine, "lvol_name", &params.lvol_name)?;
         let (of, parent) = find_lvol(&engine, "parent_name", &params.parent_name)?;
         let refused = coded(INVALID_PARAMS);
@@ -537,35 +537,35 @@ impl Method<Engine> for SetParent {
     }
 }
 
-struct SetReadOnly;
+struct BdevLvolSetReadOnly;
 
-impl Method<Engine> for SetReadOnly {
+impl Method<Engine> for BdevLvolSetReadOnly {
     const NAME: &'static str = "bdev_lvol_set_read_only";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Ends all writes to an lvol, for good. Clones of it can be made.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    type Params = NameParams;
+    type Params = LvolNameParams;
     type Reply = bool;
 
-    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: LvolNameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         change(&engine, &params.name, |lvol| Command::ReadOnly { lvol }).await
     }
 }
 
-struct Delete;
+struct BdevLvolDelete;
 
-impl Method<Engine> for Delete {
+impl Method<Engine> for BdevLvolDelete {
     const NAME: &'static str = "bdev_lvol_delete";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Deletes an lvol or snapshot. A snapshot with several clones is refused; lvol_delete takes it.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    type Params = NameParams;
+    type Params = LvolNameParams;
     type Reply = bool;
 
-    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+    async fn apply(params: LvolNameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.earlier_changes().await;
         let (pool, lvol) = find_lvol(&engine, "name", &params.name)?;
         let all = pool.list_names().await?;
         let clones = all.iter().filter(|other| other.parent == Some(lvol.uuid()));
@@ -593,7 +593,7 @@ struct GetLvolsParams {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct LvolReply {
+struct SpdkLvolReply {
     alias: String,
     uuid: String,
     name: String,
@@ -619,9 +619,12 @@ impl Method<Engine> for GetLvols {
     const CLASS: Class = Class::Read;
     const ORDER: Order = Order::Free;
     type Params = GetLvolsParams;
-    type Reply = Vec<LvolReply>;
+    type Reply = Vec<SpdkLvolReply>;
 
-    async fn apply(params: GetLvolsParams, engine: Rc<Engine>) -> Result<Vec<LvolReply>, RpcError> {
+    async fn apply(
+        params: GetLvolsParams,
+        engine: Rc<Engine>,
+    ) -> Result<Vec<SpdkLvolReply>, RpcError> {
         let pools = match (&params.lvs_uuid, &params.lvs_name) {
             (None, None) => engine.devices.pools.list(),
             _ => vec![store(&engine, params.lvs_uuid, params.lvs_name)?],
@@ -629,7 +632,7 @@ impl Method<Engine> for GetLvols {
         let mut all = Vec::new();
         for pool in pools {
             let status = pool.handle.status();
-            let reply = |info: LvolInfo| LvolReply {
+            let reply = |info: LvolInfo| SpdkLvolReply {
                 alias: pools::alias(&status.name, &info.name),
                 uuid: info.id.to_string(),
                 name: info.name,

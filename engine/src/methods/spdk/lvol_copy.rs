@@ -45,7 +45,7 @@ impl Method<Engine> for StartCopy {
         params: StartCopyParams,
         engine: Rc<Engine>,
     ) -> Result<StartCopyReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let (pool, lvol) = find_lvol(&engine, "src_lvol_name", &params.src_lvol_name)?;
         let copies = &engine.devices.pools.copies;
         let started = copies.start(&engine, pool, lvol, &params.dst_bdev_name);

@@ -26,25 +26,25 @@ use crate::store::{Change, Record};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
-        .add::<Create>()
-        .add::<Delete>()
-        .add::<GetBdevs>()
+        .add::<CreateRaid>()
+        .add::<DeleteRaid>()
+        .add::<GetRaidBdevs>()
         .add::<AddBase>()
         .add::<RemoveBase>()
-        .add::<SetOptions>();
+        .add::<SetRaidOptions>();
 }
 
 const OPTIONS_KEY: &str = "volume/raid_options";
 
-struct Create;
+struct CreateRaid;
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct CreateParams {
+struct CreateRaidParams {
     /// Name of the new mirror.
     name: String,
     /// `raid1` or `1`: the other levels of SPDK are not supported.
-    raid_level: Level,
+    raid_level: RaidLevel,
     /// Two to five bdevs, one per replica: by name, alias or UUID. Those that do not exist yet are
     /// waited for.
     base_bdevs: Vec<String>,
@@ -63,7 +63,7 @@ struct CreateParams {
 
 /// SPDK's levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-enum Level {
+enum RaidLevel {
     #[serde(rename = "raid1", alias = "1")]
     Raid1,
     #[serde(rename = "raid0", alias = "0")]
@@ -87,18 +87,18 @@ fn check_bases(bases: &[String]) -> Result<(), RpcError> {
     }
 }
 
-impl Method<Engine> for Create {
+impl Method<Engine> for CreateRaid {
     const NAME: &'static str = "bdev_raid_create";
     const UNDECODABLE: i32 = PARSE_ERROR;
     const ABOUT: &'static str = "Makes a mirror: a replicated volume, as volume_create does.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    type Params = CreateParams;
+    type Params = CreateRaidParams;
     type Reply = bool;
 
-    async fn apply(params: CreateParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
-        if params.raid_level != Level::Raid1 {
+    async fn apply(params: CreateRaidParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.earlier_changes().await;
+        if params.raid_level != RaidLevel::Raid1 {
             let cause = "this level keeps no second copy of anything: only mirrors are here";
             return Err(RpcError::errno(Errno::ENOTSUP, cause)
                 .field("raid_level")
@@ -147,11 +147,11 @@ impl Method<Engine> for Create {
     }
 }
 
-struct Delete;
+struct DeleteRaid;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct DeleteParams {
+struct DeleteRaidParams {
     /// Name of the mirror.
     name: String,
     /// Accepted: the labels are always cleared.
@@ -160,23 +160,23 @@ struct DeleteParams {
     clear_sb: bool,
 }
 
-impl Method<Engine> for Delete {
+impl Method<Engine> for DeleteRaid {
     const NAME: &'static str = "bdev_raid_delete";
     const UNDECODABLE: i32 = PARSE_ERROR;
     const ABOUT: &'static str = "Deletes a mirror that is not in use, as volume_delete does.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    type Params = DeleteParams;
+    type Params = DeleteRaidParams;
     type Reply = bool;
 
-    async fn apply(params: DeleteParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: DeleteRaidParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let waiting = deferred::key(&params.name);
         if engine.journal.find(&waiting).is_some() {
             let _changing = engine.changing().await;
             engine.journal.commit(Change::remove(waiting)).await?;
             return Ok(true);
         }
-        engine.settled().await;
+        engine.earlier_changes().await;
         volumes::delete(&engine, &params.name, None).await?;
         Ok(true)
     }
@@ -184,20 +184,20 @@ impl Method<Engine> for Delete {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-enum Category {
+enum RaidCategory {
     All,
     Online,
     Configuring,
     Offline,
 }
 
-struct GetBdevs;
+struct GetRaidBdevs;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct GetParams {
+struct GetRaidBdevsParams {
     /// `online`, `configuring` (waiting for its devices), `offline` (no I/O) or `all`.
-    category: Category,
+    category: RaidCategory,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -206,7 +206,7 @@ struct RaidReply {
     uuid: String,
     strip_size_kb: u32,
     /// `online`, `configuring` or `offline`.
-    state: Category,
+    state: RaidCategory,
     raid_level: &'static str,
     superblock: bool,
     num_base_bdevs: usize,
@@ -246,23 +246,27 @@ struct BaseReply {
     data_size: u64,
 }
 
-impl Method<Engine> for GetBdevs {
+impl Method<Engine> for GetRaidBdevs {
     const NAME: &'static str = "bdev_raid_get_bdevs";
     const UNDECODABLE: i32 = PARSE_ERROR;
     const ABOUT: &'static str = "Lists replicated volumes as SPDK lists mirrors.";
     const CLASS: Class = Class::Read;
-    type Params = GetParams;
+    type Params = GetRaidBdevsParams;
     type Reply = Vec<RaidReply>;
 
-    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<Vec<RaidReply>, RpcError> {
+    async fn apply(
+        params: GetRaidBdevsParams,
+        engine: Rc<Engine>,
+    ) -> Result<Vec<RaidReply>, RpcError> {
         let plane = engine.plane()?;
         let all = engine.volumes.list();
         let all = all.iter().map(|volume| describe(&plane, volume));
         let waiting = engine.journal.below(crate::journal::DEFERRED).into_iter();
-        let waiting = waiting.filter(|entry| entry.record.method == Create::NAME);
+        let waiting = waiting.filter(|entry| entry.record.method == CreateRaid::NAME);
         let all = all.chain(waiting.filter_map(|entry| waiting_mirror(&plane, &entry.record)));
-        let wanted =
-            |raid: &RaidReply| params.category == Category::All || raid.state == params.category;
+        let wanted = |raid: &RaidReply| {
+            params.category == RaidCategory::All || raid.state == params.category
+        };
         Ok(all.filter(wanted).collect())
     }
 }
@@ -279,7 +283,7 @@ pub fn of(engine: &Engine, bdev: &str) -> Option<Value> {
 
 /// A mirror that is created once all its devices exist.
 fn waiting_mirror(plane: &Plane, record: &Record) -> Option<RaidReply> {
-    let params: CreateParams = serde_json::from_value(record.params.clone()).ok()?;
+    let params: CreateRaidParams = serde_json::from_value(record.params.clone()).ok()?;
     let base = |name: &String| {
         let layer = plane.bdevs.lookup(name);
         BaseReply {
@@ -298,7 +302,7 @@ fn waiting_mirror(plane: &Plane, record: &Record) -> Option<RaidReply> {
         name: params.name,
         uuid: params.uuid.unwrap_or_default().to_string(),
         strip_size_kb: 0,
-        state: Category::Configuring,
+        state: RaidCategory::Configuring,
         raid_level: "raid1",
         superblock: params.superblock,
         num_base_bdevs: params.base_bdevs.len(),
@@ -328,7 +332,7 @@ fn describe(plane: &Plane, volume: &Listed) -> RaidReply {
             name: record.name.clone(),
             uuid: record.id.to_string(),
             strip_size_kb: 0,
-            state: Category::Configuring,
+            state: RaidCategory::Configuring,
             raid_level: "raid1",
             superblock: true,
             num_base_bdevs: record.replicas.len(),
@@ -365,14 +369,14 @@ fn describe(plane: &Plane, volume: &Listed) -> RaidReply {
         strip_size_kb: 0,
         state: match status.state {
             VolumeState::Healthy | VolumeState::Degraded | VolumeState::WritesHeld => {
-                Category::Online
+                RaidCategory::Online
             }
             VolumeState::Frozen
             | VolumeState::Failing
             | VolumeState::Fenced
             | VolumeState::StoreLost
             | VolumeState::Closed
-            | VolumeState::Standby => Category::Offline,
+            | VolumeState::Standby => RaidCategory::Offline,
         },
         raid_level: "raid1",
         superblock: true,
@@ -409,7 +413,7 @@ impl Method<Engine> for AddBase {
     type Reply = bool;
 
     async fn apply(params: AddBaseParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let listed = engine.plane()?.bdevs.get(&params.base_bdev);
         let none = |_| crate::methods::replies::no_device(&params.base_bdev).field("base_bdev");
         let listed = listed.map_err(none)?;
@@ -440,7 +444,7 @@ impl Method<Engine> for RemoveBase {
     type Reply = bool;
 
     async fn apply(params: ByName, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let layer = engine.plane()?.bdevs.lookup(&params.name);
         let device = layer.map_or_else(|| params.name.clone(), |l| l.name().to_owned());
         let volume = engine.volumes.with_replica(&device).ok_or_else(|| {
@@ -460,28 +464,28 @@ impl Method<Engine> for RemoveBase {
     }
 }
 
-struct SetOptions;
+struct SetRaidOptions;
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct OptionsParams {
+struct SetRaidOptionsParams {
     /// Accepted: a resync proceeds by regions of the volume's dirty-region log.
     process_window_size_kb: Option<u32>,
     /// Resync limit in MiB per second; 0: no limit. Applies to every volume and to later ones.
     process_max_bandwidth_mb_sec: Option<u64>,
 }
 
-impl Method<Engine> for SetOptions {
+impl Method<Engine> for SetRaidOptions {
     const NAME: &'static str = "bdev_raid_set_options";
     const UNDECODABLE: i32 = PARSE_ERROR;
     const ABOUT: &'static str = "Sets the resync limit of all volumes.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    type Params = OptionsParams;
+    type Params = SetRaidOptionsParams;
     type Reply = bool;
 
-    async fn apply(params: OptionsParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+    async fn apply(params: SetRaidOptionsParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.earlier_changes().await;
         let volumes = &engine.volumes;
         if params.process_window_size_kb == Some(0) {
             return Err(

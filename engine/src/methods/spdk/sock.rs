@@ -15,8 +15,8 @@ pub fn register(registry: &mut Registry<Engine>) {
     registry
         .add::<GetDefaultImpl>()
         .add::<SetDefaultImpl>()
-        .add::<GetOptions>()
-        .add::<SetOptions>();
+        .add::<GetSockOptions>()
+        .add::<SetSockOptions>();
 }
 
 /// Implementations whose options SPDK always saves. They cannot be selected, so their options have
@@ -27,7 +27,7 @@ const IGNORED_IMPLS: [&str; 2] = ["ssl", "uring"];
 const MAX_BUFFER: u32 = 1 << 30;
 
 /// The call that restores the options.
-pub const SET_SOCK_OPTIONS: &str = SetOptions::NAME;
+pub const SET_SOCK_OPTIONS: &str = SetSockOptions::NAME;
 
 fn known(impl_name: &str) -> Result<(), RpcError> {
     match impl_name {
@@ -86,7 +86,7 @@ impl Method<Engine> for SetDefaultImpl {
 
 /// The options under SPDK's names.
 #[derive(Debug, Serialize, JsonSchema)]
-struct Options {
+struct SockOptionsReply {
     /// Bytes; 0: the kernel sizes the buffer.
     recv_buf_size: u32,
     send_buf_size: u32,
@@ -100,20 +100,20 @@ struct Options {
     enable_ktls: bool,
 }
 
-struct GetOptions;
+struct GetSockOptions;
 
-impl Method<Engine> for GetOptions {
+impl Method<Engine> for GetSockOptions {
     const NAME: &'static str = "sock_impl_get_options";
     const ABOUT: &'static str = "Returns the options of sockets.";
     const CLASS: Class = Class::Read;
     const WHEN: When = When::Always;
     type Params = ImplParams;
-    type Reply = Options;
+    type Reply = SockOptionsReply;
 
-    async fn apply(params: ImplParams, engine: Rc<Engine>) -> Result<Options, RpcError> {
+    async fn apply(params: ImplParams, engine: Rc<Engine>) -> Result<SockOptionsReply, RpcError> {
         known(&params.impl_name)?;
         let sock = engine.options.borrow().sock;
-        Ok(Options {
+        Ok(SockOptionsReply {
             recv_buf_size: sock.recv_buf_size,
             send_buf_size: sock.send_buf_size,
             // Received data goes to a per-core buffer first and is parsed there.
@@ -129,11 +129,11 @@ impl Method<Engine> for GetOptions {
     }
 }
 
-struct SetOptions;
+struct SetSockOptions;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct SetOptionsParams {
+struct SetSockOptionsParams {
     /// `posix`.
     impl_name: String,
     /// Bytes of a socket's receive buffer; default 0: the kernel sizes it.
@@ -162,16 +162,16 @@ struct SetOptionsParams {
     enable_ktls: Option<bool>,
 }
 
-impl Method<Engine> for SetOptions {
+impl Method<Engine> for SetSockOptions {
     const NAME: &'static str = "sock_impl_set_options";
     const ABOUT: &'static str = "Sets the options of sockets. Options of `ssl` and `uring` are accepted, as SPDK saves them, and have no effect.";
     const CLASS: Class = Class::Admin;
     const WHEN: When = When::Startup;
     const ORDER: Order = Order::Exclusive;
-    type Params = SetOptionsParams;
+    type Params = SetSockOptionsParams;
     type Reply = bool;
 
-    async fn apply(params: SetOptionsParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: SetSockOptionsParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         if IGNORED_IMPLS.contains(&params.impl_name.as_str()) {
             return Ok(true);
         }

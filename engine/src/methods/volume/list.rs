@@ -56,7 +56,7 @@ pub struct VolumeReply {
     /// Subsystems that offer the volume to hosts.
     subsystems: Vec<String>,
     replicas: Vec<ReplicaReply>,
-    verify: Option<VerifyReply>,
+    verify: Option<VerifyStatus>,
     /// Queues open on it.
     queues: usize,
     /// The reactor that runs the volume's control.
@@ -137,18 +137,6 @@ struct LastResyncReply {
     kind: &'static str,
     bytes: u64,
     seconds: f64,
-}
-
-#[derive(Debug, Serialize, JsonSchema)]
-struct VerifyReply {
-    repair: bool,
-    running: bool,
-    total_bytes: u64,
-    compared_bytes: u64,
-    different_blocks: u64,
-    repaired_blocks: u64,
-    /// The first blocks that differ.
-    examples: Vec<u64>,
 }
 
 pub fn describe(engine: &Engine, listed: &Listed) -> Result<VolumeReply, RpcError> {
@@ -232,7 +220,7 @@ fn of_status(plane: &Plane, status: &VolumeStatus) -> VolumeReply {
         settings: status.settings.clone(),
         subsystems: Vec::new(),
         replicas: replicas.map(|m| replica(plane, status, m)).collect(),
-        verify: status.verify.as_ref().map(verify),
+        verify: status.verify.clone(),
         queues: status.lanes,
         reactor: None,
         counters: CountersReply {
@@ -315,18 +303,6 @@ fn resync(of: &ResyncStatus, device_of: &dyn Fn(uuid::Uuid) -> Option<String>) -
         left_bytes: of.left_bytes,
         bytes_per_s: of.bytes_per_s,
         left_s: of.left_s,
-    }
-}
-
-fn verify(of: &VerifyStatus) -> VerifyReply {
-    VerifyReply {
-        repair: of.repair,
-        running: of.running,
-        total_bytes: of.total_bytes,
-        compared_bytes: of.compared_bytes,
-        different_blocks: of.different_blocks,
-        repaired_blocks: of.repaired_blocks,
-        examples: of.examples.clone(),
     }
 }
 

@@ -95,7 +95,7 @@ impl Method<Engine> for DropLvols {
 
     async fn apply(params: DropParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         if !crate::journal::is_replaying() {
-            engine.settled().await;
+            engine.earlier_changes().await;
         }
         lvols::drop_unused(&engine, params.volume, params.lvols).await?;
         Ok(true)

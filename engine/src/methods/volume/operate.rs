@@ -29,7 +29,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
 }
 
 async fn run(engine: &Rc<Engine>, name: &str, command: Command) -> Result<VolumeReply, RpcError> {
-    engine.settled().await;
+    engine.earlier_changes().await;
     let opened = engine.volumes.run(name, command).await?;
     let id = opened.handle.status().id;
     describe(engine, &engine.volumes.find(&id.to_string())?)
@@ -107,7 +107,7 @@ impl Method<Engine> for Grow {
     type Reply = VolumeReply;
 
     async fn apply(params: GrowParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let opened = engine.volumes.opened(&params.name)?;
         let status = opened.handle.status();
         let plane = engine.plane()?;
@@ -185,7 +185,7 @@ impl Method<Engine> for Set {
     type Reply = VolumeReply;
 
     async fn apply(params: SetParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let id = engine.volumes.find(&params.name)?.id();
         // Serialised per volume: settings left out must keep the values of a simultaneous call.
         let altering = engine.volumes.altering(id);
@@ -238,7 +238,7 @@ impl Method<Engine> for Thaw {
         if params.force.is_some() {
             access::require(Class::Admin, "force")?;
         }
-        engine.settled().await;
+        engine.earlier_changes().await;
         let listed = engine.volumes.find(&params.name)?;
         let chosen = params
             .replica
@@ -285,7 +285,7 @@ impl Method<Engine> for FailIo {
     type Reply = VolumeReply;
 
     async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         engine
             .volumes
             .must_be_here(&engine.volumes.find(&params.name)?)?;

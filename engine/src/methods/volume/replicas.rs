@@ -45,7 +45,7 @@ pub fn replica(engine: &Engine, volume: &str, name: &str) -> String {
 
 /// Runs a command and returns the state of the volume afterwards.
 async fn run(engine: &Rc<Engine>, name: &str, command: Command) -> Result<VolumeReply, RpcError> {
-    engine.settled().await;
+    engine.earlier_changes().await;
     let opened = engine.volumes.run(name, command).await?;
     let id = opened.handle.status().id;
     describe(engine, &engine.volumes.find(&id.to_string())?)
@@ -97,7 +97,7 @@ impl Method<Engine> for AddReplica {
     type Reply = VolumeReply;
 
     async fn apply(params: AddReplicaParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let force = params.force;
         let add = |device| Command::Add { device, force };
         run_on(&engine, &params.name, &params.device, add).await
@@ -228,7 +228,7 @@ impl Method<Engine> for Replace {
     type Reply = VolumeReply;
 
     async fn apply(params: ReplaceParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         params.run(&engine).await
     }
 }
@@ -244,7 +244,7 @@ impl Method<Engine> for Move {
     type Reply = VolumeReply;
 
     async fn apply(params: ReplaceParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let wanted = replica(&engine, &params.name, &params.replica);
         let status = engine.volumes.opened(&params.name)?.handle.status();
         let ours = status

@@ -107,7 +107,7 @@ pub async fn create(
             let _writer = engine.devices.backups.writer(request.volume.id).await;
             let progress = ended.progress();
             work::on_thread(ended.thread(), place, move |store| async move {
-                let mut source = work::Snapshot::new(pool, lvol, device, bytes);
+                let mut source = work::SnapshotSource::new(pool, lvol, device, bytes);
                 nacre_engine_backup::create(&store, &request, &mut source, &progress).await
             })
             .await

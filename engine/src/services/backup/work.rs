@@ -131,7 +131,7 @@ impl Mapped {
 }
 
 /// The data of a snapshot.
-pub(super) struct Snapshot {
+pub(super) struct SnapshotSource {
     pool: PoolHandle,
     lvol: Uuid,
     device: Device,
@@ -140,7 +140,7 @@ pub(super) struct Snapshot {
     mapped: Mapped,
 }
 
-impl Snapshot {
+impl SnapshotSource {
     pub(super) fn new(pool: PoolHandle, lvol: Uuid, device: Device, bytes: u64) -> Self {
         Self {
             unit: pool.status().unit_bytes,
@@ -157,7 +157,7 @@ impl Snapshot {
     }
 }
 
-impl Source for Snapshot {
+impl Source for SnapshotSource {
     async fn begin(&mut self) -> Result<u64, String> {
         let mut mapped = Mapped::new(self.pool.clone(), self.lvol);
         let (mut count, mut last) = (0, None);

@@ -92,7 +92,7 @@ impl When {
 
     /// True if the node has no backup of this day. Those of a time that has not come do not count:
     /// the clock was set.
-    fn is_due(self, found: &[Found]) -> bool {
+    fn is_due(self, found: &[BackupFile]) -> bool {
         let ages = found.iter().filter_map(|file| file.age);
         let mut past = ages.filter(|age| age.created <= self.now);
         !past.any(|age| self.day(age.created) == self.day(self.now))
@@ -101,7 +101,7 @@ impl When {
 
 /// A file of this cluster.
 #[derive(Debug)]
-struct Found {
+struct BackupFile {
     path: PathBuf,
     /// `None`: it is damaged.
     age: Option<Age>,
@@ -186,7 +186,7 @@ fn name(created: u64) -> String {
 
 /// The backups of this cluster. Files that this program cannot judge are left alone: those of other
 /// clusters and of later versions, and those that cannot be read.
-fn backups(dir: &Path, cluster: Uuid) -> anyhow::Result<Vec<Found>> {
+fn backups(dir: &Path, cluster: Uuid) -> anyhow::Result<Vec<BackupFile>> {
     let shown = || dir.display().to_string();
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).with_context(shown)? {
@@ -207,14 +207,14 @@ fn backups(dir: &Path, cluster: Uuid) -> anyhow::Result<Vec<Found>> {
             )) => None,
             Ok(Err(_)) | Err(_) => continue,
         };
-        found.push(Found { path, age });
+        found.push(BackupFile { path, age });
     }
     Ok(found)
 }
 
 /// Removes all but the last [`KEPT`]. Of the store of `last`, revisions tell the age; other ones
 /// are older. Damaged files go first.
-fn prune(mut found: Vec<Found>, last: Age) -> anyhow::Result<()> {
+fn prune(mut found: Vec<BackupFile>, last: Age) -> anyhow::Result<()> {
     found.sort_by_key(|file| {
         let by_age = |age: Age| {
             let is_of_store = age.restored == last.restored;

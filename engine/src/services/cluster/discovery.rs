@@ -50,14 +50,14 @@ struct Place {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Discovery {
+pub(super) struct ListedVolumes {
     /// The volumes that the target lists.
     listed: RefCell<BTreeMap<VolumeId, Nqn>>,
     /// The ports of the nodes, as the target lists them.
     places: RefCell<BTreeMap<NodeId, Vec<Place>>>,
 }
 
-impl Discovery {
+impl ListedVolumes {
     /// Gives the target the ports of the changed volumes. `are_nodes_changed`: of all volumes, if
     /// ports of nodes differ.
     pub(super) fn update(

@@ -16,7 +16,7 @@ use crate::services::volumes::AbsentDevices;
 
 /// The state that the cluster's thread wants for one volume.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Wanted {
+pub(super) struct WantedVolume {
     /// `None`: the record has not arrived, or was deleted.
     pub role: Option<VolumeRole>,
     pub publication: Option<Publication>,
@@ -38,8 +38,8 @@ pub(super) enum Action {
 }
 
 #[derive(Debug, Default)]
-struct State {
-    volumes: BTreeMap<VolumeId, Wanted>,
+struct InboxState {
+    volumes: BTreeMap<VolumeId, WantedVolume>,
     /// Volumes whose wanted state has changed.
     changed: BTreeSet<VolumeId>,
     nodes: BTreeMap<NodeId, NodeKey>,
@@ -68,7 +68,7 @@ pub(super) struct Exported {
 /// Shared by the cluster's thread, the management thread and the reactors.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
-    state: Mutex<State>,
+    state: Mutex<InboxState>,
     news: Notify,
 }
 
@@ -98,7 +98,7 @@ impl Inbox {
     }
 
     /// `None`: the volume was deleted.
-    pub(super) fn wanted(&self, volume: VolumeId) -> Option<Wanted> {
+    pub(super) fn wanted(&self, volume: VolumeId) -> Option<WantedVolume> {
         self.state.lock().volumes.get(&volume).cloned()
     }
 
@@ -109,7 +109,7 @@ impl Inbox {
     /// The volumes that the node shows by their publications.
     pub(super) fn published_on(&self, node: NodeId) -> Vec<VolumeId> {
         let state = self.state.lock();
-        let of_node = |wanted: &Wanted| {
+        let of_node = |wanted: &WantedVolume| {
             let publication = wanted.publication.as_ref();
             publication.is_some_and(|publication| publication.slots.of(node).is_some())
         };
@@ -206,7 +206,7 @@ impl Inbox {
         self.state.lock().standing.clone()
     }
 
-    fn change(&self, volume: VolumeId, change: impl FnOnce(&mut Wanted)) {
+    fn change(&self, volume: VolumeId, change: impl FnOnce(&mut WantedVolume)) {
         let mut state = self.state.lock();
         let wanted = state.volumes.entry(volume).or_default();
         change(wanted);
@@ -221,7 +221,7 @@ impl Inbox {
         self.news.notify_one();
     }
 
-    fn change_others(&self, change: impl FnOnce(&mut State)) {
+    fn change_others(&self, change: impl FnOnce(&mut InboxState)) {
         let mut state = self.state.lock();
         change(&mut state);
         state.others_changed = true;

@@ -57,7 +57,7 @@ use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use self::discovery::{Discovery, tls_text};
+use self::discovery::{ListedVolumes, tls_text};
 use self::exports::Exports;
 use self::inbox::{Inbox, News, Sender};
 use self::last_errors::LastErrors;
@@ -108,7 +108,7 @@ pub(super) struct Running {
     shown: RefCell<BTreeMap<VolumeId, Shown>>,
     exports: Exports,
     peers: Peers,
-    discovery: Discovery,
+    discovery: ListedVolumes,
     /// No lost replica is replaced, at the last look.
     is_braked: Cell<bool>,
     /// The data directory does not name the cluster.
@@ -264,7 +264,7 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
         shown: RefCell::default(),
         exports: Exports::new(me),
         peers: Peers::default(),
-        discovery: Discovery::default(),
+        discovery: ListedVolumes::default(),
         is_braked: Cell::new(false),
         not_noted: LastErrors::default(),
         not_copied: LastErrors::default(),

@@ -4,7 +4,7 @@
 //!   place    pools chosen, space promised, exports wanted: one transaction
 //!   export   the nodes make the lvols ([`super::lvols`]) ▸ this node reaches them
 //!   work     the control writes labels and the record
-//!   settle   made: the exports end with their replicas; not made: they end now, with the lvols
+//!   conclude made: the exports end with their replicas; not made: they end now, with the lvols
 //! ```
 
 use std::rc::Rc;

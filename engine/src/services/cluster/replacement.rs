@@ -37,7 +37,7 @@ use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
-use crate::services::volumes::{Listed, OpenState, Opened};
+use crate::services::volumes::{Listed, OpenState, OpenedVolume};
 
 const LOOK: Duration = Duration::from_secs(1);
 /// Pause after an act that was refused, for example because no pool has room.
@@ -50,7 +50,7 @@ const AT_ONCE: usize = 8;
 
 /// The repairs of all volumes that this node serves.
 struct Repairs {
-    volumes: RefCell<BTreeMap<Uuid, Repair>>,
+    volumes: RefCell<BTreeMap<Uuid, VolumeRepair>>,
     failed_pools: RefCell<FailedPools>,
     at_once: Semaphore,
 }
@@ -67,10 +67,10 @@ impl Default for Repairs {
 
 /// The repair of one volume that this node serves.
 #[derive(Default)]
-struct Repair {
+struct VolumeRepair {
     absences: Absences,
     /// The last refusal that was reported, and the time of the next attempt.
-    refused: Option<(Refused, tokio::time::Instant)>,
+    refused: Option<(RefusalKind, tokio::time::Instant)>,
     /// No export of the volume counts as being filled. A former holder may have left one.
     has_no_resync: bool,
     /// A task looks at the volume.
@@ -79,7 +79,7 @@ struct Repair {
 
 /// The kind of a refusal, without its figures: free space changes, and the demand stays.
 #[derive(Debug, PartialEq, Eq)]
-enum Refused {
+enum RefusalKind {
     /// Too few nodes or pools meet a demand.
     Demand(Unmet),
     Cluster(Discriminant<Error>),
@@ -87,7 +87,7 @@ enum Refused {
     Call(i32, Option<String>),
 }
 
-impl Refused {
+impl RefusalKind {
     fn of(error: &NotReplaced) -> Self {
         match error {
             NotReplaced::Cluster(Error::NotPlaced { demand, .. }) => Self::Demand(*demand),
@@ -102,7 +102,7 @@ impl Refused {
 
 /// A volume that this node serves, with its replicas.
 struct Served {
-    opened: Rc<Opened>,
+    opened: Rc<OpenedVolume>,
     id: Uuid,
     name: String,
     replicas: Vec<(ServedReplica, ReplicaStatus)>,
@@ -163,7 +163,7 @@ impl Repairs {
     /// Starts a look at each volume that needs one. A disk that does not answer delays only its
     /// volume.
     fn turn(self: &Rc<Self>, engine: &Rc<Engine>, running: &Rc<Running>) {
-        let all: Vec<(Listed, Rc<Opened>)> =
+        let all: Vec<(Listed, Rc<OpenedVolume>)> =
             engine.volumes.list().into_iter().filter_map(open).collect();
         let nodes = running.inbox.nodes();
         let mut volumes = self.volumes.borrow_mut();
@@ -202,7 +202,7 @@ impl Repairs {
     }
 
     /// The repair of a volume. It stays while a task looks at the volume.
-    fn of<T>(&self, id: Uuid, work: impl FnOnce(&mut Repair) -> T) -> T {
+    fn of<T>(&self, id: Uuid, work: impl FnOnce(&mut VolumeRepair) -> T) -> T {
         work(self.volumes.borrow_mut().entry(id).or_default())
     }
 
@@ -241,7 +241,7 @@ impl Repairs {
             }
         };
         let refused = done.err().map(|error| {
-            let refused = Refused::of(&error);
+            let refused = RefusalKind::of(&error);
             let is_known = self.of(served.id, |repair| {
                 let known = repair.refused.as_ref();
                 known.is_some_and(|(known, _)| *known == refused)
@@ -255,7 +255,7 @@ impl Repairs {
     }
 }
 
-fn open(listed: Listed) -> Option<(Listed, Rc<Opened>)> {
+fn open(listed: Listed) -> Option<(Listed, Rc<OpenedVolume>)> {
     let OpenState::Open(opened) = &listed.open_state else {
         return None;
     };
@@ -264,7 +264,7 @@ fn open(listed: Listed) -> Option<(Listed, Rc<Opened>)> {
 }
 
 /// True if a replica is not in sync, its node is evicted, or a replacement runs.
-fn needs_repair(nodes: &BTreeMap<NodeId, NodeKey>, listed: &Listed, opened: &Opened) -> bool {
+fn needs_repair(nodes: &BTreeMap<NodeId, NodeKey>, listed: &Listed, opened: &OpenedVolume) -> bool {
     let status = opened.handle.status();
     let is_out = |one: &ReplicaStatus| one.state != ReplicaState::InSync;
     let is_evicted = |node: &Uuid| nodes.get(&NodeId(*node)).is_some_and(|key| key.evict);
@@ -281,7 +281,7 @@ async fn served(
     running: &Running,
     nodes: &BTreeMap<NodeId, NodeKey>,
     listed: &Listed,
-    opened: Rc<Opened>,
+    opened: Rc<OpenedVolume>,
 ) -> Result<Option<Served>, Error> {
     let exports = places(running, &listed.record.replicas).await?;
     let status = opened.handle.status();
@@ -517,7 +517,7 @@ mod tests {
     /// apart. Method: the same demand with other figures, other demands, and other calls.
     #[test]
     fn figures_do_not_change_a_refusal() {
-        let of = |error: &NotReplaced| Refused::of(error);
+        let of = |error: &NotReplaced| RefusalKind::of(error);
         let room = not_placed("no pool has room for 7 bytes", Unmet::Room);
         assert_eq!(
             of(&room),

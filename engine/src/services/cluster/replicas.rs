@@ -4,7 +4,7 @@
 //! ```text
 //!   export   member/N/R, by this daemon ▸ the nodes export the devices ▸ this node reaches them
 //!   work     the control writes labels and the record
-//!   settle   made: the exports end with their replicas; not made: they end now
+//!   conclude made: the exports end with their replicas; not made: they end now
 //! ```
 //!
 //! If this daemon dies in between, its incarnation ends, and each node ends its export by itself
@@ -30,7 +30,7 @@ use crate::services::Engine;
 /// Time for all nodes to export the devices, and for this node to reach them.
 const EXPORTED: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(100);
-/// Pause after a failure to settle an export.
+/// Pause after a failure to conclude an export.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// A device of a node.
@@ -159,8 +159,8 @@ where
     with_devices(engine, running, volume, &made, field, exported, work).await
 }
 
-/// Runs `work` once the nodes export the devices, as `exported` asks for, and settles the exports.
-/// `field` names the parameter of each device, if there is one.
+/// Runs `work` once the nodes export the devices, as `exported` asks for, and concludes the
+/// exports. `field` names the parameter of each device, if there is one.
 pub(super) async fn with_devices<T, Work>(
     engine: &Rc<Engine>,
     running: &Rc<Running>,
@@ -187,12 +187,12 @@ where
     let outcome = outcome.await;
     let is_made = outcome.is_ok();
     for (export_id, node) in made.iter().copied() {
-        if settle(running, node, export_id, is_made).await.is_err() {
+        if conclude(running, node, export_id, is_made).await.is_err() {
             // The daemon's end ends the exports, too.
             let running = Rc::clone(running);
             tokio::task::spawn_local(async move {
                 while !running.is_ending.get()
-                    && settle(&running, node, export_id, is_made).await.is_err()
+                    && conclude(&running, node, export_id, is_made).await.is_err()
                 {
                     tokio::time::sleep(AGAIN).await;
                 }
@@ -203,13 +203,13 @@ where
 }
 
 /// Ends the export of a replica that was not made. One that was made ends with its replica.
-async fn settle(
+async fn conclude(
     running: &Running,
     node: NodeId,
     export_id: ExportId,
     is_made: bool,
 ) -> Result<(), Error> {
-    let settled = if is_made {
+    let concluded = if is_made {
         running.operator.export_is_made(node, export_id).await
     } else {
         running.inbox.forget_noted(&export_id.0.to_string());
@@ -219,7 +219,7 @@ async fn settle(
             .await;
         ended.map(drop)
     };
-    settled.inspect_err(|error| warn!(%error, "the export of a replica is not settled"))
+    concluded.inspect_err(|error| warn!(%error, "cannot conclude the export of a replica"))
 }
 
 /// Waits until the nodes export the devices, and this node has them. The refusal has the index of

@@ -31,7 +31,7 @@ use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
 use super::hosts::Hosts;
-use super::inbox::{Action, Exported, Wanted};
+use super::inbox::{Action, Exported, WantedVolume};
 use super::last_errors::LastErrors;
 use super::lease::OfIncarnation;
 use super::{Running, expect_subsystems, reservation};
@@ -157,7 +157,7 @@ async fn step(
     engine: &Rc<Engine>,
     running: &Rc<Running>,
     id: VolumeId,
-    wanted: &Wanted,
+    wanted: &WantedVolume,
     done: &mut Done,
 ) {
     if let Some(role) = &wanted.role {
@@ -243,7 +243,7 @@ async fn drop_open(engine: &Rc<Engine>, running: &Running, id: VolumeId, done: &
 }
 
 /// This node's slot of the volume's publication.
-fn slot_of(running: &Running, wanted: &Wanted) -> Option<u8> {
+fn slot_of(running: &Running, wanted: &WantedVolume) -> Option<u8> {
     wanted.publication.as_ref()?.slots.of(running.me)
 }
 
@@ -332,7 +332,7 @@ async fn show(
     engine: &Rc<Engine>,
     running: &Rc<Running>,
     id: VolumeId,
-    wanted: &Wanted,
+    wanted: &WantedVolume,
     done: &mut Done,
 ) {
     let here = wanted.publication.as_ref().zip(slot_of(running, wanted));

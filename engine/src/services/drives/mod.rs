@@ -49,7 +49,7 @@ pub struct Drive {
     pub address: String,
     /// Most bdevs of this drive.
     pub max_devices: usize,
-    inbox: Arc<Inbox>,
+    inbox: Arc<EventInbox>,
     /// Bdevs by namespace.
     devices: RefCell<BTreeMap<u32, Arc<NvmeBdev>>>,
     refused: RefCell<BTreeMap<u32, String>>,
@@ -72,12 +72,12 @@ pub struct Drives {
 }
 
 /// Events of a controller, on their way to the management thread.
-struct Inbox {
+struct EventInbox {
     events: Mutex<VecDeque<Event>>,
     changed: Arc<Notify>,
 }
 
-impl Observer for Inbox {
+impl Observer for EventInbox {
     fn event(&self, event: Event) {
         // Namespaces are read, not queued. Queueing them would keep the drive alive, because it
         // owns this observer.
@@ -98,7 +98,7 @@ impl Observer for Inbox {
     }
 }
 
-impl Inbox {
+impl EventInbox {
     fn take(&self) -> VecDeque<Event> {
         let mut events = self.events.lock();
         std::mem::take(&mut *events)
@@ -219,7 +219,7 @@ impl Drives {
     ) -> Result<Rc<Drive>, RpcError> {
         let plane = engine.plane()?;
         let (name, address) = (options.name.clone(), function.address().to_owned());
-        let inbox = Arc::new(Inbox {
+        let inbox = Arc::new(EventInbox {
             events: Mutex::default(),
             changed: Arc::clone(&self.changed),
         });

@@ -310,7 +310,8 @@ impl Listeners {
                     continue;
                 }
                 let listener = declared.iter().find(|l| l.name == path.listener);
-                let ana = subsystem.ana_reporting.then(|| path.ana.word());
+                let reports = subsystem.options.ana_reporting == Some(true);
+                let ana = reports.then(|| path.ana.word());
                 let params = call(&subsystem.nqn, ana, path, listener);
                 wanted.insert(key(&subsystem.nqn, path), params);
             }

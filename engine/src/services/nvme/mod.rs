@@ -13,7 +13,7 @@ use std::rc::Rc;
 
 use futures_util::future::join_all;
 
-use crate::journal::Entry as JournalEntry;
+use crate::journal::JournalEntry;
 use crate::rpc::RpcError;
 use crate::services::Engine;
 use crate::services::bus;

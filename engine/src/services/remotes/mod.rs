@@ -67,7 +67,7 @@ pub struct Remotes {
     bdevs_appeared: Notify,
     pub discoveries: discovery::Discoveries,
     /// Notified after a change was handled.
-    pub settled: Notify,
+    pub handled: Notify,
 }
 
 impl Remotes {
@@ -256,7 +256,7 @@ pub async fn follow(engine: Rc<Engine>) {
                 (a, b) => a.or(b),
             };
         }
-        engine.remotes.settled.notify_waiters();
+        engine.remotes.handled.notify_waiters();
     }
 }
 

@@ -139,7 +139,7 @@ const NAMES: Names = Names {
 };
 
 /// The machine's state.
-struct Machine {
+struct MachineFacts {
     identity: Identity,
     source: Option<IpAddr>,
     /// Why the route to the target has no RDMA.
@@ -179,7 +179,7 @@ fn read_machine(
     wanted: &Wanted,
     replication: &Replication,
     verbs: &Verbs,
-) -> Result<Machine, PlanError> {
+) -> Result<MachineFacts, PlanError> {
     let hostnqn = wanted.hostnqn.as_ref().map(Nqn::to_string);
     let identity = Identity::find(NAMES, hostnqn.as_deref(), None)?;
     let target = wanted.address.ip();
@@ -201,7 +201,7 @@ fn read_machine(
             .open()
             .map_err(|absence| absence.into_error().to_string())
     };
-    Ok(Machine {
+    Ok(MachineFacts {
         identity,
         source,
         no_way,

@@ -46,7 +46,7 @@ pub fn forget_namespace(own: &str) -> Change {
 
 /// Edits that remove the namespaces on `devices` from the journal, with their hosts.
 pub fn forget_namespaces_of(engine: &Engine, devices: &[String]) -> Vec<Edit> {
-    let on_one_of_them = |entry: &crate::journal::Entry| {
+    let on_one_of_them = |entry: &crate::journal::JournalEntry| {
         let device = entry
             .record
             .params

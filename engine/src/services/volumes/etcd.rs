@@ -45,7 +45,7 @@ const LONGEST_PASSWORD: usize = 1024;
 const MOVED: &str = "volumes.redb.moved";
 
 /// The store, with the id of this daemon.
-pub(super) struct Opened {
+pub(super) struct OpenedStore {
     pub store: Arc<EtcdStore>,
     pub holder: Uuid,
     pub health: OfStore,
@@ -99,7 +99,7 @@ pub(super) async fn follow(engine: Rc<Engine>, mut of: OfStore) {
 }
 
 /// Opens the store.
-pub(super) async fn open(settings: &Settings, dir: &Path) -> anyhow::Result<Opened> {
+pub(super) async fn open(settings: &Settings, dir: &Path) -> anyhow::Result<OpenedStore> {
     let prefix = prefix(settings)?;
     let (store, node, is_claimed) = {
         let (settings, dir, prefix) = (settings.clone(), dir.to_owned(), prefix.clone());
@@ -133,7 +133,7 @@ pub(super) async fn open(settings: &Settings, dir: &Path) -> anyhow::Result<Open
     }
     move_records(&store, dir, &prefix).await?;
     info!(prefix = %prefix, endpoints = settings.endpoints.join(","), "the volume store is etcd");
-    Ok(Opened {
+    Ok(OpenedStore {
         store,
         holder: node.id,
         health: OfStore {

@@ -14,7 +14,7 @@ use tracing::warn;
 use uuid::Uuid;
 
 use super::lifecycle::{end_control, shut, stopping, try_open, wait_for_queues};
-use super::{AbsentDevices, Entry, Membership, Opened, Volumes, events, frozen};
+use super::{AbsentDevices, Membership, OpenedVolume, VolumeEntry, Volumes, events, frozen};
 use crate::plane::Plane;
 use crate::rpc::RpcError;
 use crate::services::Engine;
@@ -83,7 +83,7 @@ pub(in crate::services) async fn set_record(engine: &Rc<Engine>, record: VolumeR
         let mut entries = engine.volumes.entries.borrow_mut();
         let entry = entries
             .entry(id)
-            .or_insert_with(|| Entry::new(record.clone()));
+            .or_insert_with(|| VolumeEntry::new(record.clone()));
         let former = std::mem::replace(&mut entry.record, record);
         if former.blocks < entry.record.blocks {
             entry.grown_from.get_or_insert(former.blocks);
@@ -99,7 +99,7 @@ pub(in crate::services) async fn set_record(engine: &Rc<Engine>, record: VolumeR
 
 /// Gives the placeholder the size and the name of the record, so that hosts keep their namespace.
 /// False: another placeholder is needed.
-fn follow_record(plane: &Plane, entry: &Entry, former: &VolumeRecord) -> bool {
+fn follow_record(plane: &Plane, entry: &VolumeEntry, former: &VolumeRecord) -> bool {
     let record = &entry.record;
     if record.limits != former.limits {
         return false;
@@ -233,7 +233,7 @@ pub(in crate::services) async fn drop_open(engine: &Rc<Engine>, id: Uuid, nqn: O
 async fn close_as(
     engine: &Rc<Engine>,
     id: Uuid,
-    work: impl AsyncFnOnce(&Plane, &Opened) -> Result<(), RpcError>,
+    work: impl AsyncFnOnce(&Plane, &OpenedVolume) -> Result<(), RpcError>,
 ) -> Result<(), RpcError> {
     let lock = {
         let entries = engine.volumes.entries.borrow();
@@ -260,7 +260,12 @@ async fn close_as(
 }
 
 /// Removes the volume's bdev, and its namespaces.
-fn take_away(engine: &Engine, plane: &Plane, id: Uuid, opened: &Opened) -> Option<DeleteTicket> {
+fn take_away(
+    engine: &Engine,
+    plane: &Plane,
+    id: Uuid,
+    opened: &OpenedVolume,
+) -> Option<DeleteTicket> {
     engine.volumes.keep_rates(plane, id, &opened.bdev);
     let ticket = plane.bdevs.remove(&opened.bdev, Removal::Hot).ok();
     // Now, not when the event is handled: the placeholder gets the name.

@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use super::frozen::PATIENCE;
 use super::replica_devices::VolumeDevices;
-use super::{Entry, OpenState, Opened, etcd, events, frozen, holder, note};
+use super::{OpenState, OpenedVolume, VolumeEntry, etcd, events, frozen, holder, note};
 use crate::plane::{Plane, pool_here};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
@@ -78,7 +78,7 @@ pub async fn begin(engine: &Rc<Engine>) -> anyhow::Result<()> {
     volumes
         .untried
         .replace(records.iter().map(|r| r.id).collect());
-    let entries = records.into_iter().map(|r| (r.id, Entry::new(r)));
+    let entries = records.into_iter().map(|r| (r.id, VolumeEntry::new(r)));
     *volumes.entries.borrow_mut() = entries.collect();
     volumes.store.replace(Some(store));
     volumes.holder.set(holder);
@@ -191,7 +191,7 @@ async fn tried(engine: &Rc<Engine>, id: Uuid) {
 pub(super) async fn try_open(
     engine: &Rc<Engine>,
     id: Uuid,
-) -> Option<Result<Rc<Opened>, RpcError>> {
+) -> Option<Result<Rc<OpenedVolume>, RpcError>> {
     let volumes = &engine.volumes;
     let lock = volumes
         .entries
@@ -249,7 +249,7 @@ pub(super) async fn try_open(
     Some(outcome.map_err(Refusal::refusal))
 }
 
-async fn open_once(engine: &Rc<Engine>, id: Uuid) -> Result<Rc<Opened>, VolumeError> {
+async fn open_once(engine: &Rc<Engine>, id: Uuid) -> Result<Rc<OpenedVolume>, VolumeError> {
     let gone = || VolumeError::Closed {
         name: id.to_string(),
     };
@@ -274,7 +274,7 @@ async fn open_once(engine: &Rc<Engine>, id: Uuid) -> Result<Rc<Opened>, VolumeEr
         frozen::assign_bdev(engine, &plane, id, &is, &handle).await
     };
     match registered {
-        Ok(bdev) => Ok(Rc::new(Opened {
+        Ok(bdev) => Ok(Rc::new(OpenedVolume {
             handle,
             bdev,
             reactor: name,
@@ -360,13 +360,16 @@ pub(in crate::services) async fn create_record(
 }
 
 /// Creates a volume and opens it.
-pub async fn create(engine: &Rc<Engine>, new: NewVolume) -> Result<Rc<Opened>, RpcError> {
+pub async fn create(engine: &Rc<Engine>, new: NewVolume) -> Result<Rc<OpenedVolume>, RpcError> {
     let volumes = &engine.volumes;
     let _one = volumes.changing.lock().await;
     let record = create_record(engine, new).await?;
     let id = record.id;
     let name = record.name.clone();
-    volumes.entries.borrow_mut().insert(id, Entry::new(record));
+    volumes
+        .entries
+        .borrow_mut()
+        .insert(id, VolumeEntry::new(record));
     match try_open(engine, id).await {
         Some(Ok(opened)) => {
             let text = format!("volume \"{name}\" was made");
@@ -559,12 +562,15 @@ pub(in crate::services) async fn delete(
 }
 
 /// Waits for the queues of a volume whose bdev is being removed, then closes the volume.
-pub(super) async fn shut(opened: &Opened, ticket: Option<DeleteTicket>) -> Result<(), RpcError> {
+pub(super) async fn shut(
+    opened: &OpenedVolume,
+    ticket: Option<DeleteTicket>,
+) -> Result<(), RpcError> {
     wait_for_queues(opened, ticket).await;
     end_control(opened).await
 }
 
-pub(super) async fn wait_for_queues(opened: &Opened, ticket: Option<DeleteTicket>) {
+pub(super) async fn wait_for_queues(opened: &OpenedVolume, ticket: Option<DeleteTicket>) {
     if let Some(ticket) = ticket
         && tokio::time::timeout(PATIENCE, ticket).await.is_err()
     {
@@ -572,7 +578,7 @@ pub(super) async fn wait_for_queues(opened: &Opened, ticket: Option<DeleteTicket
     }
 }
 
-pub(super) async fn end_control(opened: &Opened) -> Result<(), RpcError> {
+pub(super) async fn end_control(opened: &OpenedVolume) -> Result<(), RpcError> {
     let closed = tokio::time::timeout(PATIENCE, opened.handle.run(Command::Close)).await;
     match closed {
         Ok(Ok(()) | Err(VolumeError::Closed { .. })) => Ok(()),
@@ -585,7 +591,7 @@ pub(super) async fn end_control(opened: &Opened) -> Result<(), RpcError> {
 }
 
 /// Reopens a volume whose deletion failed, once its control has closed it.
-async fn open_when_closed(engine: Rc<Engine>, id: Uuid, opened: Rc<Opened>) {
+async fn open_when_closed(engine: Rc<Engine>, id: Uuid, opened: Rc<OpenedVolume>) {
     // The control handles commands in order: this waits for the earlier close.
     while let Err(error) = opened.handle.run(Command::Close).await {
         if matches!(error, VolumeError::Closed { .. }) {
@@ -603,11 +609,11 @@ async fn open_when_closed(engine: Rc<Engine>, id: Uuid, opened: Rc<Opened>) {
 /// Closes all volumes after the hosts have disconnected. Clean labels avoid a reconcile.
 pub async fn close_all(engine: &Rc<Engine>, plane: &Plane) {
     engine.volumes.closing.set(true);
-    let open: Vec<Rc<Opened>> = {
+    let open: Vec<Rc<OpenedVolume>> = {
         let mut entries = engine.volumes.entries.borrow_mut();
         entries.values_mut().filter_map(|e| e.open.take()).collect()
     };
-    let close = async |opened: &Rc<Opened>| {
+    let close = async |opened: &Rc<OpenedVolume>| {
         // Every core releases the namespaces on it.
         for subsystem in plane.target.subsystems() {
             subsystem.bdev_removed(&opened.bdev);

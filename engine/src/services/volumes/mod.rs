@@ -60,7 +60,7 @@ pub use nacre_bdev_replica::model::RESERVED;
 
 #[derive(Default)]
 pub struct Volumes {
-    entries: RefCell<BTreeMap<Uuid, Entry>>,
+    entries: RefCell<BTreeMap<Uuid, VolumeEntry>>,
     store: RefCell<Option<Arc<dyn VolumeStore>>>,
     /// `None`: the store is a file, or in memory.
     of_store: RefCell<Option<OfStore>>,
@@ -82,14 +82,14 @@ pub struct Volumes {
     pub raid_window_kb: Cell<Option<u32>>,
 }
 
-struct Entry {
+struct VolumeEntry {
     /// Record as last read from the store.
     record: VolumeRecord,
     /// Serialises opening, deletion and closing.
     lock: Rc<Mutex<()>>,
     /// Serialises changes of settings, name and publication.
     altering: Rc<Mutex<()>>,
-    open: Option<Rc<Opened>>,
+    open: Option<Rc<OpenedVolume>>,
     /// Placeholder that becomes the volume when it is opened.
     prepared: Option<Prepared>,
     /// The name of the placeholder's bdev while it is registered.
@@ -111,7 +111,7 @@ struct Entry {
 }
 
 /// A volume with a control and a registered bdev.
-pub struct Opened {
+pub struct OpenedVolume {
     pub handle: VolumeHandle,
     /// Name of the bdev: the volume's name when it was opened. After a rename the new name is an
     /// alias.
@@ -123,7 +123,7 @@ pub struct Opened {
 /// State of a volume of the store.
 #[derive(Clone)]
 pub enum OpenState {
-    Open(Rc<Opened>),
+    Open(Rc<OpenedVolume>),
     /// Not open; has a block device on which I/O waits.
     Frozen {
         bdev: String,
@@ -223,7 +223,7 @@ impl Volumes {
     /// All volumes of the store, by name.
     pub fn list(&self) -> Vec<Listed> {
         let entries = self.entries.borrow();
-        let mut all: Vec<Listed> = entries.values().map(Entry::listed).collect();
+        let mut all: Vec<Listed> = entries.values().map(VolumeEntry::listed).collect();
         all.sort_by_cached_key(Listed::name);
         all
     }
@@ -247,7 +247,7 @@ impl Volumes {
     }
 
     /// An open volume. Otherwise an error with the reason.
-    pub fn opened(&self, name: &str) -> Result<Rc<Opened>, RpcError> {
+    pub fn opened(&self, name: &str) -> Result<Rc<OpenedVolume>, RpcError> {
         let listed = self.find(name)?;
         match listed.open_state {
             OpenState::Open(opened) => Ok(opened),
@@ -294,7 +294,7 @@ impl Volumes {
         let ours = entries
             .values()
             .find(|e| e.bdev() == Some(device))
-            .map(Entry::listed);
+            .map(VolumeEntry::listed);
         let is_in_cluster = self.is_in_cluster();
         match ours.filter(|volume| is_in_cluster || volume.name() != device) {
             Some(volume) => volume.id().to_string(),
@@ -311,14 +311,14 @@ impl Volumes {
     }
 
     /// Runs a command on an open volume.
-    pub async fn run(&self, name: &str, command: Command) -> Result<Rc<Opened>, RpcError> {
+    pub async fn run(&self, name: &str, command: Command) -> Result<Rc<OpenedVolume>, RpcError> {
         let opened = self.opened(name)?;
         opened.handle.run(command).await.or_refuse()?;
         Ok(opened)
     }
 
     /// The open volume that has `device` as a replica, by the device's name.
-    pub fn with_replica(&self, device: &str) -> Option<Rc<Opened>> {
+    pub fn with_replica(&self, device: &str) -> Option<Rc<OpenedVolume>> {
         let entries = self.entries.borrow();
         let mut open = entries.values().filter_map(|e| e.open.clone());
         open.find(|o| {
@@ -373,7 +373,7 @@ fn not_open(name: &str, why: Option<&VolumeError>) -> RpcError {
     .remedy("it is tried again by itself; volume_get names the reason")
 }
 
-impl Entry {
+impl VolumeEntry {
     fn new(record: VolumeRecord) -> Self {
         Self {
             record,

@@ -40,7 +40,7 @@ pub fn published_as(engine: &Engine, wanted: impl Fn(&Value) -> bool) -> Vec<Pub
     let Ok(plane) = engine.plane() else {
         return Vec::new();
     };
-    let read = |entry: crate::journal::Entry| {
+    let read = |entry: crate::journal::JournalEntry| {
         let params = &entry.record.params;
         let volume = Uuid::parse_str(params["name"].as_str()?).ok()?;
         let nqn = Nqn::new(params["nqn"].as_str()?).ok()?;
@@ -57,7 +57,8 @@ pub fn published_as(engine: &Engine, wanted: impl Fn(&Value) -> bool) -> Vec<Pub
             ana: subsystem.config.ana_reporting.then(ana),
         })
     };
-    let ours = |e: &crate::journal::Entry| e.record.method == PUBLISH && wanted(&e.record.params);
+    let ours =
+        |e: &crate::journal::JournalEntry| e.record.method == PUBLISH && wanted(&e.record.params);
     let entries = engine.journal.select(ours);
     entries.into_iter().filter_map(read).collect()
 }
@@ -98,7 +99,7 @@ impl AnaByTransport {
 /// file are listed explicitly, because the loading daemon may have another file.
 pub fn config(engine: &Engine) -> Vec<Value> {
     let served = |nqn: &str| -> Vec<Value> {
-        let of = |e: &crate::journal::Entry| {
+        let of = |e: &crate::journal::JournalEntry| {
             e.record.method == ADD_LISTENER && e.record.params["nqn"] == nqn
         };
         let addresses = engine.journal.select(of).into_iter();

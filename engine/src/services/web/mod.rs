@@ -33,16 +33,16 @@ const CHECK_EVERY: Duration = Duration::from_secs(86_400);
 /// The page of a daemon; idle unless `[web] listen` is set.
 #[derive(Debug, Default)]
 pub struct Page {
-    running: OnceCell<Running>,
+    running: OnceCell<RunningServer>,
     /// Kinds that calls have changed since the page asked, a bit for each of [`KINDS`].
     changed: Cell<u16>,
     /// The first event that the page has not seen as a change.
     seen: Cell<u64>,
-    last: RefCell<Option<(Instant, Sums)>>,
+    last: RefCell<Option<(Instant, HostIo)>>,
 }
 
 #[derive(Debug)]
-struct Running {
+struct RunningServer {
     logins: Rc<Logins>,
     certificate: Rc<RefCell<Option<Certificate>>>,
     listen: Vec<Endpoint>,
@@ -178,7 +178,7 @@ pub async fn start(engine: &Rc<Engine>, folder: Option<&Path>) -> anyhow::Result
     if logins.wants_setup() {
         info!("the page has no account yet: `nacre web status` shows the set-up code");
     }
-    let running = Running {
+    let running = RunningServer {
         logins,
         certificate,
         listen,
@@ -250,7 +250,7 @@ fn host() -> String {
 
 /// Reads and writes of all hosts since the daemon's start.
 #[derive(Debug, Clone, Copy, Default)]
-struct Sums([Sum; 2]);
+struct HostIo([Sum; 2]);
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Sum {
@@ -299,7 +299,7 @@ fn upper_us(bucket: usize) -> f64 {
     (1_u64 << bucket) as f64
 }
 
-impl Sums {
+impl HostIo {
     fn of(engine: &Engine) -> Option<Self> {
         let plane = engine.plane().ok()?;
         let mut sums = Self::default();
@@ -365,7 +365,7 @@ impl Source for Engine {
     }
 
     async fn metrics(&self) -> Option<Value> {
-        let now = (Instant::now(), Sums::of(self)?);
+        let now = (Instant::now(), HostIo::of(self)?);
         let (then, earlier) = self.calls.page.last.replace(Some(now))?;
         let seconds = now.0.duration_since(then).as_secs_f64();
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);

@@ -10,20 +10,20 @@ use nacre_nvmf_wire::identify::controller::Cmic;
 use nacre_nvmf_wire::log::ana::{AnaGroup, AnaHeader, AnaState, groups};
 use zerocopy::FromBytes;
 
-use super::Controller;
-use crate::host::step::{PAGE, Step};
+use super::HostController;
+use crate::host::step::{HostStep, PAGE};
 
 /// Most bytes of the log that are read, so that a target cannot cause endless requests.
 const MAX_LOG: usize = 64 << 10;
 
-impl Controller {
+impl HostController {
     /// The step after all namespaces were identified.
-    pub(super) fn after_namespaces(&mut self) -> Step {
+    pub(super) fn after_namespaces(&mut self) -> HostStep {
         self.scan.access_log.clear();
         if self.reports_access() {
-            Step::ReadAccess(0)
+            HostStep::ReadAccess(0)
         } else {
-            Step::Idle
+            HostStep::Idle
         }
     }
 
@@ -34,7 +34,7 @@ impl Controller {
     }
 
     /// Handles a part of the log. The header's number of groups shows whether more follows.
-    pub(super) fn take_access(&mut self, data: &[u8]) -> Step {
+    pub(super) fn take_access(&mut self, data: &[u8]) -> HostStep {
         self.scan.access_log.extend_from_slice(data);
         let whole = match AnaHeader::ref_from_prefix(&self.scan.access_log) {
             Ok((header, _)) => {
@@ -44,19 +44,19 @@ impl Controller {
         };
         let so_far = self.scan.access_log.len();
         if so_far < whole && data.len() == PAGE && so_far < MAX_LOG {
-            return Step::ReadAccess(so_far as u32);
+            return HostStep::ReadAccess(so_far as u32);
         }
         self.scan.access = states(&self.scan.access_log);
         self.scan.access_log = Vec::new();
-        Step::Idle
+        HostStep::Idle
     }
 
     /// Handles a controller without the log: all namespaces count as accessible, and the status of
     /// each command decides.
-    pub(super) fn no_access(&mut self) -> Step {
+    pub(super) fn no_access(&mut self) -> HostStep {
         self.scan.access_log = Vec::new();
         self.scan.access = BTreeMap::new();
-        Step::Idle
+        HostStep::Idle
     }
 }
 

@@ -6,7 +6,7 @@ use crate::host::error::HostError;
 use crate::host::options::{Dial, HostOptions, Wanted};
 use crate::host::queue::CommandQueue;
 use crate::host::queue::Proof;
-use crate::host::step::{ADMIN_ENTRIES, Step};
+use crate::host::step::{ADMIN_ENTRIES, HostStep};
 use crate::transport::TransportType;
 
 /// Starts the transport connection of an admin queue.
@@ -30,26 +30,29 @@ pub(super) fn step_after_connect(
     queue: Option<&mut CommandQueue>,
     options: &HostOptions,
     required: AuthRequirements,
-) -> Result<Step, HostError> {
+) -> Result<HostStep, HostError> {
     // The queue was lost in the meantime.
     let Some(queue) = queue else {
-        return Ok(Step::ReadCap);
+        return Ok(HostStep::ReadCap);
     };
     let begun = queue.begin_authentication(options, required, 0)?;
     Ok(if begun {
-        Step::Authenticate
+        HostStep::Authenticate
     } else {
-        Step::ReadCap
+        HostStep::ReadCap
     })
 }
 
 /// The step after authentication. With a new PSK all queues connect over TLS, this one first.
-pub(super) fn step_after_authentication(proof: Proof, queue: &mut Option<CommandQueue>) -> Step {
+pub(super) fn step_after_authentication(
+    proof: Proof,
+    queue: &mut Option<CommandQueue>,
+) -> HostStep {
     match proof {
-        Proof::Alone => Step::ReadCap,
+        Proof::Alone => HostStep::ReadCap,
         Proof::WithPsk => {
             *queue = None;
-            Step::Dialling
+            HostStep::Dialling
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use nacre_reactor::Nanos;
 
-use super::{Controller, ControllerState, EVENT};
+use super::{ControllerState, EVENT, HostController};
 use crate::host::error::HostError;
 
-impl Controller {
+impl HostController {
     /// Handles a lost connection: drops it, and waits for the next attempt or fails the controller.
     pub(super) fn lost(&mut self, error: HostError, now: Nanos) {
         if self.step.is_shutting_down() {

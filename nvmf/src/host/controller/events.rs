@@ -9,7 +9,7 @@ use nacre_nvmf_wire::log::lid;
 
 use super::user_commands::MAX_TICKETS;
 
-pub(super) struct Events {
+pub(super) struct AsyncEventRequests {
     /// An Asynchronous Event Request is in flight.
     is_requested: bool,
     /// False after the controller has refused a request.
@@ -22,7 +22,7 @@ pub(super) struct Events {
     pub access_changed: bool,
 }
 
-impl Events {
+impl AsyncEventRequests {
     pub(super) fn new() -> Self {
         Self {
             is_requested: false,

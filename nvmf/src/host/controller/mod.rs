@@ -7,8 +7,8 @@
 //!    └───────────── Waiting (back-off) ◀────────────────┘ ─▶ Failed (refused, or too long)
 //! ```
 //!
-//! Each [`Step`] has at most one command. Keep Alive, Asynchronous Event Request and the user's
-//! admin commands run at the same time.
+//! Each [`HostStep`] has at most one command. Keep Alive, Asynchronous Event Request and the
+//! user's admin commands run at the same time.
 
 mod access;
 mod connecting;
@@ -36,7 +36,7 @@ use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
 use nacre_reactor::Nanos;
 
 use self::connecting::{dial_admin, step_after_authentication, step_after_connect};
-use self::events::Events;
+use self::events::AsyncEventRequests;
 use self::keep_alive::KeepAlive;
 use self::scan::NamespaceScan;
 use self::user_commands::{UserCommand, UserCommands};
@@ -46,7 +46,7 @@ use super::link::Link;
 use super::options::{Dial, HostOptions};
 use super::paths::Paths;
 use super::queue::{CommandQueue, Finished};
-use super::step::Step;
+use super::step::HostStep;
 use crate::transport::Closed;
 
 /// Most namespaces of a controller; bounds the requests that a target can cause.
@@ -85,14 +85,14 @@ const OWN: u64 = u64::MAX;
 const KEEP_ALIVE: u64 = u64::MAX - 1;
 const EVENT: u64 = u64::MAX - 2;
 
-pub struct Controller {
+pub struct HostController {
     options: HostOptions,
     dial: Box<dyn Dial>,
     pool: Pool,
     link: Arc<Link>,
     state: ControllerState,
     queue: Option<CommandQueue>,
-    step: Step,
+    step: HostStep,
     step_sent: bool,
     /// Number of retries of the step's command.
     repeats: u8,
@@ -109,7 +109,7 @@ pub struct Controller {
     had: Option<u16>,
     identify: Option<Box<IdentifyController>>,
     scan: NamespaceScan,
-    events: Events,
+    events: AsyncEventRequests,
     keep_alive: KeepAlive,
     /// The previous association was closed without a loss, for a move to the other transport, and
     /// this one is not live yet.
@@ -121,14 +121,14 @@ pub struct Controller {
     better: Option<moving::Probe>,
 }
 
-impl Controller {
+impl HostController {
     /// Starts to connect. `pool`: the buffers of the core that polls the controller.
     pub fn new(options: HostOptions, dial: Box<dyn Dial>, pool: Pool, now: Nanos) -> Self {
         Self::linked(options, dial, pool, Arc::default(), now)
     }
 
-    /// Like [`Controller::new`], with an existing link. The I/O queues of that link continue with
-    /// this controller.
+    /// Like [`HostController::new`], with an existing link. The I/O queues of that link continue
+    /// with this controller.
     pub fn linked(
         options: HostOptions,
         dial: Box<dyn Dial>,
@@ -146,7 +146,7 @@ impl Controller {
             link,
             state: ControllerState::Connecting,
             queue: None,
-            step: Step::Dialling,
+            step: HostStep::Dialling,
             step_sent: false,
             repeats: 0,
             step_at: now,
@@ -157,7 +157,7 @@ impl Controller {
             had: None,
             identify: None,
             scan: NamespaceScan::default(),
-            events: Events::new(),
+            events: AsyncEventRequests::new(),
             keep_alive: KeepAlive::new(now),
             in_transit: false,
             check_at: now,
@@ -207,9 +207,9 @@ impl Controller {
         self.events.take()
     }
 
-    /// Submits an admin command and returns the ticket for [`Controller::take_result`]. The command
-    /// is sent at most once: a lost connection is its result. `None`: too many commands or results
-    /// are pending.
+    /// Submits an admin command and returns the ticket for [`HostController::take_result`]. The
+    /// command is sent at most once: a lost connection is its result. `None`: too many commands or
+    /// results are pending.
     pub fn submit(&mut self, sqe: Sqe, write: Option<Buf>, read: Option<Buf>) -> Option<u64> {
         let error = match &self.state {
             ControllerState::Failed(error) => Some(error.clone()),
@@ -235,7 +235,7 @@ impl Controller {
                 queue.forget(OWN);
             }
             self.started = now;
-            self.enter(Step::ShutDown, now);
+            self.enter(HostStep::ShutDown, now);
         } else if !self.is_live() && !self.is_over() {
             self.finish(ControllerState::Closed, HostError::Lost(Closed::Local));
         }
@@ -265,7 +265,7 @@ impl Controller {
             ControllerState::Waiting { until, .. } if now < *until => return 0,
             ControllerState::Waiting { .. } => {
                 self.state = ControllerState::Connecting;
-                self.enter(Step::Dialling, now);
+                self.enter(HostStep::Dialling, now);
             }
             _ => {}
         }
@@ -302,11 +302,11 @@ impl Controller {
         }
         let queue = self.queue.as_mut().expect("the queue has not ended");
         if let Some(why) = queue.closed() {
-            let authenticating = self.step == Step::Authenticate;
+            let authenticating = self.step == HostStep::Authenticate;
             return Err(HostError::closed(why.clone(), authenticating));
         }
-        if self.step == Step::Dialling && queue.is_ready() {
-            self.enter(Step::Connect, now);
+        if self.step == HostStep::Dialling && queue.is_ready() {
+            self.enter(HostStep::Connect, now);
         } else if let Some(result) = queue.authenticate(&self.pool, now) {
             let next = step_after_authentication(result?, &mut self.queue);
             self.enter(next, now);
@@ -319,13 +319,13 @@ impl Controller {
 
     /// Sends pending commands while the queue has room.
     fn send(&mut self, now: Nanos) {
-        if self.is_live() && self.step == Step::Idle && self.events.rescan {
+        if self.is_live() && self.step == HostStep::Idle && self.events.rescan {
             self.events.rescan = false;
-            self.enter(Step::ReadChangedList, now);
-        } else if self.is_live() && self.step == Step::Idle && self.events.access_changed {
+            self.enter(HostStep::ReadChangedList, now);
+        } else if self.is_live() && self.step == HostStep::Idle && self.events.access_changed {
             self.events.access_changed = false;
             let next = self.after_namespaces();
-            self.scan.access_only = next != Step::Idle;
+            self.scan.access_only = next != HostStep::Idle;
             self.enter(next, now);
         }
         self.send_step(now);
@@ -366,9 +366,10 @@ impl Controller {
         }
     }
 
-    fn enter(&mut self, step: Step, now: Nanos) {
+    fn enter(&mut self, step: HostStep, now: Nanos) {
         // Delay the next read of the register.
-        let again = self.step == step && matches!(step, Step::WaitReady | Step::WaitShutDown);
+        let again =
+            self.step == step && matches!(step, HostStep::WaitReady | HostStep::WaitShutDown);
         self.step_at = if again { now + READY_INTERVAL } else { now };
         if !self.is_live() && step.is_listing() {
             // The time limit holds for each namespace.
@@ -398,7 +399,7 @@ impl Controller {
             return;
         };
         queue.submit(sqe, write, read, OWN, now);
-        if self.step == Step::Enable {
+        if self.step == HostStep::Enable {
             self.keep_alive.controller_enabled(now);
         }
         self.step_sent = true;
@@ -442,47 +443,47 @@ impl Controller {
         let read: &[u8] = one.read.as_deref().unwrap_or(&[]);
         let data = &read[..read.len().min(one.transferred as usize)];
         let next = match self.step {
-            Step::Connect => {
+            HostStep::Connect => {
                 let required = self.take_connect(&one.cqe)?;
                 step_after_connect(self.queue.as_mut(), &self.options, required)?
             }
-            Step::ReadCap => {
+            HostStep::ReadCap => {
                 self.cap = Cap(one.cqe.result());
-                Step::Enable
+                HostStep::Enable
             }
-            Step::Enable => Step::WaitReady,
-            Step::WaitReady => match Csts(one.cqe.result() as u32) {
+            HostStep::Enable => HostStep::WaitReady,
+            HostStep::WaitReady => match Csts(one.cqe.result() as u32) {
                 csts if csts.is_fatal() => {
                     return Err(HostError::Misbehaved {
                         what: "the controller failed (CSTS.CFS)".into(),
                     });
                 }
-                csts if csts.is_ready() => Step::IdentifyController,
-                _ => Step::WaitReady,
+                csts if csts.is_ready() => HostStep::IdentifyController,
+                _ => HostStep::WaitReady,
             },
-            Step::IdentifyController => {
+            HostStep::IdentifyController => {
                 self.take_identify(data)?;
                 if self.is_discovery() {
-                    Step::ConfigureEvents
+                    HostStep::ConfigureEvents
                 } else {
-                    Step::IdentifyNvm
+                    HostStep::IdentifyNvm
                 }
             }
-            Step::IdentifyNvm => {
+            HostStep::IdentifyNvm => {
                 self.take_nvm(data);
-                Step::NumberOfQueues
+                HostStep::NumberOfQueues
             }
-            Step::NumberOfQueues => {
+            HostStep::NumberOfQueues => {
                 let granted = NumberOfQueues::from_dword(one.cqe.dword0());
                 let granted = granted.map_or(1, |n| n.submission.min(n.completion));
                 let granted = granted.min(u32::from(self.options.io_queues)) as u16;
                 self.link.change(|state| state.io_queues = granted);
-                Step::ConfigureEvents
+                HostStep::ConfigureEvents
             }
-            Step::ConfigureEvents => self.after_events(),
-            Step::ListNamespaces(after) => self.take_list(after, data)?,
-            Step::IdentifyNamespace(nsid) => self.take_namespace(nsid, data)?,
-            Step::DescribeNamespace(nsid) => {
+            HostStep::ConfigureEvents => self.after_events(),
+            HostStep::ListNamespaces(after) => self.take_list(after, data)?,
+            HostStep::IdentifyNamespace(nsid) => self.take_namespace(nsid, data)?,
+            HostStep::DescribeNamespace(nsid) => {
                 if let Some(info) = self.scan.found.get_mut(&nsid)
                     && let Err(error) = info.add_descriptors(data)
                 {
@@ -490,18 +491,18 @@ impl Controller {
                 }
                 self.next_namespace()
             }
-            Step::ReadChangedList => self.take_changed(data)?,
-            Step::ReadAccess(_) => self.take_access(data),
-            Step::ShutDown => Step::WaitShutDown,
-            Step::WaitShutDown => {
+            HostStep::ReadChangedList => self.take_changed(data)?,
+            HostStep::ReadAccess(_) => self.take_access(data),
+            HostStep::ShutDown => HostStep::WaitShutDown,
+            HostStep::WaitShutDown => {
                 let csts = Csts(one.cqe.result() as u32);
                 if csts.shst() == Csts::SHST_COMPLETE || csts.is_fatal() {
                     self.finish(ControllerState::Closed, HostError::Lost(Closed::Local));
                     return Ok(());
                 }
-                Step::WaitShutDown
+                HostStep::WaitShutDown
             }
-            Step::Dialling | Step::Authenticate | Step::Idle => Step::Idle,
+            HostStep::Dialling | HostStep::Authenticate | HostStep::Idle => HostStep::Idle,
         };
         self.proceed(next, now);
         Ok(())
@@ -516,14 +517,10 @@ impl Controller {
                 self.step_sent = false;
                 return Ok(());
             }
-            return Err(HostError::Refused {
-                step: step.name(),
-                status,
-                fabrics: step.is_fabrics(),
-            });
+            return Err(step.refused(status));
         }
         let next = match step {
-            Step::Connect if status.code() == StatusCode::CONNECT_INVALID_PARAMETERS => {
+            HostStep::Connect if status.code() == StatusCode::CONNECT_INVALID_PARAMETERS => {
                 let parameter = InvalidParameter::from_dword0(cqe.dword0());
                 // The previous static controller does not exist any more: request any other.
                 let another = parameter == InvalidParameter::CNTLID && self.had.take().is_some();
@@ -531,43 +528,40 @@ impl Controller {
                 return Err(HostError::InvalidParameter { parameter, dnr });
             }
             // Optional: without it, the defaults apply.
-            Step::IdentifyNvm => Step::NumberOfQueues,
-            Step::ConfigureEvents => self.after_events(),
-            Step::ReadChangedList => self.start_listing(),
+            HostStep::IdentifyNvm => HostStep::NumberOfQueues,
+            HostStep::ConfigureEvents => self.after_events(),
+            HostStep::ReadChangedList => self.start_listing(),
             // The namespace was removed after it was listed.
-            Step::IdentifyNamespace(nsid) => {
+            HostStep::IdentifyNamespace(nsid) => {
                 self.scan.found.remove(&nsid);
                 self.next_namespace()
             }
-            Step::DescribeNamespace(_) => self.next_namespace(),
-            Step::ReadAccess(_) => self.no_access(),
+            HostStep::DescribeNamespace(_) => self.next_namespace(),
+            HostStep::ReadAccess(_) => self.no_access(),
             step => {
-                if step == Step::Connect && status.code() == StatusCode::CONNECT_CONTROLLER_BUSY {
+                if step == HostStep::Connect && status.code() == StatusCode::CONNECT_CONTROLLER_BUSY
+                {
                     // The static controller is in use by another host or by the lost association.
                     self.had = None;
                 }
-                return Err(HostError::Refused {
-                    step: step.name(),
-                    status,
-                    fabrics: step.is_fabrics(),
-                });
+                return Err(step.refused(status));
             }
         };
         self.proceed(next, now);
         Ok(())
     }
 
-    fn proceed(&mut self, next: Step, now: Nanos) {
+    fn proceed(&mut self, next: HostStep, now: Nanos) {
         self.enter(next, now);
-        if next == Step::Idle {
+        if next == HostStep::Idle {
             self.live(now);
         }
     }
 
     /// The step after the events are enabled. A discovery controller has no namespaces.
-    fn after_events(&mut self) -> Step {
+    fn after_events(&mut self) -> HostStep {
         if self.is_discovery() {
-            Step::Idle
+            HostStep::Idle
         } else {
             self.start_listing()
         }
@@ -600,7 +594,7 @@ impl Controller {
     }
 }
 
-impl Drop for Controller {
+impl Drop for HostController {
     fn drop(&mut self) {
         // Notify the I/O queues that no association will follow. A closed or failed controller has
         // done that already, and another controller may use its link by now.

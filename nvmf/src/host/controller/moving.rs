@@ -15,12 +15,12 @@ use nacre_nvmf_wire::fabrics::ConnectResponse;
 use nacre_reactor::Nanos;
 
 use super::connecting::{dial_admin, step_after_connect};
-use super::{Controller, ControllerState, EVENT, OWN};
+use super::{ControllerState, EVENT, HostController, OWN};
 use crate::host::error::HostError;
 use crate::host::options::ControllerId;
 use crate::host::paths::Paths;
 use crate::host::queue::CommandQueue;
-use crate::host::step::Step;
+use crate::host::step::HostStep;
 use crate::transport::TransportType;
 
 /// Interval at which a sleeping core polls the probe.
@@ -47,7 +47,7 @@ enum MoveStage {
     },
 }
 
-impl Controller {
+impl HostController {
     /// Starts a probe when one is due, drives it, and moves to the preferred transport if it
     /// succeeds.
     pub(super) fn seek_better(&mut self, now: Nanos, did: &mut usize) {
@@ -105,7 +105,7 @@ impl Controller {
         match (better.stage, answer) {
             (MoveStage::Dialling, _) if better.queue.is_ready() => {
                 let asked = self.options.controller.asked();
-                let command = Step::Connect.command(&self.options, &self.pool, (asked, 0));
+                let command = HostStep::Connect.command(&self.options, &self.pool, (asked, 0));
                 if let Some((sqe, write, read)) = command {
                     better.queue.submit(sqe, write, read, OWN, now);
                     better.stage = MoveStage::Connecting;
@@ -118,11 +118,11 @@ impl Controller {
                 self.link.set_moving(true);
             }
             (MoveStage::Dialling, _) if now.since(better.since) > limit => {
-                let step = Step::Dialling.name();
+                let step = HostStep::Dialling.name();
                 return Err(HostError::TimedOut { step, limit });
             }
             (MoveStage::Connecting, _) if now.since(better.since) > limit => {
-                let step = Step::Connect.name();
+                let step = HostStep::Connect.name();
                 return Err(HostError::TimedOut { step, limit });
             }
             (MoveStage::Connected { since, .. }, _) => {
@@ -150,7 +150,7 @@ impl Controller {
             self.options.keep_alive.is_zero() || self.keep_alive.is_answered_since(since);
         answered
             && self.link.connected() == 0
-            && self.step == Step::Idle
+            && self.step == HostStep::Idle
             && self.queue.as_ref().and_then(admin).is_none()
     }
 
@@ -205,10 +205,6 @@ impl Controller {
 fn admitted(cqe: &Cqe) -> Result<ConnectResponse, HostError> {
     match cqe.status() {
         status if status.is_success() => Ok(ConnectResponse::from_cqe(cqe)),
-        status => Err(HostError::Refused {
-            step: Step::Connect.name(),
-            status,
-            fabrics: true,
-        }),
+        status => Err(HostStep::Connect.refused(status)),
     }
 }

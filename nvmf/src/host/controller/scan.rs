@@ -6,7 +6,7 @@ use nacre_nvmf_wire::log::ana::AnaState;
 
 use crate::host::namespace::NamespaceInfo;
 
-/// The results so far. [`super::Controller`] publishes them after the last step.
+/// The results so far. [`super::HostController`] publishes them after the last step.
 #[derive(Default)]
 pub(super) struct NamespaceScan {
     pub found: BTreeMap<u32, NamespaceInfo>,

@@ -4,16 +4,16 @@
 use crate::host::error::HostError;
 use crate::host::namespace::NamespaceInfo;
 use crate::host::options::ControllerId;
-use crate::host::step::Step;
+use crate::host::step::HostStep;
 use nacre_nvmf_wire::Cqe;
 use nacre_nvmf_wire::fabrics::{AuthRequirements, ConnectResponse};
 use nacre_nvmf_wire::identify::controller::{FUSES_COMPARE_AND_WRITE, vwc};
 use nacre_nvmf_wire::identify::{IdentifyController, NamespaceList, NvmController, nsid};
 use zerocopy::FromBytes;
 
-use super::{Controller, MAX_NAMESPACES, short};
+use super::{HostController, MAX_NAMESPACES, short};
 
-impl Controller {
+impl HostController {
     /// The CNTLID to request in the admin queue's Connect.
     pub(super) fn asked(&self) -> u16 {
         self.had.unwrap_or_else(|| self.options.controller.asked())
@@ -42,12 +42,12 @@ impl Controller {
         }
     }
 
-    pub(super) fn start_listing(&mut self) -> Step {
+    pub(super) fn start_listing(&mut self) -> HostStep {
         self.scan.forget_namespaces();
-        Step::ListNamespaces(0)
+        HostStep::ListNamespaces(0)
     }
 
-    pub(super) fn take_list(&mut self, after: u32, data: &[u8]) -> Result<Step, HostError> {
+    pub(super) fn take_list(&mut self, after: u32, data: &[u8]) -> Result<HostStep, HostError> {
         let (list, _) =
             NamespaceList::ref_from_prefix(data).map_err(|_| short("namespace list", data))?;
         let (mut last, mut count) = (after, 0);
@@ -65,13 +65,13 @@ impl Controller {
         }
         // After a full list, more entries may follow.
         Ok(if count == NamespaceList::MAX_ENTRIES {
-            Step::ListNamespaces(last)
+            HostStep::ListNamespaces(last)
         } else {
             self.next_namespace()
         })
     }
 
-    pub(super) fn take_namespace(&mut self, nsid: u32, data: &[u8]) -> Result<Step, HostError> {
+    pub(super) fn take_namespace(&mut self, nsid: u32, data: &[u8]) -> Result<HostStep, HostError> {
         if data.len() < crate::host::step::PAGE {
             return Err(short("Identify Namespace data", data));
         }
@@ -82,7 +82,7 @@ impl Controller {
                 Ok(info) if info.blocks == 0 => self.next_namespace(),
                 Ok(info) => {
                     self.scan.found.insert(nsid, info);
-                    Step::DescribeNamespace(nsid)
+                    HostStep::DescribeNamespace(nsid)
                 }
                 Err(_) if data.iter().all(|byte| *byte == 0) => self.next_namespace(),
                 Err(error) => {
@@ -95,7 +95,7 @@ impl Controller {
 
     /// Handles the Changed Namespace List. FFFFFFFFh as the first entry means: more namespaces
     /// changed than the list holds, so all are read again.
-    pub(super) fn take_changed(&mut self, data: &[u8]) -> Result<Step, HostError> {
+    pub(super) fn take_changed(&mut self, data: &[u8]) -> Result<HostStep, HostError> {
         let (list, _) = NamespaceList::ref_from_prefix(data)
             .map_err(|_| short("changed namespace list", data))?;
         let mut changed = list.iter().peekable();
@@ -108,9 +108,9 @@ impl Controller {
         Ok(self.next_namespace())
     }
 
-    pub(super) fn next_namespace(&mut self) -> Step {
+    pub(super) fn next_namespace(&mut self) -> HostStep {
         match self.scan.to_identify.pop_front() {
-            Some(nsid) => Step::IdentifyNamespace(nsid),
+            Some(nsid) => HostStep::IdentifyNamespace(nsid),
             None => self.after_namespaces(),
         }
     }

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use nacre_reactor::{Idle, Nanos};
 
-use super::{Controller, ControllerState, EVENT, KEEP_ALIVE, OWN, moving};
+use super::{ControllerState, EVENT, HostController, KEEP_ALIVE, OWN, moving};
 use crate::host::error::HostError;
 use crate::host::paths::Paths;
 
 /// Interval at which outstanding commands are checked against their time limits.
 const TIMEOUT_CHECK: Duration = Duration::from_millis(100);
 
-impl Controller {
+impl HostController {
     pub(super) fn check_time(&mut self, now: Nanos) -> Result<(), HostError> {
         let late = |step, limit| Err(HostError::TimedOut { step, limit });
         let limit = self.options.connect_timeout;

@@ -9,7 +9,7 @@ use nacre_hugepages::{ClassSpec, Pool};
 use nacre_nvmf_wire::log::lid;
 use nacre_reactor::{Idle, Nanos};
 
-use super::super::controller::{AdminResult, Controller, ControllerState};
+use super::super::controller::{AdminResult, ControllerState, HostController};
 use super::super::error::HostError;
 use super::super::options::{Dial, HostOptions};
 use super::{DiscoveryLog, LogReading};
@@ -21,7 +21,7 @@ const AGAIN: Duration = Duration::from_secs(5);
 
 /// A connection to a discovery controller, which returns after a loss as the options define.
 pub struct DiscoveryWatch {
-    controller: Controller,
+    controller: HostController,
     pool: Pool,
     /// The log in part, and the ticket of its command; none: the command is not sent yet.
     reading: Option<(LogReading, Option<u64>)>,
@@ -42,7 +42,7 @@ impl DiscoveryWatch {
     /// Starts to connect. `options` name the discovery subsystem and a keep-alive time.
     pub fn new(options: HostOptions, dial: Box<dyn Dial>, pool: Pool, now: Nanos) -> Self {
         Self {
-            controller: Controller::new(options, dial, pool.clone(), now),
+            controller: HostController::new(options, dial, pool.clone(), now),
             pool,
             reading: None,
             is_stale: false,

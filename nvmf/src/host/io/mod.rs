@@ -108,7 +108,7 @@ pub struct IoQueue {
     pending: Slab<Pending>,
     /// I/O that waits for the connection or for a free entry, in order of submission.
     unsent: VecDeque<usize>,
-    reserving: Option<Box<reserve::Reserving>>,
+    reserving: Option<Box<reserve::HostReservation>>,
     completed: VecDeque<Completion>,
     next_order: u64,
     now: Nanos,

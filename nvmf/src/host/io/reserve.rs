@@ -28,12 +28,12 @@ const REPORT_BYTES: usize = 4096;
 const KIND: ReservationType = ReservationType::WriteExclusiveAllRegistrants;
 
 /// A reservation request in progress.
-pub(super) struct Reserving {
+pub(super) struct HostReservation {
     request: Reserve,
     sent: bool,
 }
 
-impl Reserving {
+impl HostReservation {
     pub(super) fn is_sent(&self) -> bool {
         self.sent
     }
@@ -50,7 +50,7 @@ impl IoQueue {
             return Err(request);
         }
         let sent = false;
-        self.reserving = Some(Box::new(Reserving { request, sent }));
+        self.reserving = Some(Box::new(HostReservation { request, sent }));
         Ok(())
     }
 

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! This is a pure state machine: the caller connects, reports each event with its time, and asks
-//! for the next step. A connection that ends before [`PathOptions::settled`] counts as a failed
-//! attempt. So a host uses its fallback in a network that carries handshakes but no data.
+//! for the next step. A connection that ends before [`PathOptions::stable_after`] counts as a
+//! failed attempt. So a host uses its fallback in a network that carries handshakes but no data.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ pub struct PathOptions {
     pub reprobe: Duration,
     pub reprobe_max: Duration,
     /// Time after which a connection counts as good.
-    pub settled: Duration,
+    pub stable_after: Duration,
     /// The reason to start with the fallback, if the preferred transport is known not to work.
     pub unusable: Option<String>,
 }
@@ -47,7 +47,7 @@ impl PathOptions {
             retry_delay: Duration::from_secs(1),
             reprobe: Duration::from_secs(60),
             reprobe_max: Duration::from_secs(600),
-            settled: Duration::from_secs(10),
+            stable_after: Duration::from_secs(10),
             unusable: None,
         }
     }
@@ -186,7 +186,7 @@ impl Paths {
         self.probe_at = None;
         let lasted = self.connected_at.take().map(|since| now.since(since));
         self.causes[usize::from(self.on_fallback)] = Some((why.to_owned(), for_good));
-        if lasted.is_some_and(|lasted| lasted >= self.options.settled) {
+        if lasted.is_some_and(|lasted| lasted >= self.options.stable_after) {
             self.failures = 0;
             if !self.on_fallback {
                 self.probe_delay = self.options.reprobe;

@@ -1,5 +1,5 @@
 //! One queue pair of the host: command identifiers, outstanding commands and their completions.
-//! [`super::Controller`] and [`super::IoQueue`] use it.
+//! [`super::HostController`] and [`super::IoQueue`] use it.
 
 mod authentication;
 

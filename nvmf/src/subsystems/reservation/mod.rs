@@ -92,12 +92,12 @@ impl Ticket {
         (Self(Arc::clone(&answer)), answer)
     }
 
-    /// It is on stable media.
+    /// Reports that the state is on stable media.
     pub fn stored(self) {
         self.answer(STORED);
     }
 
-    /// It is not, and will not be.
+    /// Reports that the state could not be stored.
     pub fn failed(self) {
         self.answer(FAILED);
     }
@@ -211,7 +211,7 @@ impl Reservation {
         self.inner().known.is_some()
     }
 
-    /// True if an answer that depends on the state, as it was before this call, is right.
+    /// True if the state before this call is known and this machine may answer from it.
     pub(crate) fn may_answer(&self) -> bool {
         self.inner().known.as_ref().is_some_and(Known::may_answer)
     }
@@ -294,8 +294,8 @@ impl Reservation {
         true
     }
 
-    /// Another machine may have the namespace from now on. A command that is being stored is
-    /// answered by the outcome of that.
+    /// Another machine may have the namespace from now on. A command whose state is being stored
+    /// ends with the outcome of the store.
     pub fn leave(&self) {
         let mut inner = self.inner();
         inner.known = None;

@@ -23,7 +23,7 @@ use nacre_nvmf_wire::tcp::{
 };
 use nacre_reactor::Nanos;
 
-use super::closing::{Lifecycle, Partial, Phase};
+use super::closing::{ConnectionPhase, Lifecycle, Partial};
 use super::frame::{self, Reader};
 use super::rx::{RecvSlices, Rx, RxBuffers};
 use super::tx::{Slices, Tx};
@@ -230,7 +230,7 @@ impl TargetConn {
 
     /// Whether data may be sent from where its device keeps it: a digest would have to be made of
     /// the very bytes that are sent.
-    pub fn takes_lent(&self) -> bool {
+    pub fn takes_zero_copy(&self) -> bool {
         !self.reader.rules().digests.data
     }
 
@@ -336,8 +336,8 @@ impl TargetConn {
     /// Ends a turn of receiving: returns the receive buffer to the core, unless it holds unhandled
     /// bytes.
     #[inline]
-    pub fn settle(&mut self, buffers: &mut RxBuffers, more: bool, now: Nanos) {
-        self.rx.settle(buffers, more || self.waiting);
+    pub fn end_receive(&mut self, buffers: &mut RxBuffers, more: bool, now: Nanos) {
+        self.rx.return_buffer(buffers, more || self.waiting);
         if more || self.waiting {
             // The owed data may be here, but not parsed.
             self.fetch_since = now;
@@ -387,8 +387,8 @@ impl TargetConn {
         self.outstanding = self.outstanding.saturating_sub(1);
         let (cid, cqe) = (response.tag.cid, response.cqe);
         let ok = cqe.status().is_success();
-        let length = match &response.lent {
-            Some(lent) => lent.len(),
+        let length = match &response.zero_copy {
+            Some(zero_copy) => zero_copy.len(),
             None => response.data.iter().map(|buf| buf.len()).sum(),
         };
         let digests = self.reader.rules().digests;
@@ -405,10 +405,10 @@ impl TargetConn {
             let align = self.host_alignment;
             let header = DataPdu::c2h(cid, 0, length as u32, flags, digests, align);
             frame::put_before_data(&mut self.tx, &header, digests, align);
-            match response.lent {
-                Some(lent) => {
-                    debug_assert!(!digests.data, "lent data has no digest");
-                    self.tx.push_lent(lent);
+            match response.zero_copy {
+                Some(zero_copy) => {
+                    debug_assert!(!digests.data, "zero-copy data has no digest");
+                    self.tx.push_view(zero_copy);
                 }
                 None => frame::put_data(&mut self.tx, digests, response.data),
             }
@@ -508,8 +508,8 @@ impl TargetConn {
 
     fn next_deadline(&self) -> Option<Nanos> {
         match self.lifecycle.phase() {
-            Phase::Handshake => Some(self.opened + self.config.handshake_timeout),
-            Phase::Running => {
+            ConnectionPhase::Handshake => Some(self.opened + self.config.handshake_timeout),
+            ConnectionPhase::Running => {
                 let connect = self
                     .queue
                     .is_none()

@@ -27,7 +27,7 @@ use nacre_reactor::Nanos;
 
 use self::guess::{GUESS_BYTES, Guessing};
 use super::Polled;
-use super::closing::{Lifecycle, Partial, Phase};
+use super::closing::{ConnectionPhase, Lifecycle, Partial};
 use super::frame::{self, Reader};
 use super::rx::{Guess, RecvSlices, Rx, RxBuffers};
 use super::tx::{Slices, Tx};
@@ -84,7 +84,7 @@ pub enum HostPoll {
 
 /// An outstanding command.
 #[derive(Default)]
-struct Command {
+struct OutstandingCommand {
     outstanding: bool,
     /// The controller said that all data was sent.
     last: bool,
@@ -114,7 +114,7 @@ pub struct HostConn {
     controller_alignment: DataAlignment,
     max_h2c_data: u32,
     in_capsule_bytes: u32,
-    commands: Vec<Command>,
+    commands: Vec<OutstandingCommand>,
     /// Commands without a completion, and the number submitted since the last check for
     /// completions.
     outstanding: usize,
@@ -141,7 +141,7 @@ impl HostConn {
             Digests::NONE,
         );
         let mut commands = Vec::new();
-        commands.resize_with(config.entries, Command::default);
+        commands.resize_with(config.entries, OutstandingCommand::default);
         Self {
             reader: Reader::new(Rules {
                 alignment: config.alignment,
@@ -178,7 +178,7 @@ impl HostConn {
     #[inline]
     pub fn submit(&mut self, command: HostCommand) {
         debug_assert!(
-            self.lifecycle.phase() != Phase::Handshake,
+            self.lifecycle.phase() != ConnectionPhase::Handshake,
             "a command before the connection was ready"
         );
         if !self.lifecycle.is_running() {
@@ -191,7 +191,8 @@ impl HostConn {
         } = command;
         let cid = usize::from(sqe.cid());
         if cid >= self.commands.len() {
-            self.commands.resize_with(cid + 1, Command::default);
+            self.commands
+                .resize_with(cid + 1, OutstandingCommand::default);
         }
         let limit = if sqe.is_fabrics() {
             ADMIN_IN_CAPSULE_BYTES
@@ -252,13 +253,14 @@ impl HostConn {
     fn keep(&mut self, command: HostCommand) {
         let cid = usize::from(command.sqe.cid());
         if cid >= self.commands.len() {
-            self.commands.resize_with(cid + 1, Command::default);
+            self.commands
+                .resize_with(cid + 1, OutstandingCommand::default);
         }
-        self.commands[cid] = Command {
+        self.commands[cid] = OutstandingCommand {
             outstanding: true,
             write: command.write,
             read: command.read,
-            ..Command::default()
+            ..OutstandingCommand::default()
         };
     }
 
@@ -325,7 +327,7 @@ impl HostConn {
                 None if self.rx.is_mid_pdu() => {
                     Closed::Broken("closed by the controller in the middle of a PDU".into())
                 }
-                None if self.lifecycle.phase() == Phase::Handshake => {
+                None if self.lifecycle.phase() == ConnectionPhase::Handshake => {
                     Closed::Broken("closed by the controller before ICResp".into())
                 }
                 None => Closed::Peer,
@@ -361,8 +363,8 @@ impl HostConn {
     }
 
     #[inline]
-    pub fn settle(&mut self, buffers: &mut RxBuffers, more: bool, now: Nanos) {
-        self.rx.settle(buffers, more || self.waiting);
+    pub fn end_receive(&mut self, buffers: &mut RxBuffers, more: bool, now: Nanos) {
+        self.rx.return_buffer(buffers, more || self.waiting);
         let waits_for_rest = !more && !self.waiting && self.rx.is_mid_pdu();
         self.partial.note(waits_for_rest, self.pdus_received, now);
     }
@@ -423,8 +425,8 @@ impl HostConn {
 
     pub fn deadline(&self) -> Option<Nanos> {
         match self.lifecycle.phase() {
-            Phase::Handshake => Some(self.opened + self.config.handshake_timeout),
-            Phase::Running => self
+            ConnectionPhase::Handshake => Some(self.opened + self.config.handshake_timeout),
+            ConnectionPhase::Running => self
                 .partial
                 .since()
                 .map(|since| since + self.config.stall_timeout),

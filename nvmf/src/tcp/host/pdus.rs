@@ -11,7 +11,7 @@ use nacre_nvmf_wire::tcp::{
 };
 use nacre_reactor::Nanos;
 
-use super::{Command, HostConn, Polled};
+use super::{HostConn, OutstandingCommand, Polled};
 use crate::tcp::frame::{self, Violation, is_damaged};
 use crate::transport::{Closed, HostEvent};
 
@@ -255,7 +255,10 @@ impl HostConn {
 }
 
 #[inline]
-fn outstanding(commands: &mut [Command], cid: u16) -> Result<&mut Command, PduError> {
+fn outstanding(
+    commands: &mut [OutstandingCommand],
+    cid: u16,
+) -> Result<&mut OutstandingCommand, PduError> {
     match commands.get_mut(usize::from(cid)) {
         Some(command) if command.outstanding => Ok(command),
         _ => Err(PduError::not_in_flight(Field::Cccid, cid)),

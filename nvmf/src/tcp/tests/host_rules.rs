@@ -93,7 +93,7 @@ impl Raw {
 
     fn turn(&mut self) {
         self.take_events();
-        self.conn.settle(&mut self.buffers, false, NOW);
+        self.conn.end_receive(&mut self.buffers, false, NOW);
         let mut slices = Slices::new();
         self.conn.send_slices(&mut slices);
         let bytes = gather(&slices, usize::MAX);
@@ -199,7 +199,7 @@ fn answers_before_the_data_has_left() {
         raw.conn.received(early.len());
         assert!(matches!(raw.conn.poll(NOW), HostPoll::Waiting));
         assert!(!raw.conn.wants_read() && raw.conn.has_news());
-        raw.conn.settle(&mut raw.buffers, true, NOW);
+        raw.conn.end_receive(&mut raw.buffers, true, NOW);
         assert!(raw.memory.stats().iter().any(|c| c.free < c.count));
         raw.turn();
         assert_eq!(raw.done.len(), 1, "once it has left");

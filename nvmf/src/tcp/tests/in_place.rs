@@ -90,10 +90,10 @@ fn data_in_place() {
             TargetPoll::Starved
         ));
         assert_eq!(taken(&raw), 2, "what is cut is received into a buffer");
-        raw.conn.settle(&mut raw.buffers, false, NOW);
+        raw.conn.end_receive(&mut raw.buffers, false, NOW);
         raw.receive(&rest);
         let three = raw.capsule();
-        raw.conn.settle(&mut raw.buffers, false, NOW);
+        raw.conn.end_receive(&mut raw.buffers, false, NOW);
         // A part of the next in the buffer's place, with the first still kept.
         let next = whole(4, Fuse::Normal);
         raw.receive(&next[..500]);
@@ -101,7 +101,7 @@ fn data_in_place() {
             raw.conn.poll(&raw.pools, NOW),
             TargetPoll::Starved
         ));
-        raw.conn.settle(&mut raw.buffers, false, NOW);
+        raw.conn.end_receive(&mut raw.buffers, false, NOW);
         raw.receive(&next[500..]);
         let four = raw.capsule();
         for (data, cid) in [(&one, 1), (&two, 2), (&three, 3), (&four, 4)] {
@@ -112,7 +112,7 @@ fn data_in_place() {
         assert_eq!(taken(&raw), 0);
 
         // Parts of it keep it as well.
-        raw.conn.settle(&mut raw.buffers, false, NOW);
+        raw.conn.end_receive(&mut raw.buffers, false, NOW);
         let damaged = {
             let mut bytes = whole(1, Fuse::Normal);
             let at = bytes.len() - 5;
@@ -152,7 +152,7 @@ fn kept_parts_leave_buffers() {
         raw.receive(&capsule(write_sqe(cid, sgl), &pattern(cid.into(), 1024)));
         let data = raw.capsule();
         assert_eq!(*data, pattern(cid.into(), 1024)[..]);
-        raw.conn.settle(&mut raw.buffers, false, NOW);
+        raw.conn.end_receive(&mut raw.buffers, false, NOW);
         let copied = raw.pools.io.owns(&data);
         (data, copied)
     };

@@ -203,7 +203,7 @@ impl App {
             cqe: Cqe::new(tag.cid, status),
             data,
             sgl: Sqe::zeroed().sgl_descriptor(),
-            lent: None,
+            zero_copy: None,
         });
     }
 }
@@ -337,7 +337,7 @@ impl Pair {
             moved = true;
         }
         self.target
-            .settle(&mut self.target_buffers, false, self.now);
+            .end_receive(&mut self.target_buffers, false, self.now);
         if self.target.wants_write() {
             let mut slices = Slices::new();
             self.target.send_slices(&mut slices);
@@ -400,7 +400,8 @@ impl Pair {
                 }
             }
         }
-        self.host.settle(&mut self.host_buffers, false, self.now);
+        self.host
+            .end_receive(&mut self.host_buffers, false, self.now);
         moved
     }
 

@@ -69,7 +69,7 @@ fn waiting_queues_do_not_silence_admin_queues() {
         raw.put(&capsule(write, &pattern(1, 512)));
         raw.handle();
         assert!(!raw.conn.wants_read(), "it waits for a buffer");
-        raw.conn.settle(&mut raw.buffers, false, NOW);
+        raw.conn.end_receive(&mut raw.buffers, false, NOW);
         let buffers = std::mem::replace(&mut raw.buffers, RxBuffers::new(2, 16 << 10));
         (raw, hoard, buffers)
     };

@@ -80,7 +80,7 @@ impl Raw {
         while let TargetPoll::Event(event) = self.conn.poll(&self.pools, NOW) {
             self.app.handle(event, &mut self.conn, &self.pools);
         }
-        self.conn.settle(&mut self.buffers, false, NOW);
+        self.conn.end_receive(&mut self.buffers, false, NOW);
         let mut slices = Slices::new();
         self.conn.send_slices(&mut slices);
         let bytes = gather(&slices, usize::MAX);
@@ -587,7 +587,7 @@ fn host_that_does_not_read() {
         while let TargetPoll::Event(event) = raw.conn.poll(&raw.pools, NOW) {
             raw.app.handle(event, &mut raw.conn, &raw.pools);
         }
-        raw.conn.settle(&mut raw.buffers, false, NOW);
+        raw.conn.end_receive(&mut raw.buffers, false, NOW);
         fed += 1;
         assert!(fed < 100, "no bound");
     }

@@ -275,12 +275,12 @@ impl InvalidParameter {
         }
     }
 
-    /// The whole refusal. The same parameters will not do better a second time.
+    /// The completion, with Do Not Retry: the same parameters fail again.
     pub fn to_cqe(self, cid: u16) -> Cqe {
         Cqe::new(cid, StatusCode::CONNECT_INVALID_PARAMETERS.with_dnr()).with_dword0(self.dword0())
     }
 
-    /// As [`InvalidParameter::to_cqe`], where the same parameters may do better later.
+    /// The completion without Do Not Retry: the same parameters may succeed later.
     pub fn to_cqe_for_now(self, cid: u16) -> Cqe {
         Cqe::new(cid, StatusCode::CONNECT_INVALID_PARAMETERS).with_dword0(self.dword0())
     }
@@ -310,7 +310,7 @@ impl fmt::Display for InvalidParameter {
 // ---------------------------------------------------------------------------------------------
 // Properties: the registers of a controller that is not on a PCIe bus
 
-/// How wide a property access is.
+/// The width of a property access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PropertySize {
     Four,

@@ -107,7 +107,7 @@ impl IdentifyNamespace {
     }
 
     /// Blocks of the largest fused compare-and-write, wherever it begins: NACWU, or `acwu`, which
-    /// the controller says of all its namespaces. It is not whole across an atomic boundary.
+    /// applies to all namespaces of the controller. It is not atomic across an atomic boundary.
     pub fn compare_and_write_blocks(&self, acwu: u16) -> u32 {
         let atomicity = Nsfeat::from_bits_retain(self.nsfeat).contains(Nsfeat::ATOMICITY);
         let unit = match self.nacwu.get() {
@@ -127,7 +127,7 @@ pub mod dlfeat {
     pub const READ_ZEROES: u8 = 1;
     pub const READ_ONES: u8 = 2;
     pub const WRITE_ZEROES_DEALLOCATES: u8 = 1 << 3;
-    /// The guard field is that of the zeroes, not FFFFh.
+    /// The guard field of a deallocated block is the CRC of zeroes, not FFFFh.
     pub const GUARD_OF_DATA: u8 = 1 << 4;
 }
 

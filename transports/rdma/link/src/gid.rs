@@ -16,9 +16,9 @@ pub struct Gid {
     /// The 128 bits, written as an IPv6 address is.
     pub gid: Ipv6Addr,
     pub kind: GidKind,
-    /// The network interface that it belongs to.
+    /// The network interface of the GID.
     pub ndev: Option<String>,
-    /// The IP address that it stands for: only RoCE's do. An IPv4 address is mapped into IPv6.
+    /// The IP address of a RoCE GID; an IPv4 address is mapped into IPv6. `None` for other types.
     pub ip: Option<IpAddr>,
 }
 
@@ -27,13 +27,13 @@ pub struct Gid {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GidKind {
-    /// An InfiniBand port's: subnet prefix and GUID.
+    /// InfiniBand: subnet prefix and GUID.
     InfiniBand,
-    /// Ethertype 8915h: stays in its Ethernet segment.
+    /// RoCE v1, Ethertype 8915h: not routed.
     RoceV1,
-    /// UDP port 4791: can be routed.
+    /// RoCE v2, UDP port 4791: routed.
     RoceV2,
-    /// iWARP has none of its own; the kernel shows the MAC address.
+    /// An iWARP port has no GIDs; the kernel shows the MAC address.
     Iwarp,
 }
 

@@ -1,4 +1,4 @@
-//! Checks of a machine: a connection to any listener there, and a test of a device with itself.
+//! Checks of a machine: a connection to any listener there, and data over a device of this machine.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::params::Test;
 use crate::report::Report;
 use crate::server::{Server, ServerOptions};
 
-/// What answered a connect request that says nothing.
+/// The answer to a connection request without private data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     Accepted,
@@ -24,11 +24,12 @@ pub enum Answer {
     Refused,
 }
 
-/// The reason of a reject that the program gave, not the connection manager for the lack of one.
+/// Reject reason (IBTA 12.6.7.2): the program at the other end refused. The connection manager has
+/// other reasons, such as that no program listens.
 const REJECTED_BY_CONSUMER: i32 = 28;
 
 /// Requests a reliable connection, with a queue pair and without private data, and ends it at once.
-/// Without a listener the result is [`PerfError::NobodyListens`]: the route is good all the same.
+/// Without a listener the result is [`PerfError::NobodyListens`]: the route works even so.
 pub fn probe(
     provider: &dyn Provider,
     peer: SocketAddr,
@@ -81,7 +82,8 @@ pub fn probe(
     }
 }
 
-/// Runs a test of the device that has this address with itself: a server and a client, both here.
+/// Tests the device with this address: a server and a client of this process exchange data over
+/// it.
 pub fn around(
     provider: &Arc<dyn Provider>,
     address: IpAddr,

@@ -64,7 +64,7 @@ struct Attempt {
     refused: bool,
     established: bool,
     /// The core has the queue pair, and will return it.
-    lent: bool,
+    at_core: bool,
     device: Option<DeviceId>,
     read_depth: u8,
 }
@@ -107,7 +107,7 @@ impl Connects {
                             retries,
                             refused: false,
                             established: false,
-                            lent: false,
+                            at_core: false,
                             device: None,
                             read_depth: 0,
                         },
@@ -150,7 +150,7 @@ impl Connects {
             let in_use = self
                 .attempts
                 .values()
-                .any(|a| a.device == Some(id) && a.lent);
+                .any(|a| a.device == Some(id) && a.at_core);
             if !in_use && shared.provider.device(id).is_err() {
                 shared.memory.forget(id);
             }
@@ -167,7 +167,7 @@ impl Connects {
             ack_timeout: None,
         };
         (attempt.stage, attempt.deadline) = ("ADDR_RESOLVE", now + options.cm_timeout);
-        attempt.lent = false;
+        attempt.at_core = false;
         attempt.refused = false;
         let timeout = options.cm_timeout;
         match self
@@ -194,7 +194,7 @@ impl Connects {
             return;
         };
         // The core returns its queue pair first; the id is destroyed with it.
-        if !attempt.lent {
+        if !attempt.at_core {
             self.cm.destroy(id);
         }
         self.retry(attempt, why, now);
@@ -365,7 +365,7 @@ fn make_qp(
         .min(attributes.max_responder_resources);
     let queues = Queues::new(&domain.domain, caps.max_send_wr + caps.max_recv_wr, None)?;
     let endpoint = queues.create_qp(cm, id, caps)?;
-    attempt.lent = true;
+    attempt.at_core = true;
     attempt.link.send(QueueMessage::Endpoint(Box::new((
         endpoint,
         domain.key_slot,

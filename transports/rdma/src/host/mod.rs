@@ -217,7 +217,7 @@ impl RdmaHosts {
             .map_err(std::io::Error::other)?;
         let carve = |class| Pool::on_arena(&arena, class).map_err(std::io::Error::other);
         // Created first, so that the memory is deregistered if carving it fails.
-        let lent = RegisteredArena {
+        let registered = RegisteredArena {
             shared: Arc::clone(&self.shared),
             arena: arena.clone(),
         };
@@ -226,7 +226,7 @@ impl RdmaHosts {
             memory: Rc::new(RingMemory {
                 messages: carve(&messages)?,
                 headers: carve(&headers)?,
-                _lent: lent,
+                _registered: registered,
             }),
             entries,
         })
@@ -258,7 +258,7 @@ impl Drop for RdmaHosts {
 struct RingMemory {
     messages: Pool,
     headers: Pool,
-    _lent: RegisteredArena,
+    _registered: RegisteredArena,
 }
 
 /// An arena that is registered with all devices until this is dropped.

@@ -158,7 +158,7 @@ fn the_last_receive() {
     let mut all = SeveralDevices::new(config(256), &devices(1));
     let client = all.connect(0, ENTRIES).unwrap();
     all.leave(client);
-    for settles in [true, true, false] {
+    for finishes in [true, true, false] {
         let client = all.connect(0, ENTRIES).unwrap();
         let qp = all.target_of(client);
         let before = all.fabric.posted_receives();
@@ -169,14 +169,14 @@ fn the_last_receive() {
             1,
             "the connection waits for its last receive"
         );
-        if settles {
-            all.fabric.settle(qp);
+        if finishes {
+            all.fabric.finish_message(qp);
         } else {
             all.wait(RdmaConfig::default().drain_timeout);
         }
         all.turns(8);
         assert_eq!(all.plug.connections(), 0);
-        let lost = usize::from(!settles);
+        let lost = usize::from(!finishes);
         assert_eq!(all.fabric.posted_receives(), before - lost);
     }
 }

@@ -211,7 +211,7 @@ impl World {
                 cqe: Cqe::new(cid, status),
                 data: extents,
                 sgl,
-                lent: None,
+                zero_copy: None,
             };
             self.rig.transport.respond(conn, response);
         }

@@ -159,7 +159,7 @@ impl World {
             cqe: Cqe::success(tag.cid),
             data,
             sgl: sqe.sgl_descriptor(),
-            lent: None,
+            zero_copy: None,
         };
         self.rig.transport.respond(conn, response);
     }
@@ -212,7 +212,7 @@ impl World {
     }
 
     /// The host disconnects. Checks that the connection is gone and all resources are free again.
-    pub(super) fn settle(&mut self, what: &str) {
+    pub(super) fn disconnect_and_check(&mut self, what: &str) {
         if let Some(mut host) = self.host.take() {
             host.close();
             while host.reclaim().is_some() {}
@@ -270,7 +270,7 @@ fn every_status_at_every_stage() {
                 } else {
                     assert_eq!(world.completed.len(), 6, "{what}");
                 }
-                world.settle(&what);
+                world.disconnect_and_check(&what);
             }
         }
     }
@@ -335,7 +335,7 @@ fn every_event_in_every_state() {
                     world.rig.fabric.inject_event(*id, event.clone());
                 }
                 world.turns(10);
-                world.settle(&what);
+                world.disconnect_and_check(&what);
             }
         }
     }
@@ -368,7 +368,7 @@ fn removal_and_return() {
     world.turns(10);
     assert_eq!(world.rig.plug.listening(), (0, 1));
     assert!(matches!(&world.closed[..], [Closed::Broken(why)] if why.contains("removed")));
-    world.settle("removal");
+    world.disconnect_and_check("removal");
     assert!(
         world.rig.plug.domains().is_empty(),
         "no memory is registered with the removed device"
@@ -383,7 +383,7 @@ fn removal_and_return() {
     world.submit();
     world.turns(20);
     assert_eq!(world.completed.len(), 6);
-    world.settle("return");
+    world.disconnect_and_check("return");
 }
 
 /// A device that reports its failure closes only its own connections. The listener is up again once
@@ -407,7 +407,7 @@ fn device_failure() {
     world.turns(10);
     assert!(matches!(&world.closed[..], [Closed::Broken(why)] if why.contains("removed")));
     assert!(changes.load(Ordering::Relaxed) > 0);
-    world.settle("failure");
+    world.disconnect_and_check("failure");
     assert_eq!(world.rig.plug.listening(), (1, 1));
     world.connect();
     world.submit();
@@ -418,7 +418,7 @@ fn device_failure() {
     world.rig.fabric.inject_async(device, event);
     world.turns(1);
     assert_eq!(changes.load(Ordering::Relaxed), before + 1);
-    world.settle("recovery");
+    world.disconnect_and_check("recovery");
 }
 
 /// A port that is down for a while delays I/O and closes no connection.
@@ -439,7 +439,7 @@ fn port_down_and_up() {
         .set_port(world.rig.host_device, PortState::Active);
     world.turns(20);
     assert_eq!(world.completed.len(), 6);
-    world.settle("port");
+    world.disconnect_and_check("port");
 }
 
 /// A failed connect is retried as often as configured, then reported with its stage.
@@ -484,7 +484,7 @@ fn connecting() {
             _ => "(CONNECT)",
         };
         assert!(why.contains(expected), "{why}");
-        world.settle(&format!("{fault:?}"));
+        world.disconnect_and_check(&format!("{fault:?}"));
     }
     // An attempt that succeeds after failures.
     world
@@ -500,7 +500,7 @@ fn connecting() {
     world.rig.clock.advance(Duration::from_secs(1));
     world.turns(10);
     assert!(world.ready);
-    world.settle("second attempt");
+    world.disconnect_and_check("second attempt");
 }
 
 /// Connection requests that are refused, by the code of the refusal.
@@ -522,7 +522,7 @@ fn refused() {
         assert_eq!(world.rig.plug.control_counts().rejected_total, refusals);
         let counts = world.rig.plug.listener_counts(ListenerId(3)).unwrap();
         assert_eq!((counts.accepted, counts.refused), (0, refusals));
-        world.settle(text);
+        world.disconnect_and_check(text);
     };
     let deep = options(|options| options.entries = 33);
     refused(&mut world, deep, "invalid host send queue size (code 04h)");
@@ -543,7 +543,7 @@ fn refused() {
     world.turns(8);
     let why = format!("{:?}", world.host_closed);
     assert!(why.contains("no resources (code 06h)"), "{why}");
-    world.settle("a completion queue that would overflow");
+    world.disconnect_and_check("a completion queue that would overflow");
 }
 
 /// A drained close without queued responses ends as well; with responses it ends after the last one
@@ -559,7 +559,7 @@ fn drained_close() {
     world.turns(10);
     assert_eq!(world.closed, [Closed::Local]);
     assert_eq!(world.host_closed, Some(Closed::Peer));
-    world.settle("drained");
+    world.disconnect_and_check("drained");
 }
 
 /// Goal: a draining connection whose last response cannot be sent closes within its time limit.
@@ -585,7 +585,7 @@ fn drained_close_that_cannot_be() {
     world.rig.clock.advance(RdmaConfig::default().drain_timeout);
     world.turns(4);
     assert_eq!(world.closed, [Closed::TimedOut]);
-    world.settle("drain without progress");
+    world.disconnect_and_check("drain without progress");
 }
 
 /// Connection requests that arrive while the plug is held are accepted after its release.
@@ -599,5 +599,5 @@ fn held() {
     world.rig.plug.hold(false);
     world.turns(10);
     assert!(world.ready && world.conn.is_some());
-    world.settle("held");
+    world.disconnect_and_check("held");
 }

@@ -44,7 +44,7 @@ fn incidents() {
              (vendor error {vendor}): the peer's device could not complete the request; look at the peer's log"
         );
         assert_eq!(failed.to_string(), text);
-        world.settle(operation);
+        world.disconnect_and_check(operation);
     }
     assert_eq!(calls.load(Ordering::Relaxed), 4);
     world.dial(HostOptions {
@@ -57,7 +57,7 @@ fn incidents() {
         matches!(&refused[..], [Incident::Refused { why, .. }] if why == "queue 65535"),
         "{refused:?}"
     );
-    world.settle("refused");
+    world.disconnect_and_check("refused");
     // A connection and a listener are lost with the device, which is one.
     world.connect();
     world.rig.fabric.remove_device(world.rig.device);
@@ -66,7 +66,7 @@ fn incidents() {
     let why = "its device was removed";
     let device = "sim_target".to_owned();
     assert_eq!(lost, [Incident::DeviceLost { device, why }]);
-    world.settle("lost");
+    world.disconnect_and_check("lost");
     // Incidents that no caller takes are bounded.
     let attributes = nacre_transport_rdma_verbs::sim::attributes("sim_target");
     world.rig.fabric.add_device(attributes, &[TARGET]).unwrap();
@@ -77,7 +77,7 @@ fn incidents() {
             ..TestRig::host_options()
         });
         world.turns(8);
-        world.settle("refused again");
+        world.disconnect_and_check("refused again");
     }
     assert_eq!(world.rig.plug.incidents().len(), 64);
     assert_eq!(calls.load(Ordering::Relaxed), 4 + 1 + 1 + 64);
@@ -100,6 +100,6 @@ fn the_peer_is_faster() {
         world.turns(20);
         let incidents = world.rig.plug.incidents();
         assert_eq!(incidents.len(), expected, "{incidents:?}");
-        world.settle(status.name());
+        world.disconnect_and_check(status.name());
     }
 }

@@ -25,7 +25,7 @@ fn paths(fallback: Option<TransportType>) -> PathOptions {
         retry_delay: Duration::from_millis(200),
         reprobe: Duration::from_secs(4),
         reprobe_max: Duration::from_secs(16),
-        settled: SETTLED,
+        stable_after: SETTLED,
         ..PathOptions::new(RDMA, fallback)
     }
 }

@@ -190,7 +190,7 @@ impl SeveralDevices {
             cqe: Cqe::success(cid),
             data: Extents::new(),
             sgl: sqe.sgl_descriptor(),
-            lent: None,
+            zero_copy: None,
         };
         self.transport.respond(conn, response);
     }

@@ -117,7 +117,7 @@ impl World {
             cqe: Cqe::success(cid),
             data: Extents::new(),
             sgl: Sqe::for_namespace(io::FLUSH, cid, 1).sgl_descriptor(),
-            lent: None,
+            zero_copy: None,
         };
         self.rig.transport.respond(self.conn.unwrap(), response);
         self.rig.transport.flush(self.rig.now());

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nacre_bdev::layer::Layer;
 use nacre_bdev::{Bdev, Completion, Done, Io, Op, Queue, Status, malloc};
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
-use nacre_nvmf::host::{Controller, Dial, HostOptions, IoQueue, PathOptions, Wanted};
+use nacre_nvmf::host::{Dial, HostController, HostOptions, IoQueue, PathOptions, Wanted};
 use nacre_nvmf::queues::{GroupConfig, QueueGroup};
 use nacre_nvmf::subsystems::{
     Backing, ListenOptions, NamespaceConfig, NamespaceIds, SubsystemConfig, Target, TargetConfig,
@@ -90,7 +90,7 @@ pub(super) struct Stack {
     pub queue: Option<IoQueue>,
     /// Runs turns without I/O: the queue is polled only when it requests it, as bdev queues are.
     pub idle: Option<IoQueue>,
-    pub controller: Controller,
+    pub controller: HostController,
     group: QueueGroup,
     pub plug: Arc<RdmaPlug>,
     /// The replacement for TCP.
@@ -210,7 +210,7 @@ impl Stack {
         Self {
             queue: None,
             idle: None,
-            controller: Controller::new(options.clone(), admin, memory.clone(), now),
+            controller: HostController::new(options.clone(), admin, memory.clone(), now),
             group,
             plug,
             other,

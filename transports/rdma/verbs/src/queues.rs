@@ -30,10 +30,10 @@ const SHARED: u32 = 0x7fff_ffff;
 /// The completion side of one reactor on one device. Clones refer to the same queues.
 #[derive(Clone)]
 pub struct Queues {
-    inner: Arc<Inner>,
+    inner: Arc<QueuesInner>,
 }
 
-struct Inner {
+struct QueuesInner {
     /// Unique among all queues of the process. Completions carry this id to name their queues.
     /// Queue pair numbers do not suffice, because every device counts its own.
     id: u64,
@@ -66,7 +66,7 @@ impl Queues {
         };
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Ok(Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(QueuesInner {
                 id: NEXT.fetch_add(1, Ordering::Relaxed),
                 domain: Arc::clone(domain),
                 cq: domain.completion_queue(cq_entries)?,

@@ -56,7 +56,7 @@ enum BufferUse {
 }
 
 /// A signaled request that was posted, and its post time.
-struct Signal {
+struct SignaledRequest {
     sequence: u32,
     timing: Timing,
 }
@@ -92,7 +92,7 @@ pub(crate) struct SendRing {
     completes_early: bool,
     buffers: VecDeque<RequestBuffer>,
     /// Signaled requests in the order of their completions; at most as many as requests.
-    signals: VecDeque<Signal>,
+    signals: VecDeque<SignaledRequest>,
     wrs: Vec<SendWr>,
     sges: Vec<Sge>,
 }
@@ -315,7 +315,7 @@ impl SendRing {
                 if data {
                     let timing = Timing { posted, wrote };
                     let sequence = wr.wr_id as u32;
-                    self.signals.push_back(Signal { sequence, timing });
+                    self.signals.push_back(SignaledRequest { sequence, timing });
                 }
                 wrote = false;
             } else {

@@ -102,7 +102,7 @@ impl Server {
                         cqe: Cqe::success(tag.cid),
                         data: Extents::new(),
                         sgl: Sqe::zeroed().sgl_descriptor(),
-                        lent: None,
+                        zero_copy: None,
                     };
                     if sqe.opcode == io::WRITE && data.is_none() {
                         self.rig.transport.fetch(
@@ -124,7 +124,7 @@ impl Server {
                         cqe: Cqe::success(tag.cid),
                         data: Extents::new(),
                         sgl: Sqe::zeroed().sgl_descriptor(),
-                        lent: None,
+                        zero_copy: None,
                     };
                     self.rig.transport.respond(conn, response);
                 }

@@ -147,7 +147,7 @@ impl TcpTransport {
         let Some(mut conn) = slot.conn.take() else {
             return;
         };
-        conn.machine.settle(&mut self.buffers, false, self.now);
+        conn.machine.end_receive(&mut self.buffers, false, self.now);
         count_pdus(&mut conn, &self.core);
         add(&self.core.stats.tls_closed, conn.sealed.is_some().into());
         slot.generation = slot.generation.wrapping_add(1);

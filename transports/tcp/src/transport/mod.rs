@@ -239,7 +239,7 @@ impl TcpTransport {
                 }
             }
         };
-        conn.machine.settle(&mut self.buffers, more, now);
+        conn.machine.end_receive(&mut self.buffers, more, now);
         if let Some(sealed) = &mut conn.sealed
             && !more
             && conn.machine.awaits_data()
@@ -515,11 +515,11 @@ impl Transport for TcpTransport {
         }
     }
 
-    fn takes_lent(&self, conn: ConnId) -> bool {
+    fn takes_zero_copy(&self, conn: ConnId) -> bool {
         let slot = self.slots.get(conn.index as usize);
         slot.filter(|slot| slot.generation == conn.generation)
             .and_then(|slot| slot.conn.as_deref())
-            .is_some_and(|open| open.machine.takes_lent())
+            .is_some_and(|open| open.machine.takes_zero_copy())
     }
 
     fn set_in_place(&mut self, conn: ConnId, in_place: bool) {

@@ -103,7 +103,7 @@ fn a_queue_pair_counts() {
                 let io = rig.write(written + at, 1, 7);
                 rig.submit(&mut *queue, io);
             }
-            rig.settle(&mut *queue);
+            rig.run_until_idle(&mut *queue);
             written += batch;
         }
         let [after] = &controller.queue_pairs()[..] else {

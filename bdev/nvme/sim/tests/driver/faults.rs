@@ -283,7 +283,7 @@ fn out_of_order() {
             let write = rig.write(at * 2, 2, round ^ at as u8);
             rig.submit(&mut *queue, write);
         }
-        let statuses = rig.settle(&mut *queue);
+        let statuses = rig.run_until_idle(&mut *queue);
         assert_eq!(statuses, vec![Status::Ok; 40]);
         for at in 0..40u64 {
             let stored = rig.drive.stored(1, at * 2, 2).unwrap();
@@ -370,7 +370,7 @@ fn invalid_completions_reset_the_drive() {
             let write = rig.write(at, 1, at as u8 + 1);
             rig.submit(&mut *queue, write);
         }
-        let statuses = rig.settle(&mut *queue);
+        let statuses = rig.run_until_idle(&mut *queue);
         assert_eq!(statuses, vec![Status::Ok; 8], "{action:?}");
         rig.pass(&mut *queue, Duration::from_secs(5));
         let status = controller.status();
@@ -409,7 +409,11 @@ fn wrong_sqid_and_sqhd_are_ignored() {
                 let write = rig.write(lba, 1, round);
                 rig.submit(&mut *queue, write);
             }
-            assert_eq!(rig.settle(&mut *queue), [Status::Ok; 7], "{action:?}");
+            assert_eq!(
+                rig.run_until_idle(&mut *queue),
+                [Status::Ok; 7],
+                "{action:?}"
+            );
             assert_eq!(rig.values(&mut *queue, 0, 7), [round; 7], "{action:?}");
         }
         rig.drive.heal();
@@ -527,8 +531,8 @@ fn back_pressure() {
     let second_taken = fill(&mut rig, &mut *second);
     assert!(first_taken >= 7 && second_taken >= 1);
     rig.drive.heal();
-    rig.settle(&mut *queue);
-    rig.settle(&mut *second);
+    rig.run_until_idle(&mut *queue);
+    rig.run_until_idle(&mut *second);
     let write = rig.write(0, 1, 1);
     assert_eq!(rig.status(&mut *queue, write), Status::Ok);
     drop(second);

@@ -61,7 +61,7 @@ fn an_update_under_load() {
         let task = rig
             .core
             .spawn_local(async move { handle.update_firmware(image).await });
-        assert_eq!(rig.settle(&mut *queue), vec![Status::Ok; 20]);
+        assert_eq!(rig.run_until_idle(&mut *queue), vec![Status::Ok; 20]);
         let updated = rig.core.block_on(task).expect("it runs");
         let expected_update = FirmwareUpdate {
             before: "1.0".to_owned(),
@@ -192,7 +192,7 @@ fn a_commit_is_not_cut_off() {
         .spawn_local(async move { handle.update_firmware(image).await });
     let write = rig.write(0, 1, 1);
     rig.submit(&mut *queue, write);
-    assert_eq!(rig.settle(&mut *queue), [Status::Ok]);
+    assert_eq!(rig.run_until_idle(&mut *queue), [Status::Ok]);
     let updated = rig.core.block_on(task).expect("it runs");
     assert_eq!(updated.map(|update| update.after), Ok("2.1".to_owned()));
     rig.end(&controller, queue);

@@ -109,7 +109,7 @@ fn only_sleeping_cores_get_interrupts() {
         let (old, new) = (rig.buf(512, round), rig.buf(512, round + 1));
         let (lba, before) = (60, rig.write(60, 1, round));
         rig.submit(&mut *queue, before);
-        rig.settle(&mut *queue);
+        rig.run_until_idle(&mut *queue);
         let swap = rig.io(Op::CompareAndWrite, lba, 1).with(old).with(new);
         let token = rig.submit(&mut *queue, swap);
         let before = interrupts(&rig);
@@ -135,7 +135,7 @@ fn only_sleeping_cores_get_interrupts() {
             let write = rig.write(at, 1, 1);
             rig.submit(&mut *queue, write);
         }
-        let statuses = rig.settle(&mut *queue);
+        let statuses = rig.run_until_idle(&mut *queue);
         assert_eq!(statuses, [Status::Ok; 4]);
         rig.pass(&mut *queue, Duration::from_millis(100));
     }
@@ -187,7 +187,7 @@ fn io_during_a_queue_drain() {
         sent, 0,
         "nothing goes into a queue that is to be made again"
     );
-    assert_eq!(rig.settle(&mut *queue), [Status::Ok; 10]);
+    assert_eq!(rig.run_until_idle(&mut *queue), [Status::Ok; 10]);
     let status = controller.status();
     assert_eq!(
         (status.timeouts, status.aborts, status.queue_resets),

@@ -42,7 +42,7 @@ fn a_removed_drive_returns() {
             controller.removed();
         }
         let began = rig.core.now();
-        let statuses = rig.settle(&mut *queue);
+        let statuses = rig.run_until_idle(&mut *queue);
         assert_eq!(statuses.len(), 20);
         assert!(
             statuses

@@ -87,7 +87,7 @@ fn repeated_resets_under_load() {
             for _ in 0..u32::from(round) {
                 rig.turn(&mut *queue);
             }
-            let statuses = rig.settle(&mut *queue);
+            let statuses = rig.run_until_idle(&mut *queue);
             assert_eq!(statuses, vec![Status::Ok; 30]);
             let reset = rig.core.block_on(task);
             assert_eq!(reset.expect("it runs"), Ok(()));
@@ -137,7 +137,7 @@ fn failures_of_the_controller() {
             let write = rig.write(at, 1, at as u8 + 1);
             rig.submit(&mut *queue, write);
         }
-        let statuses = rig.settle(&mut *queue);
+        let statuses = rig.run_until_idle(&mut *queue);
         assert_eq!(statuses, vec![Status::Ok; 10], "{action:?}");
         assert!(
             rig.core.now().since(began) < Duration::from_secs(20),
@@ -246,7 +246,7 @@ fn detach_during_a_reset() {
     rig.turn(&mut *queue);
     let handle = controller.clone();
     let detach = rig.core.spawn_local(async move { handle.detach().await });
-    let statuses = rig.settle(&mut *queue);
+    let statuses = rig.run_until_idle(&mut *queue);
     assert_eq!(statuses.len(), 10);
     let _ = rig.core.block_on(reset);
     rig.core.block_on(detach).expect("it runs");

@@ -219,7 +219,7 @@ impl Rig {
     }
 
     /// Waits for all I/O in flight.
-    pub(crate) fn settle(&mut self, queue: &mut dyn Queue) -> Vec<Status> {
+    pub(crate) fn run_until_idle(&mut self, queue: &mut dyn Queue) -> Vec<Status> {
         let end = self.core.clock().now() + PATIENCE;
         while queue.inflight() > 0 {
             assert!(

@@ -70,7 +70,7 @@ fn a_new_queue_helps() {
             let write = rig.write(at, 1, at as u8 + 1);
             rig.submit(&mut *queue, write);
         }
-        let statuses = rig.settle(&mut *queue);
+        let statuses = rig.run_until_idle(&mut *queue);
         assert_eq!(statuses, vec![Status::Ok; 6]);
         assert_eq!(rig.values(&mut *queue, 0, 6), [1, 2, 3, 4, 5, 6]);
         let report = controller.status();
@@ -148,7 +148,7 @@ fn nothing_helps() {
         let write = rig.write(at, 1, 5);
         rig.submit(&mut *queue, write);
     }
-    let statuses = rig.settle(&mut *queue);
+    let statuses = rig.run_until_idle(&mut *queue);
     assert_eq!(statuses.len(), 5);
     assert!(
         statuses.iter().all(|status| !status.is_ok()),
@@ -238,7 +238,7 @@ fn late_answers() {
         rig.submit(&mut *queue, write);
         let zeroes = rig.io(Op::WriteZeroes, 9, 1);
         rig.submit(&mut *queue, zeroes);
-        assert_eq!(rig.settle(&mut *queue), [Status::Ok; 2], "{by}");
+        assert_eq!(rig.run_until_idle(&mut *queue), [Status::Ok; 2], "{by}");
         rig.pass(&mut *queue, Duration::from_secs(60));
         assert_eq!(controller.status().protocol_errors, 0, "{by}");
         assert_eq!(rig.values(&mut *queue, 0, 1), [5]);

@@ -9,7 +9,7 @@ use nacre_bdev::fault::{Action, Fault};
 use super::rig::{DISK_BLOCKS, REGION, World};
 use crate::handle::{Command, NewVolume, ResyncKind, VolumeError, VolumeEventKind, VolumeState};
 use crate::model::{ReplicaState, Settings};
-use crate::store::{Plan, Request};
+use crate::store::{Plan, StoreRequest};
 
 fn new_volume(name: &str, devices: &[&str], force: bool) -> NewVolume {
     NewVolume {
@@ -257,7 +257,7 @@ fn io_left_to_copy_from_a_replaced_replica() {
         world.write(0, 8, 1);
         world.store.plan(Some(Box::new(|call| Plan {
             before: Duration::from_secs(match call.request {
-                Request::Swap => 5,
+                StoreRequest::Swap => 5,
                 _ => 0,
             }),
             ..Plan::default()

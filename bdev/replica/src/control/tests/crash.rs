@@ -45,9 +45,9 @@ fn the_write_hole_is_closed() {
 }
 
 /// Writes that a device may still have from a former holder, or from a closed lane, are left to
-/// settle before anything is copied: they could reach the source after the copy.
+/// end before anything is copied: they could reach the source after the copy.
 #[test]
-fn unacknowledged_writes_settle_before_copying() {
+fn unacknowledged_writes_end_before_copying() {
     let settings = Settings {
         settle_ms: 5_000,
         ..Settings::default()

@@ -257,7 +257,7 @@ fn announced_limits_are_kept() {
         ),
         (
             KeptLimits {
-                lend_blocks: 0,
+                zero_copy_blocks: 0,
                 max_blocks: 8,
                 ..kept
             },

@@ -11,14 +11,14 @@ use nacre_bdev::fault::{Action, Fault};
 use super::rig::{DISK_BLOCKS, World};
 use crate::handle::{Command, NewVolume, VolumeEventKind, VolumeState};
 use crate::model::{ReplicaState, Settings};
-use crate::store::{Call, Plan, Request};
+use crate::store::{Call, Plan, StoreRequest};
 
 const SLOW: Duration = Duration::from_secs(5);
 
 /// Delays each change of the record by `before`, and its reply by `after`.
 fn slow_store(world: &World, before: Duration, after: Duration) {
     let plan = move |call: &Call| match call.request {
-        Request::Swap => Plan {
+        StoreRequest::Swap => Plan {
             before,
             after,
             ..Plan::default()
@@ -167,7 +167,7 @@ fn the_only_good_copy_leaves_after_the_resync() {
     let swaps = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&swaps);
     world.store.plan(Some(Box::new(move |call| {
-        if call.request == Request::Swap {
+        if call.request == StoreRequest::Swap {
             counted.fetch_add(1, Ordering::Relaxed);
         }
         Plan::default()

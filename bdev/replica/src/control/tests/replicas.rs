@@ -9,7 +9,7 @@ use nacre_bdev::{Io, Op, Status};
 use super::rig::{REGION, World};
 use crate::handle::{Command, ResyncKind, VolumeEventKind, VolumeState};
 use crate::model::{ReplicaState, Settings};
-use crate::store::{Call, Outcome, Plan, Request};
+use crate::store::{Call, Outcome, Plan, StoreRequest};
 
 /// A write reaches every replica, and each region costs one log write.
 #[test]
@@ -84,7 +84,7 @@ fn no_acknowledgement_before_the_store_replies() {
     world
         .store
         .plan(Some(Box::new(|call: &Call| match call.request {
-            Request::Swap => Plan::outcome(Outcome::Refuse),
+            StoreRequest::Swap => Plan::outcome(Outcome::Refuse),
             _ => Plan::default(),
         })));
     world.shelf.take("d1");
@@ -121,7 +121,7 @@ fn a_decision_is_overtaken() {
         let mut world = World::with(2);
         world.write(0, 8, 1);
         let refuse = move |call: &Call| match call.request {
-            Request::Swap => Plan::outcome(Outcome::Refuse),
+            StoreRequest::Swap => Plan::outcome(Outcome::Refuse),
             _ if deaf => Plan::outcome(Outcome::Refuse),
             _ => Plan::default(),
         };
@@ -368,7 +368,7 @@ fn a_flush_during_promotion() {
     world.write(0, 8, 2);
     world.store.plan(Some(Box::new(|call: &Call| Plan {
         before: match call.request {
-            Request::Swap => Duration::from_millis(300),
+            StoreRequest::Swap => Duration::from_millis(300),
             _ => Duration::ZERO,
         },
         ..Plan::default()
@@ -407,7 +407,7 @@ fn a_write_during_promotion() {
     world.write(0, 8, 2);
     world.store.plan(Some(Box::new(|call: &Call| Plan {
         before: match call.request {
-            Request::Swap => Duration::from_millis(300),
+            StoreRequest::Swap => Duration::from_millis(300),
             _ => Duration::ZERO,
         },
         ..Plan::default()

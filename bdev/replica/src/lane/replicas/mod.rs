@@ -138,7 +138,7 @@ impl Replicas {
         self.shared.version() == self.view.version
     }
 
-    /// Adopts the current view. `requests` are the ordinary ones (`Requests::settle`).
+    /// Adopts the current view. `requests` are the ordinary ones (`Requests::make_ordinary`).
     pub(super) fn adopt(&mut self, requests: &mut Requests) {
         let view = self.shared.view();
         let before = std::mem::replace(&mut self.view, view);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use nacre_bdev::{Busy, Flags, Io, LayerQueue, Op, Queue, Status, Token};
-use nacre_hugepages::Lent;
+use nacre_hugepages::MemoryView;
 use nacre_reactor::Nanos;
 
 use crate::lane::request::{Request, child_token};
@@ -68,12 +68,16 @@ impl ReplicaQueue {
 
     /// See [`Queue::run_sync`].
     #[inline]
-    pub(crate) fn run_sync(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
+    pub(crate) fn run_sync(
+        &mut self,
+        io: &mut Io,
+        zero_copy: &mut Option<MemoryView>,
+    ) -> Option<Status> {
         if !self.waiting.is_empty() {
             return None;
         }
         io.lba += self.first;
-        let status = self.queue.run_sync(io, lent);
+        let status = self.queue.run_sync(io, zero_copy);
         io.lba -= self.first;
         status
     }

@@ -1,7 +1,7 @@
 //! Synchronous I/O on the queues of the replicas, for [`super::super::sync`].
 
 use nacre_bdev::Io;
-use nacre_hugepages::Lent;
+use nacre_hugepages::MemoryView;
 
 use super::Replicas;
 use crate::lane::slots::{Slots, bit, slots};
@@ -9,12 +9,16 @@ use crate::lane::slots::{Slots, bit, slots};
 impl Replicas {
     /// Executes a read synchronously at one replica, and returns its slot. `None`: no replica can.
     #[inline]
-    pub(crate) fn read_sync(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<usize> {
+    pub(crate) fn read_sync(
+        &mut self,
+        io: &mut Io,
+        zero_copy: &mut Option<MemoryView>,
+    ) -> Option<usize> {
         let slot = self.direct_slot(io.lba)?;
         self.use_slots(bit(slot));
         let current = self.is_current();
         let status = match &mut self.queues[slot] {
-            Some(queue) if current => queue.run_sync(io, lent),
+            Some(queue) if current => queue.run_sync(io, zero_copy),
             _ => None,
         };
         status.filter(|status| status.is_ok() && !self.has_lost(slot))?;
@@ -33,7 +37,7 @@ impl Replicas {
         let mut begun = false;
         for slot in slots(all) {
             let queue = self.queues[slot].as_mut();
-            // A write lends no memory.
+            // A write returns no memory.
             let status = queue.and_then(|queue| queue.run_sync(io, &mut None));
             begun |= status.is_some();
             if !status.is_some_and(|status| status.is_ok() && !self.has_lost(slot)) {

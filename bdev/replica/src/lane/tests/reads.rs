@@ -103,7 +103,7 @@ fn reads_are_counted_for_the_replica_that_ran_them() {
     r.clean();
 }
 
-/// Without a buffer it waits for one, or for the buffer that the late replica has.
+/// Without another buffer, a late read waits for one, or for the buffer that the late replica has.
 #[test]
 fn a_late_read_without_another_buffer() {
     for back in [false, true] {
@@ -127,7 +127,7 @@ fn a_late_read_without_another_buffer() {
     }
 }
 
-/// With no other replica its completion counts, however late; and the host does not wait forever.
+/// Without another replica, a late completion still counts, and the host does not wait forever.
 #[test]
 fn a_late_read_of_the_last_replica() {
     let mut r = rig(1);

@@ -11,7 +11,7 @@ use nacre_bdev::{
     Bdev, Busy, Completion, Done, Flags, Geometry, Io, Layer, Limits, Op, OpenError, Queue, Status,
     Support, Token,
 };
-use nacre_hugepages::{Buf, ClassSpec, Lent, Pool};
+use nacre_hugepages::{Buf, ClassSpec, MemoryView, Pool};
 use nacre_reactor::Nanos;
 use parking_lot::Mutex;
 use uuid::Uuid;
@@ -172,7 +172,7 @@ impl Queue for ScriptQueue {
         })
     }
 
-    fn run_sync(&mut self, io: &mut Io, _lent: &mut Option<Lent>) -> Option<Status> {
+    fn run_sync(&mut self, io: &mut Io, _zero_copy: &mut Option<MemoryView>) -> Option<Status> {
         tray(&self.device.name, |tray| {
             let status = tray.prompt?;
             tray.did.push((io.op, io.lba - FIRST));

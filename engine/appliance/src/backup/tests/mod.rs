@@ -1,3 +1,6 @@
+//! Tests of exports and restores on a machine in a temporary folder: every file that is not a whole
+//! export is refused, and a power failure leaves the old state or the new one.
+
 mod hostile;
 use super::*;
 use crate::run::testing::{Cuts, Recorder};

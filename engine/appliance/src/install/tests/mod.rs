@@ -327,7 +327,7 @@ fn the_kernels_disks_are_read_and_written() {
     fs::write(&path, "before").unwrap();
     let mut disk = Kernel.alone(&path).unwrap();
     disk.write_all(b"after!").unwrap();
-    disk.settle().unwrap();
+    disk.sync_and_drop_cache().unwrap();
     let mut text = String::new();
     Kernel
         .read(&path)

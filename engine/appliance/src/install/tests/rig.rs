@@ -118,7 +118,7 @@ impl Seek for FaultyDisk {
 }
 
 impl Device for FaultyDisk {
-    fn settle(&mut self) -> io::Result<()> {
+    fn sync_and_drop_cache(&mut self) -> io::Result<()> {
         self.check()?;
         if let Some(Faults(state)) = &self.faults {
             state.unsynced.borrow_mut().clear();

@@ -15,7 +15,7 @@ use nacre_transport_rdma_perf::{
 use nacre_transport_rdma_verbs::Provider;
 use parking_lot::Mutex;
 
-use super::super::counters::{CounterPort, Sample, chosen};
+use super::super::counters::{CounterPort, CounterSample, chosen};
 use super::super::perf::{interrupt, parse_message, parse_server, provider};
 use super::super::perf_show::gid_of;
 use super::plan::{LoadKind, Phase, SoakFlow, plan};
@@ -226,15 +226,15 @@ impl<'a> Runner<'a> {
     }
 
     fn run(mut self, phases: &[Phase]) -> Result<Soak, Failure> {
-        let first = Sample::take(&self.roots, &self.ports);
-        let mut before = Sample::take(&self.roots, &self.ports);
+        let first = CounterSample::take(&self.roots, &self.ports);
+        let mut before = CounterSample::take(&self.roots, &self.ports);
         for phase in phases {
             if self.stop.load(Ordering::Relaxed) {
                 break;
             }
             before = self.phase(phase, before)?;
         }
-        let counters = changes(&Sample::take(&self.roots, &self.ports), &first);
+        let counters = changes(&CounterSample::take(&self.roots, &self.ports), &first);
         let args = self.args;
         Ok(Soak {
             schema: Soak::SCHEMA,
@@ -261,7 +261,11 @@ impl<'a> Runner<'a> {
 
     /// Runs the flows of a phase. A flow that fails does not end the others: the verdict needs
     /// them.
-    fn phase(&mut self, phase: &Phase, mut before: Sample) -> Result<Sample, Failure> {
+    fn phase(
+        &mut self,
+        phase: &Phase,
+        mut before: CounterSample,
+    ) -> Result<CounterSample, Failure> {
         let live: Vec<Live> = phase.flows.iter().map(|_| Live::default()).collect();
         let outcomes: Vec<Mutex<Option<Result<Report, PerfError>>>> =
             phase.flows.iter().map(|_| Mutex::new(None)).collect();
@@ -285,7 +289,7 @@ impl<'a> Runner<'a> {
                 std::thread::sleep(Duration::from_millis(20));
                 if Instant::now() >= next {
                     next += Duration::from_secs(1);
-                    let now = Sample::take(&self.roots, &self.ports);
+                    let now = CounterSample::take(&self.roots, &self.ports);
                     let second = self.sample(phase, &live, &mut counted, &mut silent);
                     let second = Second {
                         changes: changes(&now, &before),
@@ -390,7 +394,7 @@ impl<'a> Runner<'a> {
 }
 
 /// Counters with a meaning that grew.
-fn changes(now: &Sample, before: &Sample) -> Vec<Change> {
+fn changes(now: &CounterSample, before: &CounterSample) -> Vec<Change> {
     let change = |(port, counter, by): (String, String, u64)| {
         Some(Change {
             kind: CounterKind::of(&counter)?,

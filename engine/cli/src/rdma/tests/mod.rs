@@ -10,7 +10,7 @@ use nacre_transport_rdma_link::Fabric;
 use nacre_transport_rdma_link::testing;
 use nacre_transport_rdma_verbs::{DeviceAttributes, OnDemandPaging, Wire};
 
-use super::counters::{Sample, chosen};
+use super::counters::{CounterSample, chosen};
 use super::devices::{device_row, gid_row, link_row};
 use super::size::{Configured, Limits, Need, SizeArgs};
 use nacre_engine::config::Personality;
@@ -76,19 +76,19 @@ fn counters_and_their_changes() {
     tree.file(&format!("{counter}/rcvd_pkts"), "0");
     let roots = tree.roots();
     let ports = chosen(&Fabric::read(&roots.sys), Some("rxe0/1")).unwrap();
-    let before = Sample::take(&roots, &ports);
+    let before = CounterSample::take(&roots, &ports);
     assert_eq!(before.rows(None, false).len(), 1);
     assert_eq!(before.rows(None, true).len(), 2);
 
     tree.file(&format!("{counter}/sent_pkts"), "130");
-    let now = Sample::take(&roots, &ports);
+    let now = CounterSample::take(&roots, &ports);
     let row = &now.rows(Some(&before), false)[0];
     assert_eq!(row[..6], ["rxe0", "1", "driver", "sent_pkts", "130", "30"]);
     assert_eq!(now.json(Some(&before))["counters"][1]["change"], 30);
 
     // Reset meanwhile: counted from 0 again.
     tree.file(&format!("{counter}/sent_pkts"), "5");
-    let reset = Sample::take(&roots, &ports);
+    let reset = CounterSample::take(&roots, &ports);
     assert_eq!(reset.rows(Some(&now), false)[0][5], "5");
 }
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use nacre_bdev::{Module, RegistryError};
 
-use crate::bdev_modules::{self, Entry, Visitor, base};
+use crate::bdev_modules::{self, ModuleEntry, Visitor, base};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::{Errno, INVALID_PARAMS};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
@@ -19,7 +19,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
 struct Methods<'a>(&'a mut Registry<Engine>);
 
 impl Visitor for Methods<'_> {
-    fn module<M: Module>(&mut self, _entry: Entry)
+    fn module<M: Module>(&mut self, _entry: ModuleEntry)
     where
         M::Error: Refusal,
     {

@@ -44,7 +44,7 @@ struct Controller {
     cntlid: u16,
     /// Absent for a drive.
     #[serde(skip_serializing_if = "Option::is_none")]
-    host: Option<Host>,
+    host: Option<HostAddressReply>,
     /// Nacre extension, like all that follow: devices of the controller.
     bdevs: Vec<String>,
     /// I/O queues granted. For a remote controller, each core uses one per device; for a drive, one
@@ -70,7 +70,7 @@ struct Controller {
     error: Option<String>,
     /// Namespaces that are not used, with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    refused: Vec<Refused>,
+    refused: Vec<RefusedReply>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -87,7 +87,7 @@ struct Trid {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct Host {
+struct HostAddressReply {
     nqn: String,
     addr: String,
     svcid: String,
@@ -96,7 +96,7 @@ struct Host {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct Refused {
+struct RefusedReply {
     bdev: String,
     why: String,
 }
@@ -120,7 +120,7 @@ impl Controller {
                 subnqn: Some(wanted.subnqn.to_string()),
             },
             cntlid: status.info.cntlid,
-            host: Some(Host {
+            host: Some(HostAddressReply {
                 nqn: path.path.config().options.hostnqn.to_string(),
                 addr: wanted
                     .hostaddr
@@ -141,7 +141,9 @@ impl Controller {
                 _ if status.causes.is_empty() => None,
                 _ => Some(status.causes),
             },
-            refused: refused.map(|(bdev, why)| Refused { bdev, why }).collect(),
+            refused: refused
+                .map(|(bdev, why)| RefusedReply { bdev, why })
+                .collect(),
         }
     }
 
@@ -175,7 +177,7 @@ impl Controller {
                 _ => None,
             },
             refused: refused
-                .map(|(nsid, why)| Refused {
+                .map(|(nsid, why)| RefusedReply {
                     bdev: format!("{name}n{nsid}"),
                     why,
                 })

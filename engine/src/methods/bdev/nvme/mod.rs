@@ -30,7 +30,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use crate::journal::{Entry, EntryState, is_declaring};
+use crate::journal::{EntryState, JournalEntry, is_declaring};
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::Engine;
@@ -248,7 +248,7 @@ async fn first_connection(
         }
         let _ = tokio::time::timeout(
             left.min(Duration::from_millis(50)),
-            engine.remotes.settled.notified(),
+            engine.remotes.handled.notified(),
         )
         .await;
     }
@@ -514,7 +514,7 @@ impl Method<Engine> for Reset {
     type Reply = bool;
 
     async fn apply(params: ResetParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         if let Some(drive) = engine.drives.find(&params.name) {
             return drive::reset(&drive, params.cntlid, &params.name).await;
         }
@@ -591,8 +591,8 @@ async fn reconnected(
             let cause = format!("no connection within {CONNECT_TIMEOUT:?}");
             return Err(RpcError::errno(Errno::ETIMEDOUT, cause));
         }
-        let settled = engine.remotes.settled.notified();
-        let _ = tokio::time::timeout(Duration::from_millis(20), settled).await;
+        let handled = engine.remotes.handled.notified();
+        let _ = tokio::time::timeout(Duration::from_millis(20), handled).await;
     }
 }
 
@@ -624,7 +624,7 @@ impl Method<Engine> for SetKeys {
         let name = &params.name;
         let remote = engine.remotes.find(name);
         let remote = remote.ok_or_else(|| no_controller(name))?;
-        let of_name = |entry: &Entry| {
+        let of_name = |entry: &JournalEntry| {
             let further = format!("{}{name}/", nvme::PATHS);
             entry.record.key == key(name) || entry.record.key.starts_with(&further)
         };

@@ -146,11 +146,11 @@ struct GetIoPathsParams {
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct IoPaths {
-    poll_groups: Vec<PollGroup>,
+    poll_groups: Vec<PathPollGroup>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct PollGroup {
+struct PathPollGroup {
     /// The reactor. Only reactors with a queue to a device are listed.
     thread: String,
     io_paths: Vec<IoPath>,
@@ -214,7 +214,7 @@ impl Method<Engine> for GetIoPaths {
                 }
             }
         }
-        let group = |(thread, io_paths)| PollGroup { thread, io_paths };
+        let group = |(thread, io_paths)| PathPollGroup { thread, io_paths };
         Ok(IoPaths {
             poll_groups: groups.into_iter().map(group).collect(),
         })
@@ -239,11 +239,11 @@ struct PathIostat {
 #[derive(Debug, Serialize, JsonSchema)]
 struct PathStat {
     trid: PathTransport,
-    stat: Stat,
+    stat: PathIoStat,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct Stat {
+struct PathIoStat {
     bytes_read: u64,
     num_read_ops: u64,
     bytes_written: u64,
@@ -269,7 +269,7 @@ impl Method<Engine> for GetPathIostat {
         let device = device(&engine, &params.name)?;
         let stat = |path: &PathInfo| PathStat {
             trid: PathTransport::of(path),
-            stat: Stat {
+            stat: PathIoStat {
                 bytes_read: path.io.read_bytes,
                 num_read_ops: path.io.reads,
                 bytes_written: path.io.write_bytes,
@@ -445,8 +445,8 @@ async fn wait(
             )
             .remedy("it goes on: bdev_nvme_get_controllers shows its state"));
         }
-        let settled = engine.remotes.settled.notified();
-        let _ = tokio::time::timeout(Duration::from_millis(20), settled).await;
+        let handled = engine.remotes.handled.notified();
+        let _ = tokio::time::timeout(Duration::from_millis(20), handled).await;
     }
     Ok(true)
 }

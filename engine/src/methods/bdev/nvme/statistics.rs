@@ -28,22 +28,22 @@ struct Statistics {
 struct Group {
     /// The reactor. Only reactors with a queue to a device are listed.
     thread: String,
-    transports: Vec<Transport>,
+    transports: Vec<TransportStatistics>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "trname")]
-enum Transport {
+enum TransportStatistics {
     #[serde(rename = "RDMA")]
-    Rdma { devices: Vec<RdmaDevice> },
+    Rdma { devices: Vec<RdmaDeviceStatistics> },
     #[serde(rename = "PCIE")]
-    Pcie(Pcie),
+    Pcie(PcieStatistics),
     #[serde(rename = "TCP")]
-    Tcp(Tcp),
+    Tcp(TcpStatistics),
 }
 
 #[derive(Debug, Default, Serialize, JsonSchema)]
-struct RdmaDevice {
+struct RdmaDeviceStatistics {
     dev_name: String,
     polls: u64,
     idle_polls: u64,
@@ -57,7 +57,7 @@ struct RdmaDevice {
 }
 
 #[derive(Debug, Default, Serialize, JsonSchema)]
-struct Pcie {
+struct PcieStatistics {
     polls: u64,
     idle_polls: u64,
     completions: u64,
@@ -71,7 +71,7 @@ struct Pcie {
 }
 
 #[derive(Debug, Default, Serialize, JsonSchema)]
-struct Tcp {
+struct TcpStatistics {
     polls: u64,
     idle_polls: u64,
     /// Polls of a connection that found completions.
@@ -82,7 +82,7 @@ struct Tcp {
     submitted_requests: u64,
 }
 
-impl Tcp {
+impl TcpStatistics {
     fn add(&mut self, queue: &PathQueue) {
         let activity = &queue.activity;
         self.polls += activity.polls;
@@ -94,7 +94,7 @@ impl Tcp {
     }
 }
 
-impl RdmaDevice {
+impl RdmaDeviceStatistics {
     fn add(&mut self, queue: &PathQueue) {
         let activity = &queue.activity;
         self.polls += activity.polls;
@@ -108,7 +108,7 @@ impl RdmaDevice {
     }
 }
 
-impl Pcie {
+impl PcieStatistics {
     fn add(&mut self, queue: &QueuePairActivity) {
         self.polls += queue.polls;
         self.idle_polls += queue.polls.saturating_sub(queue.busy_polls);
@@ -124,24 +124,24 @@ impl Pcie {
 
 /// The sums of one reactor.
 #[derive(Debug, Default)]
-struct Sums {
+struct ReactorSums {
     /// By device name.
-    rdma: BTreeMap<String, RdmaDevice>,
-    pcie: Option<Pcie>,
-    tcp: Option<Tcp>,
+    rdma: BTreeMap<String, RdmaDeviceStatistics>,
+    pcie: Option<PcieStatistics>,
+    tcp: Option<TcpStatistics>,
 }
 
-impl Sums {
-    fn transports(self) -> Vec<Transport> {
+impl ReactorSums {
+    fn transports(self) -> Vec<TransportStatistics> {
         let mut transports = Vec::new();
         if !self.rdma.is_empty() {
-            let device = |(dev_name, sums)| RdmaDevice { dev_name, ..sums };
-            transports.push(Transport::Rdma {
+            let device = |(dev_name, sums)| RdmaDeviceStatistics { dev_name, ..sums };
+            transports.push(TransportStatistics::Rdma {
                 devices: self.rdma.into_iter().map(device).collect(),
             });
         }
-        transports.extend(self.pcie.map(Transport::Pcie));
-        transports.extend(self.tcp.map(Transport::Tcp));
+        transports.extend(self.pcie.map(TransportStatistics::Pcie));
+        transports.extend(self.tcp.map(TransportStatistics::Tcp));
         transports
     }
 }
@@ -155,7 +155,7 @@ impl Method<Engine> for GetTransportStatistics {
     type Reply = Statistics;
 
     async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Statistics, RpcError> {
-        let mut groups: BTreeMap<String, Sums> = BTreeMap::new();
+        let mut groups: BTreeMap<String, ReactorSums> = BTreeMap::new();
         for (_, remote) in engine.remotes.list() {
             for device in remote.attachment.devices() {
                 for path in device.paths() {
@@ -177,7 +177,7 @@ impl Method<Engine> for GetTransportStatistics {
                 sums.pcie.get_or_insert_default().add(&queue);
             }
         }
-        let group = |(thread, sums): (String, Sums)| Group {
+        let group = |(thread, sums): (String, ReactorSums)| Group {
             thread,
             transports: sums.transports(),
         };

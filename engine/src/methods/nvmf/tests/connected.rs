@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_nvmf::host::{Connector, Controller, HostOptions};
+use nacre_nvmf::host::{Connector, HostController, HostOptions};
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::commands::admin::Identify;
 use nacre_nvmf_wire::identify::cns;
@@ -85,7 +85,11 @@ fn controllers(daemon: &TestDaemon) -> Vec<Value> {
 
 /// Polls the host until `done`.
 #[track_caller]
-fn poll_until(session: &mut Session, what: &str, mut done: impl FnMut(&mut Controller) -> bool) {
+fn poll_until(
+    session: &mut Session,
+    what: &str,
+    mut done: impl FnMut(&mut HostController) -> bool,
+) {
     for _ in 0..10_000 {
         session.poll();
         if done(session.controller_mut()) {

@@ -103,7 +103,7 @@ impl Method<Engine> for Create {
     type Reply = VolumeReply;
 
     async fn apply(params: CreateParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         refuse_nil(params.uuid)?;
         // A saved configuration makes this call for an existing volume.
         if let Some(id) = params.uuid
@@ -246,7 +246,7 @@ impl Method<Engine> for Delete {
     type Reply = bool;
 
     async fn apply(params: DeleteParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         if engine.cluster.node().is_some() {
             let id = engine.volumes.find(&params.name)?.id();
             cluster::delete(&engine, id, params.force).await?;
@@ -278,7 +278,7 @@ impl Method<Engine> for Rename {
     type Reply = bool;
 
     async fn apply(params: RenameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let id = engine.volumes.find(&params.name)?.id();
         let altering = engine.volumes.altering(id);
         let _one = altering.lock().await;

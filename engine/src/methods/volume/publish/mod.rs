@@ -142,7 +142,7 @@ impl Method<Engine> for Publish {
     type Reply = PublishReply;
 
     async fn apply(params: PublishParams, engine: Rc<Engine>) -> Result<PublishReply, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let id = engine.volumes.find(&params.name)?.id();
         if engine.cluster.node().is_some() {
             return in_cluster::publish(&engine, id, &params).await;
@@ -340,7 +340,7 @@ impl Method<Engine> for Unpublish {
     type Reply = bool;
 
     async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
+        engine.earlier_changes().await;
         let id = engine.volumes.find(&params.name)?.id();
         if engine.cluster.node().is_some() {
             crate::services::cluster::unpublish(&engine, id).await?;

@@ -64,7 +64,7 @@ pub(super) fn until(daemon: &TestDaemon, what: &str, done: impl Fn(&Value) -> bo
 }
 
 /// Masks fields that differ per run.
-fn settled(mut volume: Value) -> Value {
+fn masked(mut volume: Value) -> Value {
     for key in ["queues", "dirty_regions", "reactor"] {
         volume[key] = json!("…");
     }
@@ -114,7 +114,7 @@ fn a_volume_that_cannot_be_deleted_serves_again() {
 fn a_volume_is_created_listed_and_deleted() {
     let daemon = test_daemon();
     let made = mirror(&daemon);
-    insta::assert_json_snapshot!(settled(made));
+    insta::assert_json_snapshot!(masked(made));
     assert_eq!(
         daemon.call("volume_get_volumes", json!(null))[0]["uuid"],
         ID

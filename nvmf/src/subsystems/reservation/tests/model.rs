@@ -27,7 +27,7 @@ impl Model {
     }
 
     /// After registrations changed: determines the holder.
-    fn settle(&mut self) {
+    fn choose_holders(&mut self) {
         if self.kind.is_some_and(Self::all) {
             self.holders = self.keys.keys().copied().collect();
         }
@@ -40,7 +40,7 @@ impl Model {
     fn take(&mut self, kind: ReservationType, host: HostId) {
         self.kind = Some(kind);
         self.holders = BTreeSet::from([host]);
-        self.settle();
+        self.choose_holders();
     }
 
     fn run(&mut self, host: HostId, command: Change) -> Result<(), StatusCode> {
@@ -66,7 +66,7 @@ impl Model {
                     PersistChange::Set => self.ptpl = true,
                 }
                 self.generation += 1;
-                self.settle();
+                self.choose_holders();
             }
             Change::Acquire {
                 what,
@@ -108,7 +108,7 @@ impl Model {
                     return Err(CONFLICT);
                 } else {
                     self.keys.retain(|_, key| *key != preempt);
-                    self.settle();
+                    self.choose_holders();
                 }
                 self.generation += 1;
             }
@@ -121,7 +121,7 @@ impl Model {
                 }
                 if what.action == ReleaseAction::Clear {
                     self.keys.clear();
-                    self.settle();
+                    self.choose_holders();
                     self.generation += 1;
                 } else if self.holders.contains(&host) && self.kind != what.kind {
                     return Err(INVALID);

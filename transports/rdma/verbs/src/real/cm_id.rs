@@ -1,4 +1,4 @@
-//! [`RdmaCmId`]: an `rdma_cm_id`, and the [`Channel`] of its events.
+//! [`RdmaCmId`]: an `rdma_cm_id`, and the [`EventChannel`] of its events.
 
 use std::mem::size_of;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use crate::sys::verbs::*;
 use crate::types::VerbsError;
 
 /// The event channel. Every id has a reference to it, so it is destroyed last.
-pub(super) struct Channel {
+pub(super) struct EventChannel {
     pub api: &'static Api,
     pub raw: *mut rdma_event_channel,
     /// Locked while an event is received, because the library then modifies the id's queue pair.
@@ -22,11 +22,11 @@ pub(super) struct Channel {
 }
 
 // SAFETY: any thread may use a channel; `turn` serialises taking events and destroying ids.
-unsafe impl Send for Channel {}
+unsafe impl Send for EventChannel {}
 // SAFETY: as above.
-unsafe impl Sync for Channel {}
+unsafe impl Sync for EventChannel {}
 
-impl Channel {
+impl EventChannel {
     /// Takes ownership of `raw`.
     pub(super) fn new(api: &'static Api, raw: *mut rdma_event_channel) -> Self {
         Self {
@@ -41,7 +41,7 @@ impl Channel {
     }
 }
 
-impl Drop for Channel {
+impl Drop for EventChannel {
     fn drop(&mut self) {
         // SAFETY: every id has a reference to this channel, so no id exists any more.
         unsafe { (self.api.rdma_destroy_event_channel)(self.raw) }
@@ -51,19 +51,19 @@ impl Drop for Channel {
 /// An `rdma_cm_id`: a connection or a listener. Destroyed when the manager has forgotten it and its
 /// queue pair is gone.
 pub(super) struct RdmaCmId {
-    channel: Arc<Channel>,
+    channel: Arc<EventChannel>,
     pub raw: *mut rdma_cm_id,
 }
 
 // SAFETY: only the manager's thread calls functions on an id. Other threads only destroy it, with
-// `Channel::turn` locked.
+// `EventChannel::turn` locked.
 unsafe impl Send for RdmaCmId {}
 // SAFETY: as above.
 unsafe impl Sync for RdmaCmId {}
 
 impl RdmaCmId {
     /// Takes ownership of `raw`, which `channel` reports events of.
-    pub(super) fn new(channel: Arc<Channel>, raw: *mut rdma_cm_id) -> Self {
+    pub(super) fn new(channel: Arc<EventChannel>, raw: *mut rdma_cm_id) -> Self {
         Self { channel, raw }
     }
 

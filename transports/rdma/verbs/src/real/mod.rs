@@ -44,11 +44,11 @@ pub use pd::RegisterMemoryError;
 
 /// The RDMA devices of this machine, through libibverbs and librdmacm.
 pub struct VerbsProvider {
-    inner: Arc<Inner>,
+    inner: Arc<ProviderState>,
 }
 
 /// The part of the provider that connection managers share.
-struct Inner {
+struct ProviderState {
     api: &'static Api,
     open: Mutex<Open>,
 }
@@ -73,7 +73,7 @@ impl VerbsProvider {
     pub fn find() -> Result<Self, Absence> {
         let api = Api::open()?;
         Ok(Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(ProviderState {
                 api,
                 open: Mutex::default(),
             }),
@@ -114,7 +114,7 @@ impl Provider for VerbsProvider {
     }
 }
 
-impl Inner {
+impl ProviderState {
     /// Opens new devices, releases removed ones, and returns the present ones in the order of their
     /// ids.
     fn scan(&self) -> Result<Vec<Arc<VerbsDevice>>, VerbsError> {

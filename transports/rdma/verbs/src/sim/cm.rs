@@ -10,8 +10,8 @@ use rustix::io::Errno;
 
 use super::device::{Parents, SimCq, SimDomain, SimQp, SimSrq};
 use super::{
-    Channel, ConnectFault, Fabric, FabricId, FabricQp, IdState, MAX_INLINE, PostedSend, QpState,
-    Signal, State, call,
+    ConnectFault, EventDescriptor, Fabric, FabricId, FabricQp, IdState, MAX_INLINE, PostedSend,
+    QpState, SimChannel, State, call,
 };
 use crate::provider::{ConnectionManager, QpInit, QueuePair};
 use crate::types::*;
@@ -29,7 +29,7 @@ const REJECTED_BY_CONSUMER: i32 = 28;
 pub(super) fn open(fabric: &Fabric) -> Result<Box<dyn ConnectionManager>, VerbsError> {
     let mut state = fabric.state.lock();
     let number = state.number();
-    let channel = Channel::new().map_err(|e| call("rdma_create_event_channel", e))?;
+    let channel = SimChannel::new().map_err(|e| call("rdma_create_event_channel", e))?;
     let signal = channel.signal.clone();
     state.channels.insert(number, channel);
     Ok(Box::new(SimCm {
@@ -42,7 +42,7 @@ pub(super) fn open(fabric: &Fabric) -> Result<Box<dyn ConnectionManager>, VerbsE
 struct SimCm {
     fabric: Fabric,
     number: u32,
-    signal: Signal,
+    signal: EventDescriptor,
 }
 
 fn padded(data: &[u8], len: usize) -> PrivateData {
@@ -127,7 +127,10 @@ impl ConnectionManager for SimCm {
 
     fn next_event(&mut self) -> Result<Option<CmEvent>, VerbsError> {
         let mut state = self.fabric.state.lock();
-        let event = state.channels.get_mut(&self.number).and_then(Channel::pop);
+        let event = state
+            .channels
+            .get_mut(&self.number)
+            .and_then(SimChannel::pop);
         if let Some(CmEvent { id, kind }) = &event
             && *kind == CmEventKind::DeviceRemoval
             && let Some(device) = state.ids.get(id).and_then(|id| id.device)

@@ -12,8 +12,8 @@ use arrayvec::ArrayVec;
 use rustix::io::Errno;
 
 use super::{
-    Channel, Fabric, FabricCq, FabricSrq, PostedRecv, PostedSend, QpState, Region, Sges, Signal,
-    call,
+    EventDescriptor, Fabric, FabricCq, FabricSrq, PostedRecv, PostedSend, QpState, Region, Sges,
+    SimChannel, call,
 };
 use crate::provider::{CompletionQueue, Device, ProtectionDomain, QueuePair, SharedReceiveQueue};
 use crate::types::*;
@@ -36,8 +36,8 @@ struct SimDevice {
     fabric: Fabric,
     id: DeviceId,
     attributes: Arc<DeviceAttributes>,
-    events: Arc<Mutex<Channel<AsyncEvent>>>,
-    signal: Signal,
+    events: Arc<Mutex<SimChannel<AsyncEvent>>>,
+    signal: EventDescriptor,
 }
 
 impl Device for SimDevice {
@@ -178,7 +178,7 @@ impl ProtectionDomain for SimDomain {
             armed: false,
             dead: false,
             silent: false,
-            signal: Signal::new().map_err(|e| call("ibv_create_comp_channel", e))?,
+            signal: EventDescriptor::new().map_err(|e| call("ibv_create_comp_channel", e))?,
         };
         let signal = cq.signal.clone();
         state.cqs.insert(number, cq);
@@ -243,7 +243,7 @@ impl SimDomain {
 pub(super) struct SimCq {
     domain: Arc<DomainInner>,
     pub number: u32,
-    signal: Signal,
+    signal: EventDescriptor,
 }
 
 impl CompletionQueue for SimCq {

@@ -331,7 +331,7 @@ impl State {
 
     /// The receive of a started message completes. It is the last one of its queue pair, which has
     /// ended.
-    pub(super) fn settle(&mut self, number: u32) {
+    pub(super) fn finish_message(&mut self, number: u32) {
         let Some(qp) = self.qps.get_mut(&number) else {
             return;
         };

@@ -71,7 +71,7 @@ struct State {
     /// pairs may have the same device number.
     qps: HashMap<u32, FabricQp>,
     ids: HashMap<CmId, FabricId>,
-    channels: HashMap<u32, Channel<CmEvent>>,
+    channels: HashMap<u32, SimChannel<CmEvent>>,
     connect_faults: HashMap<IpAddr, ConnectFault>,
     /// Requests that were posted inline.
     inline_sends: u64,
@@ -85,7 +85,7 @@ struct DeviceState {
     attributes: Arc<DeviceAttributes>,
     addresses: Vec<IpAddr>,
     port: PortState,
-    events: Arc<Mutex<Channel<AsyncEvent>>>,
+    events: Arc<Mutex<SimChannel<AsyncEvent>>>,
     /// The number of the device's next queue pair.
     next_qp: u32,
 }
@@ -111,7 +111,7 @@ struct FabricCq {
     dead: bool,
     /// The queue failed, and a poll does not report the failure.
     silent: bool,
-    signal: Signal,
+    signal: EventDescriptor,
 }
 
 /// Scatter/gather entries of one request. A fixed capacity avoids allocations.
@@ -200,11 +200,11 @@ struct FabricId {
 
 /// A descriptor that is readable while events are pending.
 #[derive(Clone)]
-struct Signal {
+struct EventDescriptor {
     fd: Arc<OwnedFd>,
 }
 
-impl Signal {
+impl EventDescriptor {
     fn new() -> std::io::Result<Self> {
         Ok(Self {
             fd: Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
@@ -225,17 +225,17 @@ impl Signal {
     }
 }
 
-struct Channel<E> {
-    signal: Signal,
+struct SimChannel<E> {
+    signal: EventDescriptor,
     events: VecDeque<E>,
     /// All senders are gone: the channel is readable, and reading it returns an error.
     closed: bool,
 }
 
-impl<E> Channel<E> {
+impl<E> SimChannel<E> {
     fn new() -> std::io::Result<Self> {
         Ok(Self {
-            signal: Signal::new()?,
+            signal: EventDescriptor::new()?,
             events: VecDeque::new(),
             closed: false,
         })
@@ -374,7 +374,7 @@ impl Fabric {
             attributes: Arc::new(attributes),
             addresses: addresses.to_vec(),
             port: PortState::Active,
-            events: Arc::new(Mutex::new(Channel::new()?)),
+            events: Arc::new(Mutex::new(SimChannel::new()?)),
             // A distinct range per device, so that a number identifies a queue pair.
             next_qp: id.0 << 16,
         });
@@ -482,8 +482,8 @@ impl Fabric {
     }
 
     /// Starts the arrival of a message, which takes a shared receive. The receive completes when
-    /// the queue pair has ended and [`Fabric::settle`] is called, like on devices that are slow to
-    /// complete it.
+    /// the queue pair has ended and [`Fabric::finish_message`] is called, like on devices that are
+    /// slow to complete it.
     pub fn begin_message(&self, qp: u32) {
         let mut state = self.state.lock();
         let Some(own) = state.numbered(qp) else {
@@ -497,10 +497,10 @@ impl Fabric {
     }
 
     /// Completes the receive of [`Fabric::begin_message`].
-    pub fn settle(&self, qp: u32) {
+    pub fn finish_message(&self, qp: u32) {
         let mut state = self.state.lock();
         if let Some(own) = state.numbered(qp) {
-            state.settle(own);
+            state.finish_message(own);
         }
     }
 

@@ -18,10 +18,10 @@ use std::time::Duration;
 use nacre_transport_rdma_link::Roots;
 
 use super::absence::Absence;
-use super::cm_id::{Channel, RdmaCmId};
+use super::cm_id::{EventChannel, RdmaCmId};
 use super::domain::Domain;
 use super::queue::{IbvCq, IbvQp, IbvSrq, Parts, within};
-use super::{Inner, address, check_errno, set_nonblocking, would_block};
+use super::{ProviderState, address, check_errno, set_nonblocking, would_block};
 use crate::provider::{ConnectionManager, QpInit, QueuePair};
 use crate::sys::Api;
 use crate::sys::cm::*;
@@ -37,8 +37,8 @@ const MIN_RNR_TIMER: u8 = 14;
 
 /// An event channel with its connections and listeners.
 pub(super) struct Cm {
-    provider: Arc<Inner>,
-    channel: Arc<Channel>,
+    provider: Arc<ProviderState>,
+    channel: Arc<EventChannel>,
     /// Connections and listeners by the number of their [`CmId`].
     ids: HashMap<u64, Connection>,
     /// The most recent number given to an id.
@@ -53,7 +53,7 @@ struct Connection {
 }
 
 impl Cm {
-    pub(super) fn new(provider: Arc<Inner>) -> Result<Self, VerbsError> {
+    pub(super) fn new(provider: Arc<ProviderState>) -> Result<Self, VerbsError> {
         let api = provider.api;
         // SAFETY: the function has no arguments.
         let raw = unsafe { (api.rdma_create_event_channel)() };
@@ -74,7 +74,7 @@ impl Cm {
                 },
             });
         }
-        let channel = Channel::new(api, raw);
+        let channel = EventChannel::new(api, raw);
         // SAFETY: the channel was created above.
         set_nonblocking(unsafe { (*raw).fd })?;
         Ok(Self {
@@ -123,7 +123,10 @@ impl Cm {
 
     /// Receives and acknowledges one event. The caller drops `drop_after` afterwards: its
     /// destructor locks the channel, as this function does.
-    fn receive(&mut self, drop_after: &mut Option<Arc<RdmaCmId>>) -> Result<Received, VerbsError> {
+    fn receive(
+        &mut self,
+        drop_after: &mut Option<Arc<RdmaCmId>>,
+    ) -> Result<ReceivedEvent, VerbsError> {
         let channel = Arc::clone(&self.channel);
         let _turn = channel.take_turn();
         let mut event = null_mut();
@@ -132,7 +135,7 @@ impl Cm {
         if result != 0 {
             let error = io::Error::last_os_error();
             return match error {
-                error if would_block(&error) => Ok(Received::Nothing),
+                error if would_block(&error) => Ok(ReceivedEvent::Nothing),
                 source => Err(VerbsError::Call {
                     call: "rdma_get_cm_event",
                     source,
@@ -144,7 +147,7 @@ impl Cm {
         let copy = self.copy(unsafe { &*event }, drop_after);
         // SAFETY: received above, and acknowledged once.
         unsafe { (channel.api.rdma_ack_cm_event)(event) };
-        Ok(copy.map_or(Received::Ignored, Received::Event))
+        Ok(copy.map_or(ReceivedEvent::Ignored, ReceivedEvent::Event))
     }
 
     /// Copies an event. Returns `None` for a destroyed id, and for a connect request whose listener
@@ -265,7 +268,7 @@ impl Cm {
     clippy::large_enum_variant,
     reason = "it lives on the stack, for one call"
 )]
-enum Received {
+enum ReceivedEvent {
     /// No event is pending.
     Nothing,
     /// The event belongs to no id of this manager.
@@ -286,9 +289,9 @@ impl ConnectionManager for Cm {
             let received = self.receive(&mut drop_after)?;
             drop(drop_after);
             match received {
-                Received::Nothing => return Ok(None),
-                Received::Ignored => {}
-                Received::Event(event) => return Ok(Some(event)),
+                ReceivedEvent::Nothing => return Ok(None),
+                ReceivedEvent::Ignored => {}
+                ReceivedEvent::Event(event) => return Ok(Some(event)),
             }
         }
     }

@@ -57,13 +57,13 @@ pub(super) struct Service {
 }
 
 /// A discovery log.
-struct Log {
+struct DiscoveryLogPage {
     /// Paths to subsystems, each once.
     places: Vec<SubsystemAddress>,
     referrals: Vec<SubsystemAddress>,
 }
 
-impl Log {
+impl DiscoveryLogPage {
     fn of(records: &[DiscoveryRecord]) -> Self {
         let of = |is: fn(u8) -> bool| {
             let records = records.iter().filter(move |record| is(record.subtype));
@@ -91,7 +91,7 @@ pub(super) fn begin(plan: &RemotePlan) -> Result<DiscoveryWatch, RpcError> {
 /// Follows a service until it is stopped.
 pub(super) async fn follow(service: Service, plan: RemotePlan, mut watch: DiscoveryWatch) {
     let (clock, discovery) = (Clock::real(), Rc::clone(&service.discovery));
-    let mut log: Option<Rc<Log>> = None;
+    let mut log: Option<Rc<DiscoveryLogPage>> = None;
     let mut applying: Option<JoinHandle<Option<Instant>>> = None;
     // When the log must be applied, and a failed service asked again.
     let (mut due, mut again): (Option<Instant>, Option<Instant>) = (None, None);
@@ -106,7 +106,10 @@ pub(super) async fn follow(service: Service, plan: RemotePlan, mut watch: Discov
                 discovery.error.replace(None);
                 discovery.log_was_read();
                 service.report_left_out(&read);
-                (log, due) = (Some(Rc::new(Log::of(&read.records))), Some(Instant::now()));
+                (log, due) = (
+                    Some(Rc::new(DiscoveryLogPage::of(&read.records))),
+                    Some(Instant::now()),
+                );
             }
             Some(Err(error)) => {
                 let error = Some(error.to_string());
@@ -279,7 +282,7 @@ fn compare(
 
 /// Attaches the paths of a log that are new, then detaches those that it lacks for too long: a
 /// device whose paths are replaced keeps one. Returns when the log must be applied again.
-async fn apply(service: Service, log: Rc<Log>) -> Option<Instant> {
+async fn apply(service: Service, log: Rc<DiscoveryLogPage>) -> Option<Instant> {
     let Service {
         engine, discovery, ..
     } = &service;
