@@ -114,12 +114,12 @@ for round in $(seq "$ROUNDS"); do
     first overwrite "$round"
     rpc lvol_delete '{"lvol":"ram/v@1"}' >/dev/null
     dmsetup message thins 0 "delete 1"
-    # Except for metadata.
-    wait_until 60 has_free $((BEFORE - (48 << 20)))
 
     # A discard makes both volumes fresh again.
     blkdiscard "$OURS"
     blkdiscard $THIN
+    # The space of the volume and of the snapshot is back, except for that of metadata.
+    wait_until 60 has_free $((BEFORE - (48 << 20)))
     first fresh "$round"
 done
 echo "done" >>"$OUT/results"

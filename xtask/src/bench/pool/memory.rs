@@ -19,7 +19,9 @@ const SNAPSHOTS: usize = 64;
 const WRITES_BETWEEN: u64 = 32;
 /// First writes are random with repetition. With a quarter of the blocks, seven in eight are first.
 const FIRST_SHARE: u64 = 4;
-/// Bytes that a deleted snapshot gives back; the bar is for 100 GiB.
+/// Bytes that two deleted snapshots give back; the bar is for 100 GiB. A deletion takes a constant
+/// time (its record is settled first) and a time per byte, and two sizes tell them apart.
+const LITTLE_CHANGED: u64 = 64 * MIB;
 const CHANGED: u64 = 512 * MIB;
 const BAR_CHANGED: u64 = 100 * GIB;
 /// First writes into the first half of the 1 TiB volume, of as many units of 64 KiB.
@@ -109,8 +111,9 @@ pub(super) fn measure(nacre: &Path, options: &Options, table: &mut Table) -> Res
     }
     if wanted(&[SPACE, FOREGROUND]) {
         table.note(format!(
-            "space: {} MiB changed, and the time is scaled to {} GiB; the foreground is measured over half \
-             a second that contains the deletion",
+            "space: {} and {} MiB changed, and the time is extrapolated to {} GiB; the foreground is measured \
+             over half a second that contains the deletion",
+            LITTLE_CHANGED / MIB,
             CHANGED / MIB,
             BAR_CHANGED / GIB
         ));
@@ -268,9 +271,15 @@ pub(super) fn overwrite(
     scene.snapshot(pool, name, &snapshot)?;
     let rate = scene.rate(nsid, work)?;
     scene.delete(pool, &snapshot)?;
-    scene.wait_for_space(pool, free)?;
-    scene.target.fill_bytes(nsid, work.range)?;
+    refill(scene, pool, nsid, work.range, free)?;
     Ok(rate)
+}
+
+/// Writes all of a volume whose snapshot is deleted, and waits for the snapshot's space. A unit that
+/// was written in part needs a second one until it is written in full.
+fn refill(scene: &Scene, pool: &str, nsid: &str, bytes: u64, free: u64) -> Result<()> {
+    scene.target.fill_bytes(nsid, bytes)?;
+    scene.wait_for_space(pool, free)
 }
 
 /// Starts a load in a thread, and runs `during` once it is measured for `after`. Returns the answer
@@ -311,8 +320,7 @@ fn latency(memory: &Memory) -> Result<Vec<Row>> {
         })?;
         row.add(tail(&during)? / 1000.0, tail(&before)? / 1000.0);
         scene.delete(POOL, &snapshot)?;
-        scene.wait_for_space(POOL, without)?;
-        scene.target.fill_bytes(&nsid, BARE_BYTES)?;
+        refill(scene, POOL, &nsid, BARE_BYTES, without)?;
     }
     scene.remove(POOL, "over", &nsid, free)?;
     Ok(vec![row])
@@ -353,25 +361,37 @@ fn space(memory: &Memory) -> Result<Vec<Row>> {
     let nsid = scene.full_lvol(POOL, "changed", CHANGED)?;
     let work = Work::of_4k("randwrite", 32, ALLOCATED, Amount::Seconds(0.5));
     let snapshot = label("changed", 0);
-    for _ in 0..memory.options.rounds {
+    // The rates of the foreground before and during a deletion, and the time until the space is
+    // back.
+    let deletion = |bytes: u64| {
         scene.snapshot(POOL, "changed", &snapshot)?;
-        scene.target.fill_bytes(&nsid, CHANGED)?;
+        scene.target.fill_bytes(&nsid, bytes)?;
         let before = scene.rate(&busy, &work)?;
-        let less = scene.free(POOL)?;
+        let enough = scene.free(POOL)? + bytes / 100 * 98;
         let (during, time) = during_load(scene, &busy, &work, Duration::from_millis(50), || {
             let start = Instant::now();
             scene.delete(POOL, &snapshot)?;
-            let enough = less + CHANGED / 100 * 98;
             scene.wait_for_free(POOL, enough, Duration::from_millis(2))?;
-            Ok(start.elapsed())
+            Ok(start.elapsed().as_secs_f64())
         })?;
-        times.add_time(time.as_secs_f64() * (BAR_CHANGED / CHANGED) as f64);
-        foreground.add(number(&during, &["iops"])?, before);
+        Ok::<_, anyhow::Error>((before, number(&during, &["iops"])?, time))
+    };
+    for _ in 0..memory.options.rounds {
+        let (_, _, little) = deletion(LITTLE_CHANGED)?;
+        let (before, during, much) = deletion(CHANGED)?;
+        times.add_time(extrapolated(little, much));
+        foreground.add(during, before);
     }
     scene.withdraw(&busy)?;
     scene.delete(POOL, "busy")?;
     scene.remove(POOL, "changed", &nsid, free)?;
     Ok(vec![times, foreground])
+}
+
+/// The time for [`BAR_CHANGED`] from those of the two sizes, of which the larger takes no less.
+fn extrapolated(little: f64, much: f64) -> f64 {
+    let per_byte = (much - little).max(0.0) / (CHANGED - LITTLE_CHANGED) as f64;
+    little + per_byte * (BAR_CHANGED - LITTLE_CHANGED) as f64
 }
 
 #[cfg(test)]
@@ -416,5 +436,16 @@ mod tests {
         };
         let share = ios as f64 / (64 * MIB / BLOCK) as f64;
         assert!((1.0 - (-share).exp()) / share > 7.0 / 8.0, "{share}");
+    }
+
+    /// Goal: the constant part of a deletion is not scaled. Method: times of a constant and a part
+    /// per byte, times without the latter, and noise that makes the larger one faster.
+    #[test]
+    fn the_constant_part_of_a_deletion_counts_once() {
+        let time = |bytes: u64| 0.1 + bytes as f64 * 1e-11;
+        let all = extrapolated(time(LITTLE_CHANGED), time(CHANGED));
+        assert!((all - time(BAR_CHANGED)).abs() < 1e-9, "{all}");
+        assert_eq!(extrapolated(0.1, 0.1), 0.1);
+        assert_eq!(extrapolated(0.2, 0.1), 0.2);
     }
 }
