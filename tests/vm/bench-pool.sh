@@ -46,6 +46,8 @@ free() { rpc pool_get '{"pool":"ram"}' | jq .free_bytes; }
 has_free() { [ "$(free)" -ge "$1" ]; }
 
 modprobe -a nvme-fabrics nvme-tcp configfs nvmet nvmet-tcp dm-mod dm-thin-pool
+# The guest has no udev: dmsetup makes the nodes itself.
+export DM_DISABLE_UDEV=1
 modprobe brd rd_nr=2 rd_size=$((DISK_MIB * 1024))
 mount -t configfs none /sys/kernel/config
 ulimit -n 65536

@@ -1,5 +1,6 @@
-//! Rows under the stock kernel's initiator, in the virtual machine (`tests/vm/bench-pool.sh`): first
-//! passes beside dm-thin, which the kernel's own target serves, and FLUSH beside a bare file.
+//! Rows under the stock kernel's initiator, in the virtual machine (`tests/vm/bench-pool.sh`).
+//! First passes run beside dm-thin, which the kernel's own target serves, and FLUSH beside a bare
+//! file.
 
 use std::path::Path;
 use std::time::Duration;

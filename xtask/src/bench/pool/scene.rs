@@ -15,6 +15,8 @@ pub(super) const TIB: u64 = 1 << 40;
 pub(super) const BLOCK: u64 = 4 * KIB;
 
 const JOB_LIMIT: Duration = Duration::from_secs(120);
+/// Twice the age of the status of a busy pool.
+const STATUS_AGE: Duration = Duration::from_millis(200);
 /// Space that metadata of a pool may take or give back in the meantime.
 const METADATA: u64 = 48 * MIB;
 
@@ -113,7 +115,24 @@ impl<'a> Scene<'a> {
         Ok(self.target.timed("lvol_snapshot", &params)?.1)
     }
 
+    /// The free space of a pool, once it is the same for [`STATUS_AGE`].
     pub(super) fn free(&self, pool: &str) -> Result<u64> {
+        let start = Instant::now();
+        let mut before = self.free_now(pool)?;
+        loop {
+            std::thread::sleep(STATUS_AGE);
+            let now = self.free_now(pool)?;
+            if now == before {
+                return Ok(now);
+            }
+            if start.elapsed() > JOB_LIMIT {
+                bail!("the free space of pool {pool} does not settle");
+            }
+            before = now;
+        }
+    }
+
+    fn free_now(&self, pool: &str) -> Result<u64> {
         let (pool, _) = self.target.timed("pool_get", &json!({ "pool": pool }))?;
         Ok(number(&pool, &["free_bytes"])? as u64)
     }
@@ -130,7 +149,7 @@ impl<'a> Scene<'a> {
     pub(super) fn wait_for_free(&self, pool: &str, free: u64, pause: Duration) -> Result<()> {
         let start = Instant::now();
         loop {
-            let now = self.free(pool)?;
+            let now = self.free_now(pool)?;
             if now >= free {
                 return Ok(());
             }
