@@ -7,6 +7,7 @@
 mod idle;
 mod instructions;
 mod nvme;
+mod pool;
 mod spdk;
 mod target;
 mod tcp;
@@ -32,6 +33,9 @@ pub(crate) enum Benchmark {
     Tls(tls::Options),
     /// Replicated volumes against the disk below them, over TCP; and partial beside full resync.
     Volume(TcpOptions),
+    /// Volumes of a pool against the bare device below it, and times of snapshots, import and
+    /// deletion; with `--spdk` and `--vm` also against SPDK's lvols and the kernel's dm-thin.
+    Pool(pool::Options),
     /// Nacre against the kernel's target, both under the stock kernel's initiator, in the virtual
     /// machine.
     Vm(VmOptions),
@@ -80,6 +84,7 @@ pub(crate) fn run(root: &Path, what: &Benchmark) -> Result<ExitCode> {
         Benchmark::Spdk(options) => spdk::run(root, options),
         Benchmark::Tls(options) => tls::run(root, options),
         Benchmark::Volume(options) => volume::run(root, options),
+        Benchmark::Pool(options) => pool::run(root, options),
         Benchmark::Vm(options) => vm::run(root, options, vm::BenchTransport::Tcp),
         Benchmark::Rdma(options) => vm::run(root, options, vm::BenchTransport::Rdma),
         Benchmark::Nvme(options) => nvme::run(root, options),

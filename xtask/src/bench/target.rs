@@ -4,6 +4,7 @@
 use std::io::Write;
 use std::net::TcpStream;
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -47,9 +48,13 @@ const CACHED_DISK: Disk = Disk {
 };
 /// Bytes per request when filling a disk.
 const FILL: u64 = 128 << 10;
+/// New memory of a busy machine takes a minute per gigabyte.
+const FILL_LIMIT: Duration = Duration::from_secs(300);
 const SOCKET: &str = "rpc.sock";
 const LOG: &str = "log";
 const RPC_LIMIT: Duration = Duration::from_secs(30);
+/// Limit of a call that is measured, such as the import of a large pool.
+const CALL_LIMIT: Duration = Duration::from_secs(300);
 
 /// A daemon with one reactor and a malloc bdev, in a folder that is removed with it.
 pub(super) struct Target<'a> {
@@ -246,6 +251,33 @@ impl<'a> Target<'a> {
         serde_json::from_str(&out).with_context(|| format!("no JSON: {out:?}"))
     }
 
+    /// Calls a method over the socket, without the start of a program. Returns its result and the
+    /// duration of the call.
+    pub(super) fn timed(&self, method: &str, params: &Value) -> Result<(Value, Duration)> {
+        let path = self.dir.join(SOCKET);
+        let mut socket = UnixStream::connect(&path)
+            .with_context(|| format!("connecting to {}", path.display()))?;
+        socket.set_read_timeout(Some(CALL_LIMIT))?;
+        let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
+        let start = Instant::now();
+        serde_json::to_writer(&socket, &request)?;
+        socket.flush()?;
+        let answer = serde_json::Deserializer::from_reader(&mut socket)
+            .into_iter::<Value>()
+            .next();
+        let duration = start.elapsed();
+        let answer = answer.with_context(|| format!("{method}: no answer"))??;
+        match answer.get("result") {
+            Some(result) => Ok((result.clone(), duration)),
+            None => bail!("{method}: {}", answer["error"]),
+        }
+    }
+
+    /// Ends the daemon as a crash would. The folder stays until the drop.
+    pub(super) fn crash(&self) {
+        self.group.signal("KILL");
+    }
+
     /// Runs `nacre perf` against the target with `load` and returns its JSON output.
     pub(super) fn load(&self, load: &[&str], limit: Duration) -> Result<Value> {
         self.load_at(self.port, load, limit)
@@ -265,13 +297,18 @@ impl<'a> Target<'a> {
     /// Writes every block of a namespace as large as the malloc bdev. The kernel maps unwritten
     /// memory to one zero page, and reading that page is faster than reading real data.
     pub(super) fn fill(&self, nsid: &str) -> Result<()> {
+        self.fill_bytes(nsid, self.disk.blocks * self.disk.block_bytes)
+    }
+
+    /// Writes the first `bytes` of a namespace.
+    pub(super) fn fill_bytes(&self, nsid: &str, bytes: u64) -> Result<()> {
         let size = FILL.to_string();
-        let ios = (self.disk.blocks * self.disk.block_bytes / FILL).to_string();
+        let ios = (bytes / FILL).to_string();
         let load = [
             "--nsid", nsid, "--rw", "write", "--size", &size, "--depth", "16", "--queues", "1",
             "--ios", &ios,
         ];
-        self.load(&load, RPC_LIMIT).map(|_| ())
+        self.load(&load, FILL_LIMIT).map(|_| ())
     }
 
     pub(super) fn stop(mut self) -> Result<()> {
