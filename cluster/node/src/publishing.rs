@@ -12,6 +12,7 @@ use crate::keys::bytes;
 use crate::operator::{ATTEMPTS, Operator};
 use crate::publication::{MAX_HOSTS, MAX_NQN, Publication};
 use crate::record;
+use crate::unconfirmed::Unpublished;
 
 /// The nodes that show a volume, in order of preference, and the hosts that may use it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -113,7 +114,12 @@ impl Operator {
         let is_published = self.get(&key).await?.is_some();
         if is_published {
             let reservation = self.prefix.reservation(volume);
-            let txn = Txn::default().delete(&key).delete(&reservation);
+            // The key is gone then, and so is its revision.
+            let unpublished = self.prefix.unpublished();
+            let txn = Txn::default()
+                .delete(&key)
+                .delete(&reservation)
+                .put(&unpublished, bytes(&Unpublished::of(volume)));
             self.transact(&key, txn).await?;
         }
         Ok(is_published)
