@@ -114,12 +114,8 @@ impl Operator {
         let is_published = self.get(&key).await?.is_some();
         if is_published {
             let reservation = self.prefix.reservation(volume);
-            // The key is gone then, and so is its revision.
-            let unpublished = self.prefix.unpublished();
-            let txn = Txn::default()
-                .delete(&key)
-                .delete(&reservation)
-                .put(&unpublished, bytes(&Unpublished::of(volume)));
+            let txn = Txn::default().delete(&key).delete(&reservation);
+            let txn = Unpublished::note(txn, &self.prefix, volume);
             self.transact(&key, txn).await?;
         }
         Ok(is_published)

@@ -7,18 +7,18 @@
 //! ```
 //!
 //! A node without a lease was fenced, and serves nothing that another node has opened. The holder
-//! in the record is the exception: nobody took the volume, and it may serve as long as its replicas
-//! confirm it. The same holds for the former holder while the volume was taken and not opened: the
-//! gates of the replicas still have its key. A node that returns lists the publications before it
-//! shows a volume.
+//! in the record is the exception: no node took the volume, and the holder may serve as long as its
+//! replicas confirm it. The same holds for the former holder while the volume was taken and not
+//! opened: the gates of the replicas still have its key. A node that returns lists the publications
+//! before it shows a volume.
 
 use nacre_cluster_core::{Holder, NodeId, Record, VolumeId};
-use nacre_cluster_etcd::{KeyValue, LeaseKey};
+use nacre_cluster_etcd::{KeyValue, LeaseKey, Prefix, Txn};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::error::Error;
-use crate::keys::FORMAT;
+use crate::keys::{FORMAT, bytes};
 use crate::operator::Operator;
 use crate::record;
 
@@ -30,11 +30,13 @@ pub(crate) struct Unpublished {
 }
 
 impl Unpublished {
-    pub(crate) fn of(volume: VolumeId) -> Self {
-        Self {
+    /// Notes the deletion of a publication: its key is gone then, and so is the key's revision.
+    pub(crate) fn note(txn: Txn, prefix: &Prefix, volume: VolumeId) -> Txn {
+        let value = Self {
             v: FORMAT,
             volume: volume.0,
-        }
+        };
+        txn.put(&prefix.unpublished(), bytes(&value))
     }
 }
 
@@ -198,7 +200,7 @@ mod tests {
             (4, Doubt::NotKnown),
         ];
         assert_eq!(found(&all, held((1, 1))), expected);
-        // A node that is down, and nobody took its volume; and the lease of a later incarnation.
+        // A node that is down, whose volume no node took; and the lease of a later incarnation.
         let without = |number| [(number, Doubt::ServesWithoutLease)];
         assert_eq!(found(&good, held((9, 3))), without(9));
         assert_eq!(found(&good, held((1, 0))), without(1));

@@ -67,7 +67,7 @@ pub(crate) struct SnapshotFacts {
     pub seconds: u32,
     /// The size of the volume.
     pub bytes: u64,
-    /// Of the id.
+    /// Part of the snapshot's id.
     pub tag: u16,
 }
 
@@ -140,7 +140,7 @@ impl Daemon {
     ) -> Result<Snapshot, Status> {
         for _ in 0..ATTEMPTS {
             match self.snapshot(id)? {
-                // Of a call that did not end.
+                // An earlier call did not end.
                 Some(found) if found.facts.kind == SnapshotKind::Cut => self.delete_snapshot(id)?,
                 Some(found) => return Ok(found),
                 None => {}
