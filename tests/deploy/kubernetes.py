@@ -19,7 +19,7 @@ VERSIONS = ["1.30.0", "1.34.1", "1.37.0"]
 DRIVER = "csi.nacre.io"
 PARAMETERS = {"replicas", "thin", "pool", "class", "spread", "strictSpread", "nodes", "csi.storage.k8s.io/fstype"}
 # Seconds: the longest call of the controller, a probe by the helper, and the driver's end. The
-# longest call is one of the daemon, and a host that is cut off with a lease of 30 s.
+# longest call is one of the daemon, and a host that is cut off.
 LONGEST, PROBE, DRAIN = 60 + 30 + 60, 5, 25
 
 failed = []
@@ -37,16 +37,52 @@ def pods(documents):
             yield document, document["spec"]["template"]["spec"]
 
 
+def load(directory):
+    """The objects of a directory, with those of its base and its patches."""
+    kustomization = yaml.safe_load((directory / "kustomization.yaml").read_text())
+    patches = [patch["path"] for patch in kustomization.get("patches", [])]
+    resources = [name for name in kustomization["resources"] if name != ".."]
+    files = sorted(path.name for path in directory.glob("*.yaml"))
+    expected = sorted(resources + patches + ["kustomization.yaml"])
+    check(f"every file of {directory.name} is a resource or a patch", files == expected, files)
+    documents = load(directory.parent) if ".." in kustomization["resources"] else []
+    for name in resources:
+        documents += yaml.safe_load_all((directory / name).read_text())
+    for name in patches:
+        patch = yaml.safe_load((directory / name).read_text())
+        is_its = [one for one in documents if same(one, patch)]
+        check(f"{name} patches one object", len(is_its) == 1)
+        added = patch["spec"]["template"]["spec"]["containers"]
+        pod = is_its[0]["spec"]["template"]["spec"]
+        names = [container["name"] for container in pod["containers"] + added]
+        check(f"{name} adds containers", len(names) == len(set(names)), names)
+        pod["containers"] = pod["containers"] + added
+    return documents
+
+
+def same(one, other):
+    return (one["kind"], one["metadata"]["name"]) == (other["kind"], other["metadata"]["name"])
+
+
+def snapshot_class(document):
+    """The schemas of Kubernetes do not have this kind: it comes with the API of snapshots."""
+    known = {"apiVersion", "kind", "metadata", "driver", "deletionPolicy", "parameters"}
+    check("the class of snapshots has known fields", set(document) <= known, set(document) - known)
+    check("the class of snapshots has its API", document["apiVersion"] == "snapshot.storage.k8s.io/v1")
+    check("the class of snapshots has the driver", document["driver"] == DRIVER)
+    check("the class of snapshots has a policy", document["deletionPolicy"] in ("Delete", "Retain"))
+    check("the class of snapshots has no parameters", not document.get("parameters"))
+
+
 def main():
     directory, nacre = pathlib.Path(sys.argv[1]), sys.argv[2]
-    kustomization = yaml.safe_load((directory / "kustomization.yaml").read_text())
-    files = sorted(path.name for path in directory.glob("*.yaml"))
-    check("every file is a resource", files == sorted(kustomization["resources"] + ["kustomization.yaml"]), files)
-    documents = []
-    for name in kustomization["resources"]:
-        documents += yaml.safe_load_all((directory / name).read_text())
+    documents = load(directory / "snapshots")
+    for document in [one for one in documents if one["kind"] == "VolumeSnapshotClass"]:
+        snapshot_class(document)
     for version in VERSIONS:
         for document in documents:
+            if document["kind"] == "VolumeSnapshotClass":
+                continue
             name = f"{document['kind']} {document['metadata']['name']} in Kubernetes {version}"
             try:
                 kubernetes_validate.validate(document, version, strict=True)

@@ -15,6 +15,8 @@
 //! The command restarts itself in a network and a mount namespace of its own, so that nothing of
 //! the machine's network changes and nothing stays. Without root these are in a user namespace.
 
+mod scale;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -75,6 +77,17 @@ pub(crate) struct Options {
     /// Use this `etcd` instead of Debian's.
     #[arg(long)]
     etcd: Option<PathBuf>,
+    /// Instead: many nodes and volumes on one member of etcd, without daemons. Prints leases,
+    /// fail-over and load beside their bars, and fails above one.
+    #[arg(
+        long,
+        value_name = "NODES,VOLUMES",
+        num_args = 0..=1,
+        default_missing_value = "100,10000",
+        value_parser = scale::nodes_and_volumes,
+        conflicts_with_all = ["act", "bar", "stay", "nacre"]
+    )]
+    scale: Option<String>,
     /// Set by the command itself, when it restarts in its namespaces: the folder for all files.
     #[arg(long, hide = true)]
     inside: Option<PathBuf>,
@@ -106,6 +119,10 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<ExitCode> {
             bail!("--inside needs --nacre and --etcd");
         };
         return demonstrate(options, dir, nacre, etcd);
+    }
+    if let Some(scale) = &options.scale {
+        let etcd = options.etcd.clone();
+        return scale::measure(root, scale, &etcd.map_or_else(debian_etcd, Ok)?);
     }
     setup::ensure(&[need("ip", "iproute2"), need("unshare", "util-linux")])?;
     let nacre = match &options.nacre {

@@ -30,6 +30,11 @@ pub enum Access {
     Mount { fs_type: String, flags: Vec<String> },
 }
 
+/// True for a parameter of the orchestrator.
+pub(crate) fn is_foreign(key: &str) -> bool {
+    key.starts_with(FOREIGN)
+}
+
 /// A capability that this driver can give.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capability {
@@ -225,6 +230,18 @@ impl Sizes {
             return Err(Status::out_of_range(text));
         }
         Ok(Self { least, most })
+    }
+
+    /// The sizes of a volume that has at least the bytes of its source.
+    pub(crate) fn with_least(self, bytes: u64) -> Result<Self, Status> {
+        // The source's size, unless the request wants more.
+        let least = if self.least == 0 { bytes } else { self.least };
+        if least < bytes || self.most.is_some_and(|most| most < bytes) {
+            return Err(Status::out_of_range(format!(
+                "capacity_range: the source has {bytes} bytes, and a volume of it has no less"
+            )));
+        }
+        Ok(Self { least, ..self })
     }
 
     /// The size to make, in whole MiB.

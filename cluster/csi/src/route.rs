@@ -218,8 +218,17 @@ impl Service<Request<Body>> for Router {
             }),
             ("Controller", "ControllerGetCapabilities") => self
                 .answer(request, |driver, _: Nothing| {
-                    Ok(driver.controller()?.capabilities())
+                    driver.controller()?.capabilities()
                 }),
+            ("Controller", "CreateSnapshot") => self.answer(request, |driver, asked| {
+                driver.controller()?.create_snapshot(&asked)
+            }),
+            ("Controller", "DeleteSnapshot") => self.answer(request, |driver, asked| {
+                driver.controller()?.delete_snapshot(&asked)
+            }),
+            ("Controller", "ListSnapshots") => self.answer(request, |driver, asked| {
+                driver.controller()?.list_snapshots(&asked)
+            }),
             ("Controller", "ControllerExpandVolume") => {
                 self.answer(request, |driver, asked| driver.controller()?.expand(&asked))
             }

@@ -83,6 +83,11 @@ impl Prefix {
         self.all("pub")
     }
 
+    /// Written by each deletion of a publication: its revision is that of the last one.
+    pub fn unpublished(&self) -> String {
+        format!("{}unpublished", self.0)
+    }
+
     /// Requests of operators to the holder, one per volume.
     pub fn operations(&self) -> String {
         self.all("op")

@@ -9,6 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use nacre_cluster_core::{
     Condition, Effect, End, Incarnation, NodeId, Record, Revision, Transaction,
 };
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -33,6 +34,19 @@ pub struct LeaseKey {
     pub process: Uuid,
     /// That process's machine; `None`: the machine has no id.
     pub machine: Option<Uuid>,
+    /// The publications that the node has put into effect; `None`: it has not said so.
+    pub in_effect: Option<InEffect>,
+}
+
+/// The publications that a node has put into effect: hosts that they do not name have no
+/// connection there, and no command in flight.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InEffect {
+    /// All publications of this revision of etcd and before,
+    pub revision: i64,
+    /// without those of these volumes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub behind: Vec<Uuid>,
 }
 
 /// The outcome of a transaction.
@@ -54,6 +68,8 @@ struct NodeValue {
     process: Uuid,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     machine: Option<Uuid>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    in_effect: Option<InEffect>,
 }
 
 /// Executes transactions for one process of one node.
@@ -64,6 +80,7 @@ pub struct NodeLeases {
     /// Unique for each start: a creation that was sent twice recognises its key.
     process: Uuid,
     machine: Option<Uuid>,
+    in_effect: Mutex<Option<InEffect>>,
 }
 
 impl NodeLeases {
@@ -83,7 +100,13 @@ impl NodeLeases {
             prefix,
             process,
             machine,
+            in_effect: Mutex::default(),
         }
+    }
+
+    /// Later renewals say this. The first key of an incarnation never does.
+    pub fn set_in_effect(&self, in_effect: Option<InEffect>) {
+        *self.in_effect.lock() = in_effect;
     }
 
     pub fn process(&self) -> Uuid {
@@ -133,11 +156,12 @@ impl NodeLeases {
         let record = match &transaction.effect {
             Effect::Create { node } => {
                 copies = Copies::One;
-                txn = self.put(txn, *node, 0);
+                txn = self.put(txn, *node, 0, None);
                 None
             }
             Effect::Renew { node, number } => {
-                txn = self.put(txn, *node, *number);
+                let in_effect = self.in_effect.lock().clone();
+                txn = self.put(txn, *node, *number, in_effect);
                 None
             }
             Effect::Fence { node, why } => {
@@ -191,12 +215,13 @@ impl NodeLeases {
         }
     }
 
-    fn put(&self, txn: Txn, node: NodeId, number: u64) -> Txn {
+    fn put(&self, txn: Txn, node: NodeId, number: u64, in_effect: Option<InEffect>) -> Txn {
         let value = NodeValue {
             v: FORMAT,
             n: number,
             process: self.process,
             machine: self.machine,
+            in_effect,
         };
         let value = serde_json::to_vec(&value).expect("plain data");
         txn.put(&self.prefix.lease(node), value)
@@ -230,6 +255,7 @@ impl NodeLeases {
             number: value.n,
             process: value.process,
             machine: value.machine,
+            in_effect: value.in_effect,
         })
     }
 }

@@ -43,6 +43,7 @@ mod seen_keys;
 pub mod serving;
 #[cfg(test)]
 mod testing;
+mod unconfirmed;
 mod upkeep;
 mod volumes;
 
@@ -68,3 +69,4 @@ pub use publication::{Publication, volume_nqn};
 pub use publishing::PublishRequest;
 pub use seen_keys::StoreView;
 pub use serving::{Answer, Link, Serving, VolumeRole};
+pub use unconfirmed::{Doubt, Unconfirmed};

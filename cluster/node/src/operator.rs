@@ -157,7 +157,7 @@ impl Operator {
         Ok(page.map_err(Error::at(key))?.keys)
     }
 
-    fn leases(&self) -> NodeLeases {
+    pub(crate) fn leases(&self) -> NodeLeases {
         NodeLeases::new(Arc::clone(&self.client), self.prefix.clone())
     }
 

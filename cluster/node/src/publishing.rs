@@ -12,6 +12,7 @@ use crate::keys::bytes;
 use crate::operator::{ATTEMPTS, Operator};
 use crate::publication::{MAX_HOSTS, MAX_NQN, Publication};
 use crate::record;
+use crate::unconfirmed::Unpublished;
 
 /// The nodes that show a volume, in order of preference, and the hosts that may use it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -114,6 +115,7 @@ impl Operator {
         if is_published {
             let reservation = self.prefix.reservation(volume);
             let txn = Txn::default().delete(&key).delete(&reservation);
+            let txn = Unpublished::note(txn, &self.prefix, volume);
             self.transact(&key, txn).await?;
         }
         Ok(is_published)

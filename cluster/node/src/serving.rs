@@ -67,6 +67,12 @@ pub trait Serving: Send {
     /// The exports of this node, all of them.
     fn exports(&mut self, exports: &BTreeMap<ExportId, Export>);
 
+    /// The volumes whose last call of [`Serving::publish`] is not in effect: a host that the
+    /// publication does not name may still have a connection, or a command in flight.
+    fn behind(&mut self) -> Vec<VolumeId> {
+        Vec::new()
+    }
+
     /// The nodes, leases, volumes, publications and exports of etcd have all been shown by the
     /// calls above: hosts may come in. Called once after the start, with or without a lease of
     /// this node.

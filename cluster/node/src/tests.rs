@@ -51,16 +51,21 @@ fn key(number: u128, incarnation: u64, revision: u64) -> LeaseKey {
         number: revision - incarnation,
         process: Uuid::nil(),
         machine: None,
+        in_effect: None,
     }
 }
 
-/// Writes down the calls.
+/// Writes down the calls, and has these volumes behind.
 #[derive(Default, Clone)]
-pub(crate) struct Engine(Arc<Mutex<Vec<String>>>);
+pub(crate) struct Engine(Arc<Mutex<Vec<String>>>, Arc<Mutex<Vec<VolumeId>>>);
 
 impl Engine {
     fn note(&self, call: &str) {
         self.0.lock().push(call.to_owned());
+    }
+
+    pub(crate) fn set_behind(&self, volumes: &[VolumeId]) {
+        *self.1.lock() = volumes.to_vec();
     }
 
     pub(crate) fn all_calls(&self) -> Vec<String> {
@@ -118,6 +123,10 @@ impl Serving for Engine {
 
     fn exports(&mut self, exports: &BTreeMap<ExportId, Export>) {
         self.note(&format!("exports {}", exports.len()));
+    }
+
+    fn behind(&mut self) -> Vec<VolumeId> {
+        self.1.lock().clone()
     }
 
     fn listed(&mut self) {

@@ -2,22 +2,27 @@
 //! node are taken soon, and neither etcd nor the nodes need much of a processor. Method: many nodes
 //! in one process on a real etcd, each with an engine that opens a volume at once.
 //!
-//! `NACRE_TEST_SCALE=100,10000`: so many nodes and volumes, with bars. They are all on one machine,
-//! which should have a processor for every ten nodes. Otherwise few of both.
+//! `cargo xtask cluster --scale` sets `NACRE_TEST_SCALE=100,10000`: so many nodes and volumes, with
+//! bars. They are all on one machine, which should have a processor for every ten nodes. Without
+//! the variable few of both, and no bars.
+//!
+//! One node is a process of its own, which is killed: the others see its lease end, fence it, and
+//! take its volumes.
 
 use std::collections::BTreeMap;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use nacre_cluster_core::ids::MAX_REPLICAS;
 use nacre_cluster_core::volume::HoldingState;
 use nacre_cluster_core::{ExportId, Incarnation, NodeId, ReplicaId, VolumeId};
-use nacre_cluster_etcd::{Client, Copies, Prefix, Txn};
+use nacre_cluster_etcd::{Client, Copies, Endpoints, Prefix, Txn};
 use nacre_cluster_etcd_members::{Members, program};
 use nacre_cluster_node::serving::{Answer, VolumeRole};
 use nacre_cluster_node::{
-    Cluster, Description, Export, Link, Me, Node, NodeKey, NodeState, Operator, Publication,
-    Serving,
+    Cluster, Description, Export, Link, Me, Node, NodeKey, NodeState, Publication, Serving,
 };
 use serde_json::json;
 use uuid::Uuid;
@@ -26,6 +31,16 @@ const LEASE: Duration = Duration::from_secs(2);
 /// Nodes with a replica of a volume.
 const REPLICAS: u64 = 3;
 const PATIENCE: Duration = Duration::from_secs(900);
+/// The name of the cluster, and of its keys.
+const NAME: &str = "scale";
+/// The process of the node that is killed gets the URL of etcd by this variable.
+const LOST: &str = "NACRE_TEST_SCALE_LOST";
+/// Time between two looks at the leases: the error of a measured renewal.
+const LOOK: Duration = Duration::from_millis(2);
+/// Bars of the designed size.
+const RENEWAL_BAR: Duration = Duration::from_millis(100);
+const TAKEN_BAR: Duration = Duration::from_secs(1);
+const ETCD_BAR: f64 = 0.5;
 /// Records that one transaction writes: etcd allows 128 operations.
 const BATCH: u64 = 50;
 
@@ -114,7 +129,7 @@ fn put(txn: Txn, prefix: &Prefix, number: u64, nodes: u64) -> Txn {
     .put(&published, publication.to_string().into_bytes())
 }
 
-fn start(etcd: &Members, prefix: &Prefix, number: u64) -> Node {
+fn start(etcd: &Endpoints, prefix: &Prefix, number: u64) -> Node {
     let me = Me {
         id: node(number),
         machine: Some(node(number).0),
@@ -125,7 +140,7 @@ fn start(etcd: &Members, prefix: &Prefix, number: u64) -> Node {
             ..Description::default()
         },
     };
-    let started = Node::start(&etcd.endpoints(), prefix.clone(), me, |link| {
+    let started = Node::start(etcd, prefix.clone(), me, |link| {
         Box::new(AtOnce {
             link,
             replicas: BTreeMap::new(),
@@ -150,25 +165,115 @@ fn scale() -> Option<(u64, u64)> {
     Some(numbers.expect("NACRE_TEST_SCALE=NODES,VOLUMES"))
 }
 
+/// A node in a process of its own, number 0. It is killed when it is dropped.
+struct LostNode(Child);
+
+impl LostNode {
+    fn start(etcd: &Endpoints) -> Self {
+        let mut command = Command::new(std::env::current_exe().expect("this test"));
+        command.args(["--exact", "a_cluster_of_the_designed_size", "--nocapture"]);
+        command.env(LOST, &etcd.urls[0]).stdin(Stdio::null());
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        Self(child.expect("this test starts again"))
+    }
+
+    fn kill(&mut self) {
+        self.0.kill().expect("our child");
+        self.0.wait().expect("our child");
+    }
+}
+
+impl Drop for LostNode {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The process of [`LostNode`]: runs until it is killed, or the test that started it is gone.
+fn be_lost(url: String) {
+    let endpoints = Endpoints {
+        urls: vec![url],
+        tls: None,
+        credentials: None,
+        deadline: Duration::from_secs(5),
+    };
+    let _node = start(&endpoints, &Prefix::new(NAME).expect("a name"), 0);
+    std::thread::sleep(PATIENCE);
+}
+
+/// The times from the sending of renewals until etcd's answers, by the time that is left of each
+/// lease: just before an answer it is the least.
+struct Renewals {
+    /// What was left at the last look, and the least of this renewal.
+    last: Vec<(Duration, Duration)>,
+    took: Vec<Duration>,
+}
+
+impl Renewals {
+    fn new(nodes: &[Node]) -> Self {
+        let left = nodes.iter().map(|node| (node.lease_left(), LEASE));
+        Self {
+            last: left.collect(),
+            took: Vec::new(),
+        }
+    }
+
+    fn look(&mut self, nodes: &[Node]) {
+        // A renewal is sent each fifth of the lease, and a node counts on 19 of 20 parts of the
+        // lease from the sending on.
+        let at_once = LEASE * 15 / 20;
+        for (node, (last, least)) in nodes.iter().zip(&mut self.last) {
+            let left = node.lease_left();
+            if left > *last {
+                if *least < LEASE {
+                    self.took.push(at_once.saturating_sub(*least));
+                }
+                *least = LEASE;
+            }
+            *least = left.min(*least);
+            *last = left;
+        }
+    }
+
+    /// The 99th of a hundred, and the longest.
+    fn ended(mut self) -> (Duration, Duration) {
+        self.took.sort();
+        let at = self.took.len() * 99 / 100;
+        (self.took[at], *self.took.last().expect("renewals"))
+    }
+}
+
+/// Prints a figure beside its bar. False: it is above.
+fn row(what: &str, measured: &str, bar: &str, is_good: bool) -> bool {
+    let verdict = if is_good { "ok" } else { "ABOVE" };
+    println!("{what:<52} {measured:>10}   {bar:>8}   {verdict}");
+    is_good
+}
+
 #[test]
 fn a_cluster_of_the_designed_size() {
+    if let Ok(url) = std::env::var(LOST) {
+        return be_lost(url);
+    }
     let Some(program) = program("a_cluster_of_the_designed_size") else {
         return;
     };
     let scale = scale();
     let (nodes, volumes) = scale.unwrap_or((8, 200));
     let etcd = Members::start(program, 1, &[]);
+    let endpoints = etcd.endpoints();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .expect("a runtime");
-    let prefix = Prefix::new("scale").expect("a name");
+    let prefix = Prefix::new(NAME).expect("a name");
     let client = {
         let _entered = runtime.enter();
-        std::sync::Arc::new(Client::new(&etcd.endpoints()).expect("endpoints"))
+        Arc::new(Client::new(&endpoints).expect("endpoints"))
     };
     runtime.block_on(async {
-        let cluster = Cluster::new("scale", LEASE).expect("valid");
+        let cluster = Cluster::new(NAME, LEASE).expect("valid");
         let made = cluster.init(&client, &prefix).await;
         made.expect("a new cluster");
         for first in (0..volumes).step_by(BATCH as usize) {
@@ -180,76 +285,126 @@ fn a_cluster_of_the_designed_size() {
             assert!(made.expect("an answer").is_made);
         }
     });
-    let running: Vec<Node> = (0..nodes).map(|at| start(&etcd, &prefix, at)).collect();
-    let until = |what: &str, is_so: &dyn Fn() -> bool| {
+    let mut lost = LostNode::start(&endpoints);
+    let lease = prefix.lease(node(0));
+    let has_lease = || {
+        let found = runtime.block_on(client.get(&lease));
+        found.map(|found| found.is_some()).ok()
+    };
+    let began = Instant::now();
+    while has_lease() != Some(true) {
+        assert!(began.elapsed() < PATIENCE, "the lost node has no lease");
+        std::thread::sleep(LOOK);
+    }
+    let others: Vec<Node> = (1..nodes)
+        .map(|at| start(&endpoints, &prefix, at))
+        .collect();
+    let until = |what: &str, is_so: &mut dyn FnMut() -> bool| {
         let began = Instant::now();
         while !is_so() {
             assert!(began.elapsed() < PATIENCE, "never: {what}");
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(5));
         }
         began.elapsed()
     };
+    // The lost node's part is in etcd only. `None`: etcd is busy.
+    let its = || {
+        let records = runtime.block_on(client.list(&prefix.volumes())).ok()?.keys;
+        let held_by_it = |bytes: &[u8]| {
+            let record: serde_json::Value = serde_json::from_slice(bytes).expect("a record");
+            record["holder"] == json!(node(0).0)
+        };
+        Some(records.iter().filter(|kv| held_by_it(&kv.value)).count())
+    };
     let all = volumes as usize;
-    let sum = |of: &[Node]| of.iter().map(held).sum::<usize>();
-    let taken = until("all volumes are held", &|| sum(&running) == all);
+    let sum = || others.iter().map(held).sum::<usize>();
+    let (mut of_lost, mut looked) = (0, Instant::now());
+    let taken = until("all volumes are held", &mut || {
+        let of_others = sum();
+        if of_others + of_lost < all && looked.elapsed() > Duration::from_secs(1) {
+            of_lost = its().unwrap_or(of_lost);
+            looked = Instant::now();
+        }
+        of_others + of_lost >= all
+    });
     std::thread::sleep(LEASE);
 
     // Quiet.
     let quiet = Duration::from_secs(if scale.is_some() { 10 } else { 4 });
     let mine = std::process::id();
     let before = (used(etcd.pid(0)), used(mine), Instant::now());
-    let renewals = || running.iter().map(Node::renewals).sum::<u64>();
-    let renewed = renewals();
-    let mut left = Vec::new();
+    let count = || others.iter().map(Node::renewals).sum::<u64>();
+    let renewed = count();
+    let mut renewals = Renewals::new(&others);
     while before.2.elapsed() < quiet {
-        left.extend(running.iter().map(Node::lease_left));
-        std::thread::sleep(Duration::from_millis(20));
+        renewals.look(&others);
+        std::thread::sleep(LOOK);
     }
     let took = before.2.elapsed();
     let (by_etcd, by_nodes) = (used(etcd.pid(0)) - before.0, used(mine) - before.1);
-    let renewed = renewals() - renewed;
-    left.sort();
-    // A renewal is sent each fifth of the lease, and a node counts on 19 of 20 parts of the lease
-    // from the sending on.
-    let late = |left: Duration| (LEASE * 15 / 20).saturating_sub(left);
-    let (worst, percentile) = (late(left[0]), late(left[left.len() / 100]));
+    let renewed = count() - renewed;
+    let (percentile, worst) = renewals.ended();
     let share = |used: Duration| used.as_secs_f64() / took.as_secs_f64();
 
     // A loss.
-    let lost = &running[0];
-    let NodeState::In { incarnation, .. } = lost.state() else {
-        panic!("it has not joined: {:?}", lost.state());
-    };
-    let its = held(lost);
-    let operator = {
-        let _entered = runtime.enter();
-        Operator::new(std::sync::Arc::clone(&client), prefix.clone())
-    };
-    let fenced = runtime.block_on(operator.fence_off(node(0)));
-    assert_eq!(fenced, Ok(incarnation));
-    let moved = until("other nodes hold the volumes of the lost node", &|| {
-        let is_over =
-            !matches!(lost.state(), NodeState::In { incarnation: of, .. } if of == incarnation);
-        is_over && sum(&running) == all
+    of_lost = its().expect("an answer");
+    assert_eq!(has_lease(), Some(true), "of the node that is lost");
+    lost.kill();
+    let fenced = until("the lost node is fenced", &mut || {
+        has_lease() == Some(false)
+    });
+    let moved = until("other nodes hold the volumes of the lost node", &mut || {
+        sum() == all
     });
     let is_good = |node: &&Node| matches!(node.state(), NodeState::In { is_good: true, .. });
-    let good = running.iter().skip(1).filter(is_good).count();
+    let good = others.iter().filter(is_good).count();
+    let load = std::fs::read_to_string("/proc/loadavg").expect("the load");
+    let load = load.split(' ').next().unwrap_or_default();
+    let processors = std::thread::available_parallelism().map_or(0, usize::from);
     println!(
-        "{nodes} nodes, {volumes} volumes: all taken after {taken:.2?}; {:.0} renewals/s, late by {percentile:.0?} \
-         (99 of 100), {worst:.0?} (worst); etcd {:.3} of a processor, a node {:.4}; {its} volumes of a lost node \
-         taken after {moved:.2?}",
+        "{nodes} nodes, {volumes} volumes of {REPLICAS} replicas, one etcd; load {load} on {processors} processors"
+    );
+    println!("{:<52} {:>10}   {:>8}", "", "measured", "bar");
+    let bars = [
+        row(
+            "a renewal, 99 of 100",
+            &format!("{percentile:.0?}"),
+            &format!("{RENEWAL_BAR:.0?}"),
+            percentile < RENEWAL_BAR,
+        ),
+        row(
+            &format!("{of_lost} volumes of a dead node, taken after its fence"),
+            &format!("{moved:.2?}"),
+            &format!("{TAKEN_BAR:.0?}"),
+            moved < TAKEN_BAR,
+        ),
+        row(
+            "processors of etcd",
+            &format!("{:.3}", share(by_etcd)),
+            &ETCD_BAR.to_string(),
+            share(by_etcd) < ETCD_BAR,
+        ),
+    ];
+    println!(
+        "all taken at the start after {taken:.2?}; {:.0} renewals/s, the longest {worst:.0?}; fenced {fenced:.2?} \
+         after the death; a node uses {:.4} processors",
         renewed as f64 / took.as_secs_f64(),
-        share(by_etcd),
-        share(by_nodes) / nodes as f64,
+        share(by_nodes) / (nodes - 1) as f64,
     );
     assert_eq!(good as u64, nodes - 1, "all but the lost one");
+    assert!(of_lost > 0, "the lost node had volumes");
     assert!(
-        renewed as f64 > nodes as f64 * took.as_secs_f64() * 2.0,
+        renewed as f64 > (nodes - 1) as f64 * took.as_secs_f64() * 2.0,
         "{renewed} renewals"
     );
+    // All at once: one after the other, each would hand its volumes to the next.
+    let leaving = others
+        .into_iter()
+        .map(|node| std::thread::spawn(|| drop(node)));
+    for left in leaving.collect::<Vec<_>>() {
+        left.join().expect("it leaves");
+    }
     if scale.is_some() {
-        assert!(percentile < Duration::from_millis(100), "{percentile:?}");
-        assert!(moved < Duration::from_secs(1), "{moved:?}");
-        assert!(share(by_etcd) < 0.5, "{}", share(by_etcd));
+        assert_eq!(bars, [true; 3], "the bars, in the order of the table");
     }
 }

@@ -233,6 +233,25 @@ impl OfflineDisks {
         Ok(())
     }
 
+    /// The size of the volume of which the device holds a copy of a replica that was in sync.
+    async fn copied_bytes(&self, disk: &Disk) -> Result<u64, VolumeError> {
+        let refused = |why: &str| VolumeError::Invalid {
+            what: "snapshot",
+            why: format!("\"{}\" {why}", disk.name),
+        };
+        let Ok((label, _)) = self.label(disk).await? else {
+            return Err(refused("is no copy of a volume's replica: it has no label"));
+        };
+        let own = label.replicas.iter().find(|one| one.id == label.replica);
+        if own.is_none_or(|own| own.state != LabelState::InSync) {
+            return Err(refused("is a copy of a replica that was not in sync"));
+        }
+        if label.block_size != disk.block_size {
+            return Err(refused("has other blocks than the copied replica"));
+        }
+        Ok(label.blocks.saturating_mul(u64::from(label.block_size)))
+    }
+
     /// Refuses a device with contents: a label, or non-zero bytes in the checked parts.
     pub(super) async fn must_be_empty(&self, disk: &Disk, bytes: u64) -> Result<(), VolumeError> {
         let holds = |holds: String| VolumeError::InUse {
@@ -341,6 +360,36 @@ pub async fn create(
     devices: Arc<dyn Devices>,
     new: NewVolume,
 ) -> Result<Uuid, VolumeError> {
+    create_with(core, pool, store, devices, new, Contents::Discarded).await
+}
+
+/// As [`create`], with the contents of the first device: a copy of another volume's replica that
+/// was in sync. The other replicas are filled from it once the volume is open.
+pub async fn create_copy(
+    core: &CoreHandle,
+    pool: Pool,
+    store: Arc<dyn VolumeStore>,
+    devices: Arc<dyn Devices>,
+    new: NewVolume,
+) -> Result<Uuid, VolumeError> {
+    create_with(core, pool, store, devices, new, Contents::OfFirst).await
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Contents {
+    Discarded,
+    OfFirst,
+}
+
+async fn create_with(
+    core: &CoreHandle,
+    pool: Pool,
+    store: Arc<dyn VolumeStore>,
+    devices: Arc<dyn Devices>,
+    new: NewVolume,
+    contents: Contents,
+) -> Result<Uuid, VolumeError> {
+    let is_kept = |slot: usize| contents == Contents::OfFirst && slot == 0;
     let invalid = |what, why: String| VolumeError::Invalid { what, why };
     check_name(&new.name)?;
     let count = new.devices.len();
@@ -383,14 +432,24 @@ pub async fn create(
         }
         bytes = bytes.min((has - RESERVED) / GRAIN * GRAIN);
     }
-    if !new.force {
-        for (device, disk) in &replicas {
+    for (slot, (device, disk)) in replicas.iter().enumerate() {
+        if !new.force && !is_kept(slot) {
             offline
                 .must_be_empty(disk, layer_bytes(&device.layer))
                 .await?;
         }
     }
-    if let Some(wanted) = new.bytes {
+    let mut wanted = new.bytes;
+    if contents == Contents::OfFirst {
+        let disk = &replicas[0].1;
+        let copied = offline.copied_bytes(disk).await?;
+        let given = *wanted.get_or_insert(copied);
+        if given < copied {
+            let why = format!("{given} bytes are less than the {copied} that are copied");
+            return Err(invalid("size", why));
+        }
+    }
+    if let Some(wanted) = wanted {
         if wanted == 0 || wanted > bytes || wanted % u64::from(block_size) != 0 {
             let why = format!(
                 "{wanted} bytes are not a whole number of blocks up to the {bytes} that the devices have"
@@ -400,10 +459,14 @@ pub async fn create(
         bytes = wanted;
     }
     let mut cheap = true;
-    for (device, disk) in &replicas {
+    for (slot, (device, disk)) in replicas.iter().enumerate() {
+        if is_kept(slot) {
+            cheap = false;
+            continue;
+        }
         // Discards the record of earlier sizes: the earlier contents are not needed.
         device.layer.forget_least();
-        cheap = cheap && offline.discard(disk, &device.layer).await?;
+        cheap = offline.discard(disk, &device.layer).await? && cheap;
     }
     let state = |slot: usize| {
         if cheap || slot == 0 {

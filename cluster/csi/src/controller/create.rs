@@ -6,6 +6,7 @@
 use tonic::{Code, Status};
 use uuid::Uuid;
 
+use super::snapshots::ContentSource;
 use super::{Controller, described, require_capabilities};
 use crate::capability::{Capability, MIB, Parameters, Sizes, checked_name, volume_id};
 use crate::daemon::{Volume, Wanted, listed};
@@ -26,26 +27,30 @@ impl Controller {
         for capability in &asked.volume_capabilities {
             Capability::read(Some(capability)).map_err(|unfit| unfit.invalid())?;
         }
-        if asked.volume_content_source.is_some() {
-            let text = "volume_content_source: volumes have no snapshots and clones";
-            return Err(Status::invalid_argument(text));
-        }
+        let source = ContentSource::read(asked.volume_content_source.as_ref())?;
         if !asked.mutable_parameters.is_empty() {
             let text = "mutable_parameters: this driver has none";
             return Err(Status::invalid_argument(text));
         }
         let parameters = Parameters::read(&asked.parameters)?;
         let sizes = Sizes::read(asked.capacity_range.as_ref())?;
-        let bytes = sizes.chosen()?;
+        if source.is_none() {
+            sizes.chosen()?;
+        }
         let deployment = self.daemon.deployment()?;
         parameters.refuse_ignored(deployment.is_cluster())?;
         let id = deployment.volume_id(name);
         let _one = self.pending.start(&id.to_string())?;
         let volume = match self.daemon.volume(id)? {
             Some(volume) => volume,
-            None => self.make(id, name, bytes, parameters.clone())?,
+            None => self.make(id, name, sizes, parameters.clone(), source)?,
         };
-        let differs = differs(&volume, &parameters).or_else(|| {
+        let other_source = || {
+            let text = "it has the contents of another source";
+            (self::source(&volume) != source).then(|| text.to_owned())
+        };
+        let differs = differs(&volume, &parameters).or_else(other_source);
+        let differs = differs.or_else(|| {
             let text = || {
                 format!(
                     "it has {} bytes, which capacity_range excludes",
@@ -58,6 +63,9 @@ impl Controller {
             let text = format!("volume \"{name}\" exists, and {why}");
             return Err(Status::already_exists(text));
         }
+        if let Some(source) = source {
+            self.end_copy(source, id)?;
+        }
         Ok(CreateVolumeResponse {
             volume: Some(described(&volume)),
         })
@@ -67,20 +75,35 @@ impl Controller {
         &self,
         id: Uuid,
         name: &str,
-        bytes: u64,
+        sizes: Sizes,
         parameters: Parameters,
+        source: Option<ContentSource>,
     ) -> Result<Volume, Status> {
+        let sizes = match source {
+            Some(source) => sizes.with_least(self.source_bytes(source)?)?,
+            None => sizes,
+        };
         let wanted = Wanted {
             id,
             name: volume_name(id, name),
-            description: description(id, name, &parameters),
-            mebibytes: bytes / MIB,
+            description: description(id, name, &parameters, source),
+            mebibytes: sizes.chosen()? / MIB,
             parameters,
+            snapshot: match source {
+                Some(source) => Some(self.contents(source, id)?),
+                None => None,
+            },
         };
         self.daemon.create(&wanted).or_else(|refused| {
             // Another controller may have made it meanwhile.
             match self.daemon.volume(id) {
                 Ok(Some(volume)) if refused.code() == Code::AlreadyExists => Ok(volume),
+                Ok(None) => {
+                    if let Some(source) = source {
+                        self.end_copy(source, id)?;
+                    }
+                    Err(refused)
+                }
                 _ => Err(refused),
             }
         })
@@ -129,17 +152,53 @@ fn digest(id: Uuid, parameters: &Parameters) -> Uuid {
     Uuid::new_v5(&id, parameters.canonical().as_bytes())
 }
 
-fn description(id: Uuid, name: &str, parameters: &Parameters) -> String {
+fn description(
+    id: Uuid,
+    name: &str,
+    parameters: &Parameters,
+    source: Option<ContentSource>,
+) -> String {
     let plain = name.chars().filter(|c| c.is_ascii_graphic() || *c == ' ');
     let plain: String = plain.take(NAME_IN_DESCRIPTION).collect();
-    format!("CSI volume {plain} {MARK} {}", digest(id, parameters))
+    let source = match source {
+        Some(ContentSource::Snapshot(id)) => format!(" from snapshot {id}"),
+        Some(ContentSource::Volume(id)) => format!(" from volume {id}"),
+        None => String::new(),
+    };
+    format!(
+        "CSI volume {plain} {MARK} {}{source}",
+        digest(id, parameters)
+    )
+}
+
+/// The words of a description before the source, and the source.
+fn without_source(description: &str) -> (&str, Option<ContentSource>) {
+    let read = || {
+        let (before, id) = description.rsplit_once(' ')?;
+        let id = id.parse().ok()?;
+        let snapshot = before.strip_suffix(" from snapshot");
+        let volume = before.strip_suffix(" from volume");
+        let (before, source) = snapshot
+            .map(|before| (before, ContentSource::Snapshot(id)))
+            .or_else(|| Some((volume?, ContentSource::Volume(id))))?;
+        // A name may end so, and the digest would follow.
+        let (mark, digest) = before.rsplit_once(' ')?;
+        let is_whole = mark.ends_with(MARK) && digest.parse::<Uuid>().is_ok();
+        is_whole.then_some((before, Some(source)))
+    };
+    read().unwrap_or((description, None))
+}
+
+/// The source of the volume's contents.
+pub(super) fn source(volume: &Volume) -> Option<ContentSource> {
+    without_source(&volume.description).1
 }
 
 /// Why the volume is not one of these parameters. The digest decides: a volume whose replica is
 /// being replaced has one more for a while. An operator may have changed the description: then the
 /// number of replicas is compared.
 pub(super) fn differs(volume: &Volume, parameters: &Parameters) -> Option<String> {
-    let split = volume.description.rsplit_once(' ');
+    let split = without_source(&volume.description).0.rsplit_once(' ');
     let found = split.filter(|(before, _)| before.ends_with(MARK));
     if let Some(found) = found.and_then(|(_, found)| found.parse::<Uuid>().ok()) {
         let is_other = found != digest(volume.id, parameters);
@@ -169,6 +228,35 @@ mod tests {
         }
     }
 
+    /// Goal: the description has the source, and its longest form fits.
+    #[test]
+    fn the_source_is_in_the_description() {
+        let id = Uuid::from_u128(1);
+        let parameters = Parameters::default();
+        let from = Uuid::from_u128(9);
+        let long = "x".repeat(128);
+        let misleading = format!("x {MARK} {from} from snapshot {from}");
+        for source in [
+            None,
+            Some(ContentSource::Snapshot(from)),
+            Some(ContentSource::Volume(from)),
+        ] {
+            for name in ["v", &long, &misleading] {
+                let volume = Volume {
+                    id,
+                    name: "v".to_owned(),
+                    bytes: 1,
+                    replicas: 1,
+                    description: description(id, name, &parameters, source),
+                    subsystems: Vec::new(),
+                };
+                assert!(volume.description.len() <= 255, "{}", volume.description);
+                assert_eq!(self::source(&volume), source, "{name}");
+                assert_eq!(differs(&volume, &parameters), None);
+            }
+        }
+    }
+
     #[test]
     fn other_parameters_are_found() {
         let id = Uuid::from_u128(1);
@@ -178,7 +266,7 @@ mod tests {
             name: "v".to_owned(),
             bytes: 1,
             replicas: 1,
-            description: description(id, &"é".repeat(100), &parameters),
+            description: description(id, &"é".repeat(100), &parameters, None),
             subsystems: Vec::new(),
         };
         assert!(volume.description.len() <= 255);

@@ -14,24 +14,31 @@ use crate::messages::controller::{
 /// Most volumes in one answer: gRPC's clients accept 4 MiB.
 const MAX_ENTRIES: usize = 4000;
 
+pub(super) fn page_size(asked: i32) -> Result<usize, Status> {
+    match usize::try_from(asked) {
+        Ok(0) => Ok(MAX_ENTRIES),
+        Ok(most) => Ok(most.min(MAX_ENTRIES)),
+        Err(_) => Err(Status::invalid_argument("max_entries is negative")),
+    }
+}
+
+/// The id after which a page begins.
+pub(super) fn after(token: &str) -> Result<Option<Uuid>, Status> {
+    if token.is_empty() {
+        return Ok(None);
+    }
+    Uuid::parse_str(token).map(Some).map_err(|_| {
+        let text = "starting_token is not one of this driver: start again without one";
+        Status::aborted(text)
+    })
+}
+
 impl Controller {
     /// Volumes in the order of their ids. A token is the last id of a page, so that it stays valid
     /// whatever is created and deleted between two pages.
     pub(crate) fn list(&self, asked: &ListVolumesRequest) -> Result<ListVolumesResponse, Status> {
-        let most = usize::try_from(asked.max_entries)
-            .map_err(|_| Status::invalid_argument("max_entries is negative"))?;
-        let most = if most == 0 {
-            MAX_ENTRIES
-        } else {
-            most.min(MAX_ENTRIES)
-        };
-        let after = match asked.starting_token.as_str() {
-            "" => None,
-            token => Some(Uuid::parse_str(token).map_err(|_| {
-                let text = "starting_token is not one of this driver: start again without one";
-                Status::aborted(text)
-            })?),
-        };
+        let most = page_size(asked.max_entries)?;
+        let after = after(&asked.starting_token)?;
         let mut volumes = self.daemon.volumes()?;
         volumes.retain(|volume| after.is_none_or(|after| volume.id > after));
         let is_last = volumes.len() <= most;

@@ -5,10 +5,12 @@
 mod create;
 mod list;
 mod publish;
+mod snapshots;
 
 use tonic::Status;
 use uuid::Uuid;
 
+use self::snapshots::ContentSource;
 use crate::capability::{Capability, MIB, Parameters, Sizes, volume_id};
 use crate::daemon::{Daemon, Volume};
 use crate::messages::controller::{
@@ -42,8 +44,9 @@ impl Controller {
         }
     }
 
-    pub(crate) fn capabilities(&self) -> ControllerGetCapabilitiesResponse {
-        let calls = [
+    /// Snapshots and clones need a daemon in no cluster.
+    pub(crate) fn capabilities(&self) -> Result<ControllerGetCapabilitiesResponse, Status> {
+        let mut calls = vec![
             ControllerCall::CreateDeleteVolume,
             ControllerCall::PublishUnpublishVolume,
             ControllerCall::ListVolumes,
@@ -52,12 +55,19 @@ impl Controller {
             ControllerCall::ExpandVolume,
             ControllerCall::SingleNodeMultiWriter,
         ];
+        if !self.daemon.deployment()?.is_cluster() {
+            calls.extend([
+                ControllerCall::CreateDeleteSnapshot,
+                ControllerCall::ListSnapshots,
+                ControllerCall::CloneVolume,
+            ]);
+        }
         let capability = |call: ControllerCall| ControllerServiceCapability {
             rpc: Some(ControllerRpc { kind: call.into() }),
         };
-        ControllerGetCapabilitiesResponse {
-            capabilities: calls.map(capability).into(),
-        }
+        Ok(ControllerGetCapabilitiesResponse {
+            capabilities: calls.into_iter().map(capability).collect(),
+        })
     }
 
     /// The volume of a request, which must exist.
@@ -160,6 +170,7 @@ fn described(volume: &Volume) -> messages::VolumeInfo {
     messages::VolumeInfo {
         capacity_bytes: signed(volume.bytes),
         volume_id: volume.id.to_string(),
+        content_source: create::source(volume).map(ContentSource::message),
         ..Default::default()
     }
 }

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::Controller;
 use crate::capability::{Capability, bounded, volume_id};
-use crate::daemon::{Deployment, Publication, Volume, listed};
+use crate::daemon::{Publication, Volume, listed};
 use crate::messages::Nothing;
 use crate::messages::controller::{
     ControllerPublishVolumeRequest, ControllerPublishVolumeResponse,
@@ -20,8 +20,8 @@ use crate::node::context;
 const MAX_NODE_ID: usize = 256;
 /// Tries to change a publication that others change, too.
 const ATTEMPTS: usize = 5;
-/// Longest wait for the end of a host's connections, beside two leases. The timeouts of the helpers
-/// in deploy/kubernetes are longer than both.
+/// Longest wait for the end of a host's connections. The timeouts of the helpers in
+/// deploy/kubernetes are longer.
 const CUT_OFF: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -95,9 +95,6 @@ impl Controller {
         let host = bounded("node_id", &asked.node_id, MAX_NODE_ID)?;
         let host = Some(host).filter(|host| !host.is_empty());
         let _one = self.pending.start(&asked.volume_id)?;
-        // An earlier call may have removed the host without waiting for the end of its connections:
-        // it counts as removed now.
-        let mut removed = Instant::now();
         for _ in 0..ATTEMPTS {
             let volume = self.daemon.volume(id)?;
             let before = match &volume {
@@ -105,7 +102,7 @@ impl Controller {
                 None => None,
             };
             let (Some(volume), Some(before)) = (volume, before) else {
-                self.until_cut_off(id, host, removed)?;
+                self.until_cut_off(id, host)?;
                 return Ok(Nothing {});
             };
             refuse_unremovable(&volume, &before)?;
@@ -114,10 +111,9 @@ impl Controller {
             if left.len() < before.hosts.len() {
                 // First the hosts lose the permission, which ends their connections.
                 self.daemon.publish(&volume, Some(&before), &left)?;
-                removed = Instant::now();
                 continue;
             }
-            self.until_cut_off(id, host, removed)?;
+            self.until_cut_off(id, host)?;
             if before.hosts.is_empty() {
                 self.daemon.unpublish(&volume)?;
             }
@@ -129,33 +125,28 @@ impl Controller {
 
     /// Waits until the host, or all hosts, have no connection.
     ///
-    /// This daemon is asked. Other nodes of a cluster learn of the change by etcd, in general at
-    /// once. Two leases give a node the time to hear of it. They also give the others the time to
-    /// fence a node that does not: a lease without a renewal, and another one for the observers.
-    /// Then no node that shows the volume may be silent with a lease, nor serve the volume without
-    /// one.
-    fn until_cut_off(&self, id: Uuid, host: Option<&str>, removed: Instant) -> Result<(), Status> {
-        let (others, is_in_cluster) = match self.daemon.deployment()? {
-            Deployment::Alone { .. } => (Duration::ZERO, false),
-            Deployment::Cluster { lease, .. } => (lease * 2, true),
-        };
+    /// This daemon is asked. In a cluster, each node that serves or could serve the volume confirms
+    /// it, by its lease, for the present publication. A node that is silent is fenced by the others
+    /// first. A node that serves the volume without a lease never confirms: the call fails, and the
+    /// orchestrator calls again.
+    fn until_cut_off(&self, id: Uuid, host: Option<&str>) -> Result<(), Status> {
+        let is_in_cluster = self.daemon.deployment()?.is_cluster();
+        let began = Instant::now();
         loop {
             let obstacle = if self.daemon.is_connected(id, host)? {
                 Some("a host is still connected".to_owned())
-            } else if removed.elapsed() < others {
-                Some("other nodes may not have heard of it".to_owned())
             } else if is_in_cluster {
-                self.daemon.unheard(id)?
+                self.daemon.unconfirmed(id)?
             } else {
                 None
             };
             let Some(obstacle) = obstacle else {
                 return Ok(());
             };
-            if removed.elapsed() > CUT_OFF + others {
+            if began.elapsed() > CUT_OFF {
                 let text = format!(
                     "volume {id}: {obstacle}, {} s after the host lost its permission",
-                    removed.elapsed().as_secs()
+                    began.elapsed().as_secs()
                 );
                 return Err(Status::deadline_exceeded(text));
             }

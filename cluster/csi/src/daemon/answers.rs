@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use nacre_engine::methods::cluster::pools::ClusterPoolState;
+use nacre_engine::methods::cluster::unconfirmed::UnconfirmedReason;
 
 use super::calls::{
-    AddressAnswer, ClusterPoolAnswer, ClusterVolumeAnswer, SubsystemAnswer, VolumeAnswer,
-    VolumeNodeAnswer,
+    AddressAnswer, ClusterPoolAnswer, ClusterVolumeAnswer, SubsystemAnswer, UnconfirmedAnswer,
+    VolumeAnswer,
 };
 use super::{Publication, Volume};
 use crate::capability::Parameters;
@@ -100,9 +101,26 @@ pub(super) fn cluster_publication(volume: ClusterVolumeAnswer) -> Option<Publica
     })
 }
 
-/// The name of a node, else its id.
-pub(super) fn named(node: &VolumeNodeAnswer) -> &str {
-    node.name.as_deref().unwrap_or(&node.id)
+/// Why a host without permission may still use a volume on the node.
+pub(super) fn doubt(node: &UnconfirmedAnswer) -> String {
+    let name = node.name.as_deref().unwrap_or(&node.id);
+    match node.reason {
+        Some(UnconfirmedReason::NotInEffect) => format!(
+            "node {name} has not confirmed that the host is disconnected, and is not fenced"
+        ),
+        Some(UnconfirmedReason::NotKnown) => format!(
+            "node {name} does not say whether the host is disconnected: it has just started, or \
+             runs an earlier version"
+        ),
+        Some(UnconfirmedReason::ServesWithoutLease) => format!(
+            "node {name} has no lease, and serves the volume as long as its replicas confirm it"
+        ),
+        Some(UnconfirmedReason::NotOpened) => format!(
+            "no node has opened the volume since the one that served it was lost, and that one may \
+             return (node {name})"
+        ),
+        None => format!("node {name} may still let the host use it"),
+    }
 }
 
 fn addresses(addresses: &[AddressAnswer]) -> Vec<String> {

@@ -5,11 +5,15 @@
 //! so replies have types of their own here. A test compares these with the replies of the methods.
 
 use nacre_engine::methods::cluster::pools::{ClusterPoolState, GetPools};
-use nacre_engine::methods::cluster::status::{GetClusterStatus, GetNodes, LeaseState};
+use nacre_engine::methods::cluster::status::{GetClusterStatus, GetNodes};
+use nacre_engine::methods::cluster::unconfirmed::{GetUnconfirmed, UnconfirmedReason};
 use nacre_engine::methods::cluster::volumes::{GetVolumes, MoveVolume};
 use nacre_engine::methods::nvmf::host::{AddHost, RemoveHost};
 use nacre_engine::methods::nvmf::subsystem::GetSubsystems;
 use nacre_engine::methods::pool::ListPools;
+use nacre_engine::methods::pool::lvols::{
+    DeleteLvol, GetLvol, ListLvols, RenameLvol, SnapshotLvols,
+};
 use nacre_engine::methods::volume::create::{Create, Delete};
 use nacre_engine::methods::volume::list::{GetVolume, List, Records};
 use nacre_engine::methods::volume::operate::Grow;
@@ -49,6 +53,7 @@ called! {
     GetClusterStatus => ClusterStatusAnswer,
     GetNodes => Vec<NodeAnswer>,
     GetPools => Vec<ClusterPoolAnswer>,
+    GetUnconfirmed => Vec<UnconfirmedAnswer>,
     GetVolumes => Vec<ClusterVolumeAnswer>,
     GetVolume => VolumeAnswer,
     List => Vec<VolumeAnswer>,
@@ -58,6 +63,8 @@ called! {
     GetConnections => Vec<ConnectionAnswer>,
     GetSubsystems => Vec<SubsystemAnswer>,
     ListPools => Vec<PoolAnswer>,
+    GetLvol => LvolAnswer,
+    ListLvols => Vec<LvolAnswer>,
 }
 
 macro_rules! unread {
@@ -67,6 +74,7 @@ macro_rules! unread {
 }
 
 unread!(Delete, Publish, Unpublish, MoveVolume, AddHost, RemoveHost);
+unread!(SnapshotLvols, RenameLvol, DeleteLvol);
 
 #[derive(Debug, Deserialize)]
 #[cfg_attr(test, derive(JsonSchema))]
@@ -81,7 +89,6 @@ pub(super) struct ClusterStatusAnswer {
 pub(super) struct ClusterAnswer {
     #[cfg_attr(test, schemars(with = "String"))]
     pub id: Uuid,
-    pub lease_ms: u64,
 }
 
 /// A node of the cluster.
@@ -91,9 +98,17 @@ pub(super) struct NodeAnswer {
     pub id: String,
     #[serde(default)]
     pub this_node: bool,
+}
+
+/// A node that has not confirmed who may use a volume.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct UnconfirmedAnswer {
+    pub id: String,
+    pub name: Option<String>,
     /// `None`: a word of a later daemon.
     #[serde(default, deserialize_with = "known")]
-    pub lease: Option<LeaseState>,
+    pub reason: Option<UnconfirmedReason>,
 }
 
 /// A word that this driver knows.
@@ -171,10 +186,15 @@ pub(super) struct VolumeAnswer {
     pub subsystems: Vec<String>,
 }
 
-/// Only the number of replicas counts.
 #[derive(Debug, Deserialize)]
 #[cfg_attr(test, derive(JsonSchema))]
-pub(super) struct ReplicaAnswer {}
+pub(super) struct ReplicaAnswer {
+    #[serde(default)]
+    pub device: String,
+    /// `in_sync`, or another word.
+    #[serde(default)]
+    pub state: String,
+}
 
 #[derive(Debug, Deserialize)]
 #[cfg_attr(test, derive(JsonSchema))]
@@ -188,6 +208,29 @@ pub(super) struct SettingsAnswer {
 pub(super) struct RecordsAnswer {
     #[cfg_attr(test, schemars(with = "String"))]
     pub holder: Uuid,
+    #[serde(default)]
+    pub volumes: Vec<RecordAnswer>,
+}
+
+/// The record of a volume.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct RecordAnswer {
+    #[cfg_attr(test, schemars(with = "String"))]
+    pub id: Uuid,
+    /// Each change of the record has another one.
+    pub revision: u64,
+}
+
+/// A volume or snapshot of a pool.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct LvolAnswer {
+    #[cfg_attr(test, schemars(with = "String"))]
+    pub uuid: Uuid,
+    pub name: String,
+    pub pool: String,
+    pub snapshot: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -298,10 +341,14 @@ mod tests {
             "id": "a", "lease": "half", "this_node": true, "later": 1
         }))
         .unwrap();
-        assert_eq!((node.lease, node.this_node), (None, true));
-        let late: NodeAnswer =
-            serde_json::from_value(json!({ "id": "a", "lease": "late" })).unwrap();
-        assert_eq!(late.lease, Some(LeaseState::Late));
+        assert!(node.this_node);
+        let reason = |word: &str| {
+            let node = json!({ "id": "a", "reason": word });
+            let node: UnconfirmedAnswer = serde_json::from_value(node).unwrap();
+            node.reason
+        };
+        assert_eq!(reason("a later one"), None);
+        assert_eq!(reason("not_known"), Some(UnconfirmedReason::NotKnown));
         let volume: VolumeAnswer = serde_json::from_value(json!({
             "uuid": Uuid::nil(), "name": "v", "block_size": 512, "num_blocks": 8,
             "replicas": [{}], "settings": {}

@@ -3,6 +3,7 @@
 
 mod answers;
 mod calls;
+mod snapshots;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +12,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nacre_engine::methods::cluster::pools::GetPools;
-use nacre_engine::methods::cluster::status::{GetClusterStatus, GetNodes, LeaseState};
+use nacre_engine::methods::cluster::status::{GetClusterStatus, GetNodes};
+use nacre_engine::methods::cluster::unconfirmed::{GetUnconfirmed, GetUnconfirmedParams};
 use nacre_engine::methods::cluster::volumes::{GetVolumes, MoveVolume, MoveVolumeParams};
 use nacre_engine::methods::nvmf::host::{AddHost, AddHostParams, RemoveHost, RemoveHostParams};
 use nacre_engine::methods::nvmf::subsystem::{GetSubsystems, GetSubsystemsParams};
@@ -30,8 +32,9 @@ use serde::Deserialize;
 use tonic::{Code, Status};
 use uuid::Uuid;
 
-use self::answers::{cluster_publication, cluster_room, named, publication};
+use self::answers::{cluster_publication, cluster_room, doubt, publication};
 use self::calls::{Called, ClusterVolumeAnswer, PoolAnswer};
+pub(crate) use self::snapshots::{Snapshot, SnapshotKind};
 use crate::capability::{MIB, Parameters};
 
 type Connect = Arc<dyn Fn() -> Result<Client, ClientError> + Send + Sync>;
@@ -82,7 +85,6 @@ impl Drop for Looking {
 pub(crate) enum Deployment {
     Cluster {
         id: Uuid,
-        lease: Duration,
     },
     /// A daemon in no cluster, with its own id.
     Alone {
@@ -97,8 +99,13 @@ impl Deployment {
 
     /// The volume of this name has always this id.
     pub(crate) fn volume_id(self, name: &str) -> Uuid {
-        let (Self::Cluster { id, .. } | Self::Alone { id }) = self;
+        let (Self::Cluster { id } | Self::Alone { id }) = self;
         Uuid::new_v5(&id, name.as_bytes())
+    }
+
+    /// The snapshot of this name has always this id.
+    pub(crate) fn snapshot_id(self, name: &str) -> Uuid {
+        Uuid::new_v5(&self.volume_id("snapshot"), name.as_bytes())
     }
 }
 
@@ -159,6 +166,8 @@ pub(crate) struct Wanted {
     pub description: String,
     pub mebibytes: u64,
     pub parameters: Parameters,
+    /// The volume begins with the contents of this snapshot.
+    pub snapshot: Option<Snapshot>,
 }
 
 impl Daemon {
@@ -230,10 +239,7 @@ impl Daemon {
                     let text = format!("the daemon cannot read its cluster: {why}");
                     return Err(Status::unavailable(text));
                 };
-                Ok(Deployment::Cluster {
-                    id: cluster.id,
-                    lease: Duration::from_millis(cluster.lease_ms),
-                })
+                Ok(Deployment::Cluster { id: cluster.id })
             }
             Err(error) if refused_with(&error, Errno::ENOTSUP) => {
                 let id = self.ask::<Records>(&NoParams {})?.holder;
@@ -299,7 +305,11 @@ impl Daemon {
         params.settings.description = Some(wanted.description.clone());
         match self.deployment()? {
             Deployment::Alone { .. } => {
-                let pools = self.pools_for(parameters)?;
+                let mut pools = self.pools_for(parameters)?;
+                if let Some(snapshot) = &wanted.snapshot {
+                    put_first(&mut pools, snapshot, parameters)?;
+                    params.snapshot = Some(snapshot.id.to_string());
+                }
                 let pools = pools.into_iter().take(parameters.replica_count());
                 let replicas = pools.map(|pool| PoolReplica {
                     pool: pool.name,
@@ -458,28 +468,16 @@ impl Daemon {
         }))
     }
 
-    /// Why the cluster cannot say that all nodes have heard of a change of the publication. `None`:
-    /// the node that serves the volume renews its lease, and so do the others that show it, or
-    /// their leases are over.
-    pub(crate) fn unheard(&self, id: Uuid) -> Result<Option<String>, Status> {
-        let Some(volume) = self.in_cluster(id)? else {
-            return Ok(None);
+    /// Why a host without permission may still use the volume on a node of the cluster. `None`:
+    /// each node that serves or could serve it has confirmed that no such host is connected, or is
+    /// fenced.
+    pub(crate) fn unconfirmed(&self, id: Uuid) -> Result<Option<String>, Status> {
+        let params = GetUnconfirmedParams {
+            volume: id.to_string(),
         };
-        if let Some(holder) = volume.holder.as_ref().filter(|_| !volume.lease_stands) {
-            let node = named(holder);
-            let text = format!(
-                "node {node} has no lease, and serves the volume as long as its replicas confirm it"
-            );
-            return Ok(Some(text));
-        }
-        let nodes = self.ask::<GetNodes>(&NoParams {})?;
-        let is_late = |id: &str| {
-            let mut nodes = nodes.iter();
-            nodes.any(|node| node.id == id && node.lease == Some(LeaseState::Late))
-        };
-        let mut ids = volume.nodes.iter().chain(&volume.holder);
-        let late = ids.find(|node| is_late(&node.id));
-        Ok(late.map(|node| format!("node {} is silent, and its lease is not over yet", node.id)))
+        let nodes = self.ask::<GetUnconfirmed>(&params)?;
+        let texts: Vec<String> = nodes.iter().map(doubt).collect();
+        Ok((!texts.is_empty()).then(|| listed(&texts)))
     }
 
     /// Bytes of the largest volume with these parameters. Each replica has the same size, and a
@@ -584,6 +582,33 @@ impl Daemon {
             Err(error) => Err(status(&error)),
         }
     }
+}
+
+/// Puts the pool of the snapshot first: a clone is there. It takes the place of the pool with the
+/// least space, unless the parameters name the pools.
+fn put_first(
+    pools: &mut Vec<Pool>,
+    snapshot: &Snapshot,
+    parameters: &Parameters,
+) -> Result<(), Status> {
+    let name = &snapshot.pool;
+    let at = pools.iter().position(|pool| pool.name == *name);
+    let first = match at {
+        Some(at) => pools.remove(at),
+        None if parameters.pools.is_empty() => {
+            pools.pop();
+            Pool {
+                name: name.clone(),
+                free_bytes: 0,
+            }
+        }
+        None => {
+            let text = format!("parameter pool: the source is on pool \"{name}\": name it as well");
+            return Err(Status::invalid_argument(text));
+        }
+    };
+    pools.insert(0, first);
+    Ok(())
 }
 
 fn by_id(volume: Uuid) -> NameParams {

@@ -1,6 +1,6 @@
 //! `csi.v1.Controller`.
 
-use super::{CapacityRange, Int64Value, Texts, Topology, VolumeCapability};
+use super::{CapacityRange, Int64Value, Texts, Timestamp, Topology, VolumeCapability};
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SourceId {
@@ -193,6 +193,9 @@ pub enum ControllerCall {
     PublishUnpublishVolume = 2,
     ListVolumes = 3,
     GetCapacity = 4,
+    CreateDeleteSnapshot = 5,
+    ListSnapshots = 6,
+    CloneVolume = 7,
     ExpandVolume = 9,
     ListVolumesPublishedNodes = 10,
     SingleNodeMultiWriter = 13,
@@ -232,4 +235,68 @@ pub struct ControllerExpandVolumeResponse {
     pub capacity_bytes: i64,
     #[prost(bool, tag = "2")]
     pub node_expansion_required: bool,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct CreateSnapshotRequest {
+    #[prost(string, tag = "1")]
+    pub source_volume_id: String,
+    #[prost(string, tag = "2")]
+    pub name: String,
+    #[prost(btree_map = "string, string", tag = "4")]
+    pub parameters: Texts,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SnapshotInfo {
+    #[prost(int64, tag = "1")]
+    pub size_bytes: i64,
+    #[prost(string, tag = "2")]
+    pub snapshot_id: String,
+    #[prost(string, tag = "3")]
+    pub source_volume_id: String,
+    #[prost(message, optional, tag = "4")]
+    pub creation_time: Option<Timestamp>,
+    #[prost(bool, tag = "5")]
+    pub ready_to_use: bool,
+    #[prost(string, tag = "6")]
+    pub group_snapshot_id: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct CreateSnapshotResponse {
+    #[prost(message, optional, tag = "1")]
+    pub snapshot: Option<SnapshotInfo>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct DeleteSnapshotRequest {
+    #[prost(string, tag = "1")]
+    pub snapshot_id: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ListSnapshotsRequest {
+    #[prost(int32, tag = "1")]
+    pub max_entries: i32,
+    #[prost(string, tag = "2")]
+    pub starting_token: String,
+    #[prost(string, tag = "3")]
+    pub source_volume_id: String,
+    #[prost(string, tag = "4")]
+    pub snapshot_id: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ListedSnapshot {
+    #[prost(message, optional, tag = "1")]
+    pub snapshot: Option<SnapshotInfo>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ListSnapshotsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub entries: Vec<ListedSnapshot>,
+    #[prost(string, tag = "2")]
+    pub next_token: String,
 }

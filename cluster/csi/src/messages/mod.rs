@@ -30,6 +30,15 @@ pub struct Int64Value {
     pub value: i64,
 }
 
+/// `google.protobuf.Timestamp`.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub struct Timestamp {
+    #[prost(int64, tag = "1")]
+    pub seconds: i64,
+    #[prost(int32, tag = "2")]
+    pub nanos: i32,
+}
+
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct MountVolume {
     #[prost(string, tag = "1")]

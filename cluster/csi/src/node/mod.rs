@@ -126,6 +126,8 @@ impl Node {
         }
     }
 
+    /// Without topology: the interface allows it only with `VOLUME_ACCESSIBILITY_CONSTRAINTS`, and
+    /// each host reaches each volume over the network. Failure domains of replicas are parameters.
     pub(crate) fn info(&self) -> Result<NodeGetInfoResponse, Status> {
         Ok(NodeGetInfoResponse {
             node_id: self.me.nqn.clone(),

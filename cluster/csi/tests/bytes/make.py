@@ -45,6 +45,10 @@ def main():
     volume = csi.Volume(
         capacity_bytes=5, volume_id="v", volume_context={"a": "b"}, content_source=clone, accessible_topology=[place]
     )
+    snapshot = csi.Snapshot(
+        size_bytes=5, snapshot_id="s", source_volume_id="v", creation_time={"seconds": 7, "nanos": 8},
+        ready_to_use=True, group_snapshot_id="g",
+    )
     messages = [
         csi.GetPluginInfoResponse(name="n", vendor_version="1", manifest={"k": "v"}),
         csi.GetPluginCapabilitiesResponse(
@@ -98,6 +102,8 @@ def main():
                     controller.RPC.CREATE_DELETE_VOLUME, controller.RPC.PUBLISH_UNPUBLISH_VOLUME,
                     controller.RPC.LIST_VOLUMES, controller.RPC.GET_CAPACITY, controller.RPC.EXPAND_VOLUME,
                     controller.RPC.LIST_VOLUMES_PUBLISHED_NODES, controller.RPC.SINGLE_NODE_MULTI_WRITER,
+                    controller.RPC.CREATE_DELETE_SNAPSHOT, controller.RPC.LIST_SNAPSHOTS,
+                    controller.RPC.CLONE_VOLUME,
                 )
             ]
         ),
@@ -105,6 +111,15 @@ def main():
             volume_id="v", capacity_range=size, secrets={"never": "read"}, volume_capability=mount
         ),
         csi.ControllerExpandVolumeResponse(capacity_bytes=6, node_expansion_required=True),
+        csi.CreateSnapshotRequest(
+            source_volume_id="v", name="n", secrets={"never": "read"}, parameters={"p": "q"}
+        ),
+        csi.CreateSnapshotResponse(snapshot=snapshot),
+        csi.DeleteSnapshotRequest(snapshot_id="s", secrets={"never": "read"}),
+        csi.ListSnapshotsRequest(
+            max_entries=-3, starting_token="t", source_volume_id="v", snapshot_id="s", secrets={"never": "read"}
+        ),
+        csi.ListSnapshotsResponse(entries=[csi.ListSnapshotsResponse.Entry(snapshot=snapshot)], next_token="t"),
         csi.NodeStageVolumeRequest(
             volume_id="v", publish_context={"n": "x"}, staging_target_path="/s", volume_capability=mount,
             secrets={"never": "read"}, volume_context={"c": "d"},

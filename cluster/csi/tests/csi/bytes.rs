@@ -39,7 +39,8 @@ messages! {
         ControllerUnpublishVolumeRequest ValidateVolumeCapabilitiesRequest
         ValidateVolumeCapabilitiesResponse ListVolumesRequest ListVolumesResponse
         GetCapacityRequest GetCapacityResponse ControllerGetCapabilitiesResponse
-        ControllerExpandVolumeRequest ControllerExpandVolumeResponse;
+        ControllerExpandVolumeRequest ControllerExpandVolumeResponse CreateSnapshotRequest
+        CreateSnapshotResponse DeleteSnapshotRequest ListSnapshotsRequest ListSnapshotsResponse;
     node: NodeStageVolumeRequest NodeUnstageVolumeRequest NodePublishVolumeRequest
         NodeUnpublishVolumeRequest NodeGetVolumeStatsRequest NodeGetVolumeStatsResponse
         NodeGetCapabilitiesResponse NodeGetInfoResponse NodeExpandVolumeRequest

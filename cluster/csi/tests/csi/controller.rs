@@ -4,8 +4,8 @@ use nacre_cluster_csi::messages::controller::{
     ControllerCall, ControllerExpandVolumeRequest, ControllerExpandVolumeResponse,
     ControllerGetCapabilitiesResponse, ControllerPublishVolumeResponse,
     ControllerUnpublishVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest, GetCapacityRequest,
-    GetCapacityResponse, ListVolumesRequest, ListVolumesResponse, Source, SourceId,
-    ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse, VolumeContentSource,
+    GetCapacityResponse, ListVolumesRequest, ListVolumesResponse,
+    ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse,
 };
 use nacre_cluster_csi::messages::{CapacityRange, Mode, Nothing, Texts};
 use nacre_cluster_csi::{Controller, Daemon, Driver, Identity};
@@ -19,9 +19,9 @@ use crate::client::{HOST, MIB, OTHER, Served, block, mount, publish, texts, want
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 const ABSENT: &str = "5f0c1c3e-8b3a-4c55-9d0b-6b3f3f1c0c01";
 
-struct World {
+pub(crate) struct World {
     driver: Served,
-    process: Process,
+    pub process: Process,
     _place: Place,
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn driver(socket: std::path::PathBuf) -> Driver {
 }
 
 impl World {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let address = nacre_tests::daemon::free_address("127.0.0.1");
         let place = Place::new().with("NACRE_NVMF_LISTEN", format!("tcp://{address}"));
         let mut process = place.start();
@@ -61,7 +61,7 @@ impl World {
         }
     }
 
-    fn volume(&self, name: &str) -> String {
+    pub(crate) fn volume(&self, name: &str) -> String {
         self.create(wanted(name, 4 * MIB)).expect("it is made").0
     }
 
@@ -78,7 +78,16 @@ impl World {
             .collect()
     }
 
-    fn delete(&self, id: &str) {
+    /// Waits until all replicas of a volume are in sync.
+    pub(crate) fn until_healthy(&mut self, id: &str) {
+        let end = std::time::Instant::now() + PATIENCE;
+        while self.process.call("volume_get", json!({ "name": id }))["state"] != "healthy" {
+            assert!(std::time::Instant::now() < end, "{id} is not healthy");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+
+    pub(crate) fn delete(&self, id: &str) {
         let asked = DeleteVolumeRequest {
             volume_id: id.to_owned(),
         };
@@ -87,7 +96,7 @@ impl World {
             .expect("deleted");
     }
 
-    fn unpublish(&self, id: &str, host: &str) {
+    pub(crate) fn unpublish(&self, id: &str, host: &str) {
         let _: Nothing = self
             .call(
                 "Controller/ControllerUnpublishVolume",
@@ -195,14 +204,6 @@ fn a_wrong_creation_is_refused() {
             limit_bytes,
         })
     };
-    let source = |source| {
-        Some(VolumeContentSource {
-            source: Some(source),
-        })
-    };
-    let id = || SourceId {
-        id: ABSENT.to_owned(),
-    };
     for bad in [
         CreateVolumeRequest {
             volume_capabilities: Vec::new(),
@@ -250,14 +251,6 @@ fn a_wrong_creation_is_refused() {
         },
         CreateVolumeRequest {
             mutable_parameters: texts(&[("a", "b")]),
-            ..good()
-        },
-        CreateVolumeRequest {
-            volume_content_source: source(Source::Snapshot(id())),
-            ..good()
-        },
-        CreateVolumeRequest {
-            volume_content_source: source(Source::Volume(id())),
             ..good()
         },
     ] {

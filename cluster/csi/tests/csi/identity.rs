@@ -33,18 +33,20 @@ fn the_name_is_a_domain_name() {
     assert!(!info.vendor_version.is_empty());
 }
 
-/// GetPluginCapabilities: CONTROLLER_SERVICE if there is a controller, in this process or another.
+/// GetPluginCapabilities: CONTROLLER_SERVICE if there is a controller, in this process or another;
+/// no VOLUME_ACCESSIBILITY_CONSTRAINTS, because all nodes reach all volumes.
 #[test]
 fn a_controller_is_advertised() {
     let found: GetPluginCapabilitiesResponse = alone(|| Ok(true))
         .call("Identity/GetPluginCapabilities", Nothing {})
         .expect("an answer");
-    let mut features = found.capabilities.iter().filter_map(|one| one.feature);
-    let is_controller = |feature: PluginFeature| match feature {
-        PluginFeature::Service(service) => service.kind() == ServiceKind::Controller,
-        PluginFeature::VolumeExpansion(_) => false,
-    };
-    assert!(features.any(is_controller));
+    let features = found.capabilities.iter().filter_map(|one| one.feature);
+    let services = features.filter_map(|feature| match feature {
+        PluginFeature::Service(service) => Some(service.kind()),
+        PluginFeature::VolumeExpansion(_) => None,
+    });
+    let services: Vec<ServiceKind> = services.collect();
+    assert_eq!(services, [ServiceKind::Controller]);
 }
 
 /// Probe: ready is false while the plugin initializes; FAILED_PRECONDITION if it is not healthy.

@@ -17,3 +17,4 @@ mod node_records;
 mod node_safety;
 mod process;
 mod scripted;
+mod snapshots;

@@ -680,7 +680,8 @@ fn expand_grows_the_file_system() {
     }
 }
 
-/// NodeGetInfo: the id by which the controller publishes. NodeGetCapabilities.
+/// NodeGetInfo: the id by which the controller publishes. NodeGetCapabilities. accessible_topology:
+/// "A plugin that returns this field MUST also set the VOLUME_ACCESSIBILITY_CONSTRAINTS".
 #[test]
 fn a_node_returns_its_id() {
     let world = World::new();
@@ -689,6 +690,7 @@ fn a_node_returns_its_id() {
         .expect("an answer");
     assert_eq!(info.node_id, HOST);
     assert!(info.max_volumes_per_node >= 0 && info.node_id.len() <= 192);
+    assert_eq!(info.accessible_topology, None);
     let found: NodeGetCapabilitiesResponse = world
         .call("Node/NodeGetCapabilities", Nothing {})
         .expect("an answer");

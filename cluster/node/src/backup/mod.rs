@@ -30,7 +30,7 @@ pub(crate) use writer::{Mark, Source, Writer};
 /// Kinds of keys that a backup leaves out.
 const TRANSIENT: [&str; 6] = ["lease/", "op/", "log/", "paths/", "obs/", "found/"];
 /// Single keys that it leaves out.
-const TRANSIENT_KEYS: [&str; 3] = ["steward", "owner", "restoring"];
+const TRANSIENT_KEYS: [&str; 4] = ["steward", "owner", "restoring", "unpublished"];
 
 /// All keys of a cluster at one revision.
 #[derive(Debug, Clone, PartialEq, Eq)]

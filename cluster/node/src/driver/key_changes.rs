@@ -6,6 +6,7 @@ use nacre_cluster_core::{BootTime, ExportId, NodeId, Revision, VolumeId};
 use nacre_cluster_etcd::{KeyValue, Prefix};
 use uuid::Uuid;
 
+use super::in_effect::SeenPublications;
 use super::{Driver, Phase};
 use crate::clock;
 use crate::events::Decision;
@@ -38,6 +39,9 @@ impl Driver {
     }
 
     pub(super) fn news(&mut self, kind: Kind, change: KeyChange) {
+        let revision = SeenPublications::revision_of(kind, &change);
+        let is_list = matches!(change, KeyChange::All { .. });
+        let is_other_store = self.is_other_store;
         match change {
             KeyChange::All { .. } if self.is_other_store => {}
             KeyChange::All { keys, revision } => {
@@ -73,6 +77,9 @@ impl Driver {
                     self.deleted(kind, id, revision);
                 }
             }
+        }
+        if let Some(revision) = revision.filter(|_| !is_other_store) {
+            self.publications.shown(revision, is_list);
         }
     }
 
@@ -131,9 +138,13 @@ impl Driver {
             Kind::Publications => match Publication::decode(kv) {
                 Ok(publication) => {
                     self.volumes.publish(VolumeId(id), Some(&publication));
+                    self.publications.set_read(VolumeId(id), true);
                     None
                 }
-                Err(error) => Some(error.to_string()),
+                Err(error) => {
+                    self.publications.set_read(VolumeId(id), false);
+                    Some(error.to_string())
+                }
             },
             Kind::Exports => match Export::decode(kv) {
                 Ok(export) => {
@@ -182,7 +193,10 @@ impl Driver {
                 let revision = Revision(revision as u64);
                 self.volumes.deleted(VolumeId(id), revision);
             }
-            Kind::Publications => self.volumes.publish(VolumeId(id), None),
+            Kind::Publications => {
+                self.volumes.publish(VolumeId(id), None);
+                self.publications.set_read(VolumeId(id), true);
+            }
             Kind::Operations => drop(self.operations.remove(&VolumeId(id))),
             Kind::Exports => {
                 self.exports.remove(&ExportId(id));

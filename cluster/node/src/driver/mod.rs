@@ -3,6 +3,8 @@
 //! their decisions. Nothing in the loop waits: requests to etcd are tasks, and the engine answers
 //! later.
 
+mod commits;
+mod in_effect;
 mod jobs;
 mod joining;
 mod key_changes;
@@ -18,8 +20,8 @@ use std::time::Duration;
 use nacre_cluster_core::lease::Word;
 use nacre_cluster_core::volume::HoldingState;
 use nacre_cluster_core::{
-    BootTime, Effect, ExportId, Incarnation, Join, Lease, NodeId, Record, Revision, Timing,
-    Transaction, VolumeId,
+    BootTime, Effect, ExportId, Incarnation, Join, Lease, NodeId, Record, Timing, Transaction,
+    VolumeId,
 };
 use nacre_cluster_etcd::{Client, Error as Said, LeaseKey, NodeLeases, Outcome, Prefix};
 use parking_lot::Mutex;
@@ -41,6 +43,7 @@ use crate::serving::{Report, Serving};
 use crate::upkeep;
 use crate::volumes::{Commit, Volumes};
 
+use self::in_effect::SeenPublications;
 use self::jobs::Jobs;
 
 /// The turn of the clock: a rank waits 150 ms, and no machine has a shorter time.
@@ -165,6 +168,7 @@ pub(crate) struct Driver {
     must_follow: bool,
     /// The keys for hosts whose first list has not arrived.
     awaited: BTreeSet<Kind>,
+    publications: SeenPublications,
     nodes: Nodes,
     /// The watches of single leases.
     watched: BTreeMap<NodeId, AbortHandle>,
@@ -216,6 +220,7 @@ impl Driver {
             followers: Vec::new(),
             must_follow: false,
             awaited: BTreeSet::from(AWAITED),
+            publications: SeenPublications::default(),
             operations: BTreeMap::new(),
             exports: BTreeMap::new(),
             has_new_exports: false,
@@ -401,6 +406,7 @@ impl Driver {
             && let Effect::Renew { number, .. } = renewal.effect
         {
             let leases = Arc::clone(&self.leases);
+            leases.set_in_effect(self.publications.in_effect(self.volumes.serving()));
             self.jobs.spawn(async move {
                 let answer = leases.execute(&renewal, no_record).await;
                 Done::Renewed(of, number, answer)
@@ -491,16 +497,6 @@ impl Driver {
         });
     }
 
-    fn commit(&mut self, of: Incarnation, commit: Commit) {
-        let leases = Arc::clone(&self.leases);
-        self.jobs.spawn(async move {
-            let bytes = commit.value.to_string().into_bytes();
-            let encode = |_: &Record| bytes.clone();
-            let answer = leases.execute(&commit.transaction, encode).await;
-            Done::Committed(of, commit, answer)
-        });
-    }
-
     /// Handovers that operators ask for, of a drain, and of the node's end.
     fn handover(&mut self, now: BootTime) {
         let is_drained = self
@@ -582,6 +578,7 @@ impl Driver {
         self.volumes.begin_anew();
         self.operations.clear();
         self.awaited.extend(AWAITED);
+        self.publications = SeenPublications::default();
         for (_, watch) in std::mem::take(&mut self.watched) {
             watch.abort();
         }
@@ -663,33 +660,6 @@ impl Driver {
             }
             Done::Committed(of, commit, answer) => self.committed(of, commit, answer),
             Done::Released | Done::Nothing => {}
-        }
-    }
-
-    fn committed(&mut self, of: Incarnation, commit: Commit, answer: Result<Outcome, Said>) {
-        let Commit {
-            volume,
-            number,
-            value,
-            ..
-        } = commit;
-        match answer {
-            Ok(Outcome::Made(at)) => self.volumes.committed(volume, number, at, value),
-            Ok(Outcome::Refused { is_gone, record }) => {
-                if let Phase::In(lease) = &mut self.phase
-                    && is_gone
-                {
-                    lease.end(of);
-                    self.shared.word.set(lease.until());
-                }
-                // Without a record, the watch shows the deletion.
-                if let Some(kv) = record {
-                    let revision = Revision(kv.mod_revision as u64);
-                    let refused = self.volumes.refused(volume, number, revision, &kv.value);
-                    self.ignored(&kv.key, refused.err());
-                }
-            }
-            Err(_) => self.volumes.unanswered(volume, number),
         }
     }
 }

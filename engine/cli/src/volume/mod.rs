@@ -270,6 +270,9 @@ struct CreateArgs {
     /// Such as 10GiB, whole MiB; unless given as large as the devices allow
     #[arg(long, value_parser = nacre_engine_values::size::whole_mebibytes)]
     size: Option<u64>,
+    /// Begin with the contents of this snapshot (pool/name) of a volume's lvol, on its pool
+    #[arg(long, requires = "pool", conflicts_with = "device")]
+    snapshot: Option<String>,
     /// Random unless given
     #[arg(long)]
     uuid: Option<Uuid>,
@@ -361,6 +364,7 @@ pub(crate) fn run(args: VolumeArgs) -> Result<(), Failure> {
                 spread: args.spread,
                 strict_spread: args.strict_spread,
                 nodes: args.on,
+                snapshot: args.snapshot,
                 uuid: args.uuid,
                 settings: args.settings,
                 force: args.force,

@@ -14,6 +14,7 @@ pub mod rebuilds;
 pub mod status;
 #[cfg(test)]
 pub(in crate::methods) mod tests;
+pub mod unconfirmed;
 pub mod upgrade;
 pub mod volumes;
 mod without_daemon;
@@ -47,6 +48,7 @@ pub fn register(registry: &mut Registry<Engine>) {
     pools::register(registry);
     upgrade::register(registry);
     volumes::register(registry);
+    unconfirmed::register(registry);
     events::register(registry);
 }
 

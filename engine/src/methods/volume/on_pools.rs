@@ -1,7 +1,9 @@
 //! Replicas on pools: `volume_create` makes their lvols, `volume_drop_lvols` deletes them.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
+use nacre_bdev_pool::Lvol;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -9,6 +11,7 @@ use uuid::Uuid;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::Engine;
+use crate::services::pools::find_lvol;
 use crate::services::volumes::lvols::{self, NewLvol, PoolLvol};
 use crate::values::read;
 
@@ -70,6 +73,31 @@ pub(super) fn wanted(
         });
     }
     Ok(lvols)
+}
+
+/// The snapshot whose contents a new volume with these lvols gets.
+pub(super) fn source(
+    engine: &Engine,
+    snapshot: &str,
+    lvols: &[NewLvol],
+) -> Result<Arc<Lvol>, RpcError> {
+    let (pool, found) = find_lvol(engine, "snapshot", snapshot)?;
+    if !found.info().is_snapshot {
+        let cause = format!("\"{snapshot}\" is not a snapshot");
+        return Err(RpcError::errno(Errno::EINVAL, cause)
+            .field("snapshot")
+            .remedy("make one with lvol_snapshot"));
+    }
+    if lvols
+        .first()
+        .is_some_and(|first| Rc::ptr_eq(&first.pool, &pool))
+    {
+        return Ok(found);
+    }
+    let cause = format!("the snapshot is on pool \"{}\"", pool.name());
+    Err(RpcError::errno(Errno::EINVAL, cause)
+        .field("replicas[0].pool")
+        .remedy("name this pool first: a clone shares the space of its snapshot"))
 }
 
 struct DropLvols;

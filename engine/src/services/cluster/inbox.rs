@@ -20,6 +20,8 @@ pub(super) struct WantedVolume {
     /// `None`: the record has not arrived, or was deleted.
     pub role: Option<VolumeRole>,
     pub publication: Option<Publication>,
+    /// Number of the call that gave the publication.
+    pub published: u64,
     pub action: Action,
     /// Number of drops so far.
     pub drops: u64,
@@ -42,6 +44,10 @@ struct InboxState {
     volumes: BTreeMap<VolumeId, WantedVolume>,
     /// Volumes whose wanted state has changed.
     changed: BTreeSet<VolumeId>,
+    /// Volumes whose publication is not in effect, each with the number of its last call.
+    behind: BTreeMap<VolumeId, u64>,
+    /// Calls with a publication so far.
+    publications: u64,
     nodes: BTreeMap<NodeId, NodeKey>,
     standing: BTreeMap<NodeId, Incarnation>,
     exports: BTreeMap<ExportId, Export>,
@@ -100,6 +106,19 @@ impl Inbox {
     /// `None`: the volume was deleted.
     pub(super) fn wanted(&self, volume: VolumeId) -> Option<WantedVolume> {
         self.state.lock().volumes.get(&volume).cloned()
+    }
+
+    /// The publication of the call with this number, or its deletion, is in effect. A later call
+    /// counts for itself.
+    pub(super) fn set_in_effect(&self, volume: VolumeId, published: Option<u64>) {
+        let mut state = self.state.lock();
+        let is_last = match published {
+            Some(published) => state.behind.get(&volume) == Some(&published),
+            None => !state.volumes.contains_key(&volume),
+        };
+        if is_last {
+            state.behind.remove(&volume);
+        }
     }
 
     pub(super) fn volumes(&self) -> BTreeSet<VolumeId> {
@@ -272,8 +291,21 @@ impl Serving for Sender {
     }
 
     fn publish(&mut self, volume: VolumeId, publication: Option<&Publication>) {
-        self.0
-            .change(volume, |wanted| wanted.publication = publication.cloned());
+        let published = {
+            let mut state = self.0.state.lock();
+            state.publications += 1;
+            let published = state.publications;
+            state.behind.insert(volume, published);
+            published
+        };
+        self.0.change(volume, |wanted| {
+            wanted.publication = publication.cloned();
+            wanted.published = published;
+        });
+    }
+
+    fn behind(&mut self) -> Vec<VolumeId> {
+        self.0.state.lock().behind.keys().copied().collect()
     }
 
     fn nodes(
@@ -364,6 +396,27 @@ mod tests {
         let news = inbox.news().await;
         assert_eq!(news.volumes, BTreeSet::from([volume]));
         assert!(!news.others);
+    }
+
+    /// Goal: a publication counts as in effect only if no later one has arrived.
+    #[test]
+    fn the_last_publication_counts() {
+        let (mut sender, inbox, volume) = inbox();
+        let number = || inbox.wanted(volume).expect("it is published").published;
+        sender.publish(volume, Some(&Publication::new(volume)));
+        let first = number();
+        sender.publish(volume, Some(&Publication::new(volume)));
+        inbox.set_in_effect(volume, Some(first));
+        assert_eq!(sender.behind(), [volume], "of the first one");
+        inbox.set_in_effect(volume, None);
+        assert_eq!(sender.behind(), [volume], "it is still published");
+        inbox.set_in_effect(volume, Some(number()));
+        assert_eq!(sender.behind(), []);
+        sender.publish(volume, None);
+        inbox.set_in_effect(volume, Some(first));
+        assert_eq!(sender.behind(), [volume]);
+        inbox.set_in_effect(volume, None);
+        assert_eq!(sender.behind(), []);
     }
 
     /// Goal: nothing of a deleted volume stays.

@@ -10,7 +10,7 @@
 //! ```
 
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
@@ -21,8 +21,8 @@ use nacre_cluster_core::volume::Ana;
 use nacre_cluster_core::{NodeId, ReplicaId, VolumeId};
 use nacre_cluster_node::serving::Full;
 use nacre_cluster_node::{Answer, Publication, VolumeRole};
-use nacre_nvmf::subsystems::ExpectedSubsystems;
 use nacre_nvmf::subsystems::reservation::Reservation;
+use nacre_nvmf::subsystems::{ExpectedSubsystems, Subsystem};
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::log::ana::AnaState;
 use serde::Deserialize;
@@ -108,6 +108,8 @@ struct Done {
     not_reserved: LastErrors<()>,
     /// From the withdrawal of a subsystem that is shown anew, until hosts find it again.
     shown_anew: Option<ExpectedSubsystems>,
+    /// The subsystem of the volume, and deleted ones whose hosts may have commands in flight.
+    subsystems: Vec<Weak<Subsystem>>,
 }
 
 /// The lease under which this node opened the volume.
@@ -118,6 +120,48 @@ struct Taken {
 }
 
 impl Done {
+    /// Notes the volume's present subsystem, before it is deleted.
+    fn note_subsystem(&mut self, engine: &Engine, running: &Running, id: VolumeId) {
+        let nqn = (running.shown.borrow().get(&id)).and_then(|shown| Nqn::new(&shown.nqn).ok());
+        let plane = engine.plane().ok();
+        let found = plane
+            .zip(nqn)
+            .map(|(plane, nqn)| plane.target.subsystem(&nqn));
+        let Some(Ok(found)) = found else { return };
+        let found = Arc::downgrade(&found);
+        if !self.subsystems.iter().any(|one| one.ptr_eq(&found)) {
+            self.subsystems.push(found);
+        }
+    }
+
+    /// True if the hosts of this publication, and no others, have permissions and connections.
+    fn is_in_effect(&mut self, engine: &Engine, here: Option<&Publication>) -> bool {
+        let Ok(plane) = engine.plane() else {
+            return false;
+        };
+        let may = |host: &str| {
+            here.is_some_and(|one| one.any_host || one.hosts.iter().any(|known| known == host))
+        };
+        let any_host = here.is_some_and(|one| one.any_host);
+        let mut is_in_effect = true;
+        self.subsystems.retain(|subsystem| {
+            let Some(subsystem) = subsystem.upgrade() else {
+                return false;
+            };
+            let controllers = subsystem.controllers();
+            is_in_effect &= controllers.iter().all(|one| may(one.hostnqn.as_str()));
+            let present = plane.target.subsystem(subsystem.nqn());
+            let is_present = present.is_ok_and(|present| Arc::ptr_eq(&present, &subsystem));
+            if is_present {
+                is_in_effect &= (any_host || !subsystem.allows_any_host())
+                    && subsystem.hosts().iter().all(|host| may(host.as_str()));
+            }
+            // A deleted one lets nobody in.
+            is_present || !controllers.is_empty()
+        });
+        is_in_effect
+    }
+
     /// Another node may have the volume soon, and change the reservation.
     fn leave_reservation(&mut self) {
         if let Some(reservation) = self.reservation.take() {
@@ -138,14 +182,28 @@ pub(super) async fn follow(
         if engine.plane().is_err() {
             return;
         }
+        done.note_subsystem(&engine, &running, id);
         let Some(wanted) = running.inbox.wanted(id) else {
             withdraw(&engine, &running, id).await;
+            if !done.is_in_effect(&engine, None) {
+                let _ = tokio::time::timeout(LOOK, changed.notified()).await;
+                continue;
+            }
+            running.inbox.set_in_effect(id, None);
             in_cluster::forget(&engine, id.0).await;
             running.tasks.borrow_mut().remove(&id);
             return;
         };
         step(&engine, &running, id, &wanted, &mut done).await;
-        if done.open.is_some() {
+        done.note_subsystem(&engine, &running, id);
+        let here = wanted.publication.as_ref();
+        let here = here.filter(|one| one.slots.of(running.me).is_some());
+        let is_in_effect = done.is_in_effect(&engine, here);
+        if is_in_effect {
+            let published = wanted.published;
+            running.inbox.set_in_effect(id, Some(published));
+        }
+        if done.open.is_some() || !is_in_effect {
             let _ = tokio::time::timeout(LOOK, changed.notified()).await;
         } else {
             changed.notified().await;

@@ -84,7 +84,8 @@ async fn note(engine: &Engine, volume: Uuid, lvols: &[PoolLvol]) -> Result<(), R
         .await
 }
 
-/// Makes lvols of the volume's name. Returns their devices.
+/// Makes lvols of the volume's name. Returns their devices. The first one is a clone of the
+/// snapshot `source`, if there is one.
 ///
 /// The caller ends with [`delete_unused`], whether the volume was made or not.
 pub async fn make(
@@ -92,6 +93,7 @@ pub async fn make(
     volume: Uuid,
     name: &str,
     replicas: &[NewLvol],
+    source: Option<&Lvol>,
 ) -> Result<Vec<String>, RpcError> {
     pools::check_name("name", name)?;
     let ids = (0..replicas.len()).map(|replica| lvol_id(volume, replica));
@@ -103,13 +105,32 @@ pub async fn make(
     note(engine, volume, &lvols).await?;
     for (at, (replica, lvol)) in replicas.iter().zip(&lvols).enumerate() {
         let field = |refused: RpcError| refused.field(format!("replicas[{at}]"));
-        let create = Command::Create {
-            id: lvol.lvol,
-            name: name.to_owned(),
-            bytes: replica.bytes.saturating_add(RESERVED),
-            thick: replica.is_thick,
-        };
-        replica.pool.run(create).await.map_err(field)?;
+        let bytes = replica.bytes.saturating_add(RESERVED);
+        let (id, name) = (lvol.lvol, name.to_owned());
+        match source.filter(|_| at == 0) {
+            Some(source) => {
+                let clone = Command::Clone {
+                    source: source.uuid(),
+                    id,
+                    name,
+                    thick: replica.is_thick,
+                };
+                replica.pool.run(clone).await.map_err(field)?;
+                if source.geometry().bytes() < bytes {
+                    let grow = Command::Resize { lvol: id, bytes };
+                    replica.pool.run(grow).await.map_err(field)?;
+                }
+            }
+            None => {
+                let create = Command::Create {
+                    id,
+                    name,
+                    bytes,
+                    thick: replica.is_thick,
+                };
+                replica.pool.run(create).await.map_err(field)?;
+            }
+        }
         let made = pools::register_new(engine, &replica.pool, lvol.lvol).await;
         made.map_err(field)?;
     }

@@ -83,6 +83,11 @@ pub struct CreateParams {
     /// With replica_count: each of these nodes, by name or id, gets a replica.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
+    /// A snapshot of the lvol of another volume's replica, by UUID or `pool/name`: the new volume
+    /// begins with the contents of that volume. The first one of replicas is on the pool of the
+    /// snapshot; the others are filled from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<String>,
     /// Default: random. If a volume with this UUID and this name exists, it is returned unchanged.
     #[schemars(with = "Option<String>")]
     pub uuid: Option<Uuid>,
@@ -124,6 +129,12 @@ impl Method<Engine> for Create {
             }
         }
         if engine.cluster.node().is_some() {
+            if params.snapshot.is_some() {
+                let cause = "volumes of a cluster have no snapshots";
+                return Err(RpcError::errno(Errno::ENOTSUP, cause)
+                    .field("snapshot")
+                    .remedy("leave it out"));
+            }
             return in_cluster::create(&engine, params).await;
         }
         if params.replica_count.is_some() {
@@ -166,13 +177,24 @@ async fn make(
     let blocks = blocks(params.num_blocks, params.size_mb, params.size, block_size)?;
     let bytes = bytes_of(blocks, block_size)?;
     let on_pools = on_pools::wanted(engine, &params.replicas, bytes)?;
+    let source = match &params.snapshot {
+        Some(snapshot) if devices.is_empty() => {
+            Some(on_pools::source(engine, snapshot, &on_pools)?)
+        }
+        Some(_) => {
+            let cause = "a volume with the contents of a snapshot has all replicas on pools";
+            return Err(RpcError::errno(Errno::EINVAL, cause).field("devices"));
+        }
+        None => None,
+    };
     let mut settings = Settings::default();
     params.settings.merge(&mut settings);
     let id = params.uuid.unwrap_or_else(Uuid::new_v4);
     let made = async {
         let mut devices = devices.to_vec();
         if !on_pools.is_empty() {
-            devices.extend(lvols::make(engine, id, &params.name, &on_pools).await?);
+            let source = source.as_deref();
+            devices.extend(lvols::make(engine, id, &params.name, &on_pools, source).await?);
         }
         let new = NewVolume {
             name: params.name,
@@ -182,7 +204,10 @@ async fn make(
             settings,
             force: params.force,
         };
-        volumes::create(engine, new).await
+        match source {
+            Some(_) => volumes::create_copy(engine, new).await,
+            None => volumes::create(engine, new).await,
+        }
     };
     let made = made.await;
     lvols::delete_unused(engine, id).await;

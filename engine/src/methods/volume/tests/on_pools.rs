@@ -2,6 +2,7 @@
 //! none behind. Method: daemons without sockets on files.
 
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -175,6 +176,59 @@ fn a_refused_volume_leaves_no_lvol() {
     assert_eq!(lvols(&daemon), others());
 }
 
+/// Goal: a volume begins with the contents of another one's snapshot: in sync at once on its pool,
+/// filled on the others. What is no such snapshot is refused, and leaves no lvol.
+#[test]
+fn a_volume_begins_with_a_snapshot() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = with_pools(dir.path());
+    daemon.call("volume_create", create(8, true));
+    let plain = json!({ "pool": "pool0", "name": "plain", "size": "16MiB" });
+    daemon.call("lvol_create", plain);
+    for (lvol, name) in [("pool0/v", "s"), ("pool0/plain", "p")] {
+        let one = json!([{ "lvol": lvol, "name": name }]);
+        daemon.call("lvol_snapshot", json!({ "snapshots": one }));
+    }
+    let before = lvols(&daemon);
+    let new = |snapshot: &str, pools: &[&str], size_mb: u64| {
+        let on = |pool: &&str| json!({ "pool": pool, "thin": true });
+        let replicas: Vec<Value> = pools.iter().map(on).collect();
+        json!({ "name": "w", "snapshot": snapshot, "replicas": replicas, "size_mb": size_mb })
+    };
+    for (params, field) in [
+        (new("pool0/none", &["pool0"], 8), "snapshot"),
+        (new("pool0/v", &["pool0"], 8), "snapshot"),
+        (new("pool0/s", &["pool1"], 8), "replicas[0].pool"),
+        (new("pool0/s", &["pool1", "pool0"], 8), "replicas[0].pool"),
+        (new("pool0/s", &["pool0"], 4), "size"),
+        // It has no label: its data would be elsewhere.
+        (new("pool0/p", &["pool0"], 16), "snapshot"),
+        (
+            json!({ "name": "w", "snapshot": "pool0/s", "devices": ["pool0/plain"] }),
+            "devices",
+        ),
+    ] {
+        let refused = daemon.refused("volume_create", params);
+        let found = refused.data.clone().and_then(|data| data.field);
+        assert_eq!(found.as_deref(), Some(field), "{refused}");
+    }
+    assert_eq!((lvols(&daemon), notes(&daemon)), (before, 0));
+
+    let made = daemon.call("volume_create", new("pool0/s", &["pool0", "pool1"], 16));
+    assert_eq!(made["num_blocks"].as_u64().unwrap() * 4096, 16 * MIB);
+    let first = daemon.call("lvol_get", json!({ "lvol": "pool0/w" }));
+    let snapshot = daemon.call("lvol_get", json!({ "lvol": "pool0/s" }));
+    assert_eq!(first["parent"], snapshot["uuid"]);
+    let name = made["uuid"].as_str().unwrap().to_owned();
+    let healthy = || daemon.call("volume_get", json!({ "name": name }))["state"] == "healthy";
+    while !healthy() {
+        pause(&daemon, Duration::from_millis(10));
+    }
+    daemon.call("volume_delete", json!({ "name": "w" }));
+    daemon.call("lvol_delete", json!({ "lvol": "pool0/s" }));
+    daemon.call("volume_delete", json!({ "name": "v" }));
+}
+
 /// The daemon ends between the steps of a creation or deletion: the next start deletes the lvols,
 /// unless the volume exists.
 #[test]
@@ -189,7 +243,7 @@ fn an_interruption_leaves_no_lvol() {
     };
     let wanted = [on("pool0"), on("pool1")];
     daemon
-        .run(lvols::make(&daemon.engine, id, "v", &wanted))
+        .run(lvols::make(&daemon.engine, id, "v", &wanted, None))
         .unwrap();
     assert_eq!((lvols(&daemon), notes(&daemon)), (both(9 * MIB), 1));
     drop(wanted);
@@ -228,10 +282,10 @@ fn an_lvol_of_a_lost_pool_goes_later() {
             .len()
     };
     let wait = |done: &dyn Fn() -> bool| {
-        let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        let end = std::time::Instant::now() + Duration::from_secs(30);
         while !done() {
             assert!(std::time::Instant::now() < end, "never");
-            pause(&daemon, std::time::Duration::from_millis(50));
+            pause(&daemon, Duration::from_millis(50));
         }
     };
     wait(&|| pools() == 1);

@@ -1,0 +1,275 @@
+//! Snapshots of volumes of a daemon in no cluster.
+//!
+//! A snapshot of a volume is one of the lvol of a replica that is in sync: each acknowledged write
+//! is in it, and a write that was not acknowledged may be. The name of the lvol has the facts:
+//!
+//! ```text
+//!   csi-KIND-VOLUME,SECONDS,SECTORS,TAG     in hexadecimal digits: 32, 8, 10, 4
+//!   cut       just made: the replica may have left the volume at that moment
+//!   snap      the replica was in sync all the time
+//!   copy      the same, for one clone of the volume
+//! ```
+//!
+//! The tag is of the snapshot's id: several of one second have different names.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use nacre_engine::methods::pool::lvols::{
+    DeleteLvol, GetLvol, ListLvols, ListLvolsParams, LvolParams, NewSnapshot, RenameLvol,
+    RenameLvolParams, SnapshotLvols, SnapshotParams,
+};
+use nacre_engine::methods::volume::list::{GetVolume, Records};
+use nacre_engine_rpc::NoParams;
+use tonic::Status;
+use uuid::Uuid;
+
+use super::calls::LvolAnswer;
+use super::{Daemon, Volume, by_id, is_absent, status};
+
+/// The smallest block of volumes.
+const SECTOR: u64 = 512;
+/// Times that a snapshot is made, if replicas leave and return meanwhile.
+const ATTEMPTS: usize = 3;
+
+/// The purpose of a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SnapshotKind {
+    Cut,
+    Snap,
+    Copy,
+}
+
+impl SnapshotKind {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Cut => "cut",
+            Self::Snap => "snap",
+            Self::Copy => "copy",
+        }
+    }
+}
+
+/// A snapshot of a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Snapshot {
+    pub id: Uuid,
+    /// The pool that has it.
+    pub pool: String,
+    pub facts: SnapshotFacts,
+}
+
+/// The facts in the name of the lvol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SnapshotFacts {
+    pub kind: SnapshotKind,
+    pub volume: Uuid,
+    /// Since 1970.
+    pub seconds: u32,
+    /// The size of the volume.
+    pub bytes: u64,
+    /// Part of the snapshot's id.
+    pub tag: u16,
+}
+
+impl SnapshotFacts {
+    fn name(self) -> String {
+        format!(
+            "csi-{}-{}{:08x}{:010x}{:04x}",
+            self.kind.word(),
+            self.volume.simple(),
+            self.seconds,
+            self.bytes / SECTOR,
+            self.tag
+        )
+    }
+
+    /// `None`: it is no snapshot that this driver made.
+    fn read(name: &str) -> Option<Self> {
+        let (word, facts) = name.strip_prefix("csi-")?.split_once('-')?;
+        let kinds = [SnapshotKind::Cut, SnapshotKind::Snap, SnapshotKind::Copy];
+        let read = Self {
+            kind: kinds.into_iter().find(|kind| kind.word() == word)?,
+            volume: Uuid::parse_str(facts.get(..32)?).ok()?,
+            seconds: u32::from_str_radix(facts.get(32..40)?, 16).ok()?,
+            bytes: u64::from_str_radix(facts.get(40..50)?, 16).ok()? * SECTOR,
+            tag: u16::from_str_radix(facts.get(50..54)?, 16).ok()?,
+        };
+        (read.name() == name).then_some(read)
+    }
+}
+
+impl Snapshot {
+    fn read(lvol: LvolAnswer) -> Option<Self> {
+        let facts = SnapshotFacts::read(&lvol.name).filter(|_| lvol.snapshot)?;
+        Some(Self {
+            id: lvol.uuid,
+            pool: lvol.pool,
+            facts,
+        })
+    }
+}
+
+impl Daemon {
+    /// The snapshot that this driver made under the id.
+    pub(crate) fn snapshot(&self, id: Uuid) -> Result<Option<Snapshot>, Status> {
+        match self.call::<GetLvol>(&lvol(id)) {
+            Ok(found) => Ok(Snapshot::read(found)),
+            Err(error) if is_absent(&error) => Ok(None),
+            Err(error) => Err(status(&error)),
+        }
+    }
+
+    /// All snapshots that this driver made, by id.
+    pub(crate) fn snapshots(&self) -> Result<Vec<Snapshot>, Status> {
+        let found = self.ask::<ListLvols>(&ListLvolsParams::default())?;
+        let found = found.into_iter().filter_map(Snapshot::read);
+        let mut snapshots: Vec<Snapshot> = found
+            .filter(|one| one.facts.kind == SnapshotKind::Snap)
+            .collect();
+        snapshots.sort_by_key(|one| one.id);
+        Ok(snapshots)
+    }
+
+    /// Makes a snapshot of the volume under the id, or finds it. One of another volume is returned
+    /// as well.
+    pub(crate) fn make_snapshot(
+        &self,
+        id: Uuid,
+        kind: SnapshotKind,
+        volume: &Volume,
+    ) -> Result<Snapshot, Status> {
+        for _ in 0..ATTEMPTS {
+            match self.snapshot(id)? {
+                // An earlier call did not end.
+                Some(found) if found.facts.kind == SnapshotKind::Cut => self.delete_snapshot(id)?,
+                Some(found) => return Ok(found),
+                None => {}
+            }
+            let before = self.revision(volume.id)?;
+            let (replica, bytes) = self.replica_in_sync(volume)?;
+            let cut = SnapshotFacts {
+                kind: SnapshotKind::Cut,
+                volume: volume.id,
+                seconds: now(),
+                bytes,
+                tag: id.as_fields().1,
+            };
+            self.ask::<SnapshotLvols>(&SnapshotParams {
+                snapshots: vec![NewSnapshot {
+                    lvol: replica.to_string(),
+                    name: cut.name(),
+                    uuid: Some(id),
+                }],
+            })?;
+            // A replica that left before the snapshot would lack writes. Its volume would have
+            // changed its record before it acknowledged them. So does a volume that grows.
+            if before.is_some() && self.revision(volume.id)? == before {
+                let facts = SnapshotFacts { kind, ..cut };
+                self.ask::<RenameLvol>(&RenameLvolParams {
+                    lvol: id.to_string(),
+                    new_name: facts.name(),
+                })?;
+                let made = self.snapshot(id)?;
+                return made.ok_or_else(|| {
+                    let text = format!("snapshot {id} was deleted at this time; try again");
+                    Status::aborted(text)
+                });
+            }
+            self.delete_snapshot(id)?;
+        }
+        Err(Status::unavailable(format!(
+            "volume {}: its replicas leave and return at this time; try again later",
+            volume.name
+        )))
+    }
+
+    pub(crate) fn delete_snapshot(&self, id: Uuid) -> Result<(), Status> {
+        match self.call::<DeleteLvol>(&lvol(id)) {
+            Err(error) if !is_absent(&error) => Err(status(&error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The lvol of a replica in sync, and the present size of the volume.
+    fn replica_in_sync(&self, volume: &Volume) -> Result<(Uuid, u64), Status> {
+        let found = self.ask::<GetVolume>(&by_id(volume.id))?;
+        let bytes = found.num_blocks.saturating_mul(found.block_size);
+        let mut has_pool = false;
+        for replica in found.replicas {
+            let Ok(device) = Uuid::parse_str(&replica.device) else {
+                continue;
+            };
+            match self.call::<GetLvol>(&lvol(device)) {
+                Ok(_) if replica.state == "in_sync" => return Ok((device, bytes)),
+                Ok(_) => has_pool = true,
+                Err(error) if is_absent(&error) => {}
+                Err(error) => return Err(status(&error)),
+            }
+        }
+        Err(if has_pool {
+            Status::unavailable(format!(
+                "volume {}: no replica on a pool is in sync; try again later",
+                volume.name
+            ))
+        } else {
+            Status::failed_precondition(format!(
+                "volume {}: no replica is on a pool, so that it has no snapshots: make volumes on \
+                 pools",
+                volume.name
+            ))
+        })
+    }
+
+    /// The revision of the volume's record. `None`: it has none.
+    fn revision(&self, volume: Uuid) -> Result<Option<u64>, Status> {
+        let records = self.ask::<Records>(&NoParams {})?.volumes;
+        let found = records.into_iter().find(|one| one.id == volume);
+        Ok(found.map(|one| one.revision))
+    }
+}
+
+fn lvol(id: Uuid) -> LvolParams {
+    LvolParams {
+        lvol: id.to_string(),
+    }
+}
+
+fn now() -> u32 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    u32::try_from(now.unwrap_or_default().as_secs()).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the facts of a snapshot are read as they were written, and no other name is taken for
+    /// one. Method: the longest name, and names that differ in one place.
+    #[test]
+    fn names_have_the_facts() {
+        let facts = SnapshotFacts {
+            kind: SnapshotKind::Snap,
+            volume: Uuid::from_u128(7 << 100),
+            seconds: 1_796_000_000,
+            bytes: ((1 << 40) - 1) * SECTOR,
+            tag: 0xffff,
+        };
+        let name = facts.name();
+        assert!(name.len() <= 63, "the longest name of an lvol");
+        assert_eq!(SnapshotFacts::read(&name), Some(facts));
+        for kind in [SnapshotKind::Cut, SnapshotKind::Copy] {
+            let name = SnapshotFacts { kind, ..facts }.name();
+            assert_eq!(SnapshotFacts::read(&name).map(|read| read.kind), Some(kind));
+        }
+        for other in [
+            "csi-snap-",
+            "monday",
+            &name.replace("snap", "other"),
+            &name.to_uppercase(),
+            &format!("{name}0"),
+            &name[..name.len() - 1],
+        ] {
+            assert_eq!(SnapshotFacts::read(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The publications that this node has seen, and those of them that its lease says are in effect.
+
+use std::collections::BTreeSet;
+
+use nacre_cluster_core::VolumeId;
+use nacre_cluster_etcd::InEffect;
+
+use crate::follow::{KeyChange, Kind};
+use crate::serving::Serving;
+
+/// Most volumes that a lease names as behind. With more, it names no revision: each renewal writes
+/// the key, and all nodes' keys are read at once.
+const MAX_BEHIND: usize = 32;
+
+#[derive(Debug, Default)]
+pub(super) struct SeenPublications {
+    /// The last revision up to which the engine has been shown all publications. `None`: their list
+    /// has not arrived.
+    revision: Option<i64>,
+    /// Volumes whose publication cannot be read. The former one is in effect.
+    unread: BTreeSet<VolumeId>,
+}
+
+impl SeenPublications {
+    /// The revision of a change, if it is one of publications.
+    pub(super) fn revision_of(kind: Kind, change: &KeyChange) -> Option<i64> {
+        match change {
+            _ if kind != Kind::Publications => None,
+            KeyChange::All { revision, .. } | KeyChange::Deleted { revision, .. } => {
+                Some(*revision)
+            }
+            KeyChange::Put(kv) => Some(kv.mod_revision),
+            KeyChange::OtherStore => None,
+        }
+    }
+
+    /// The engine has been shown the change. Before the first list, single changes say nothing
+    /// about the others.
+    pub(super) fn shown(&mut self, revision: i64, is_list: bool) {
+        match self.revision {
+            None if !is_list => {}
+            known => self.revision = known.max(Some(revision)),
+        }
+    }
+
+    /// The engine has been shown the publication of the volume, or its deletion. False: it is
+    /// damaged, or of a later version.
+    pub(super) fn set_read(&mut self, volume: VolumeId, is_read: bool) {
+        if is_read {
+            self.unread.remove(&volume);
+        } else {
+            self.unread.insert(volume);
+        }
+    }
+
+    /// The engine's part is read last: a publication that it was shown since only adds to those
+    /// that are behind.
+    pub(super) fn in_effect(&self, serving: &mut dyn Serving) -> Option<InEffect> {
+        let revision = self.revision?;
+        let mut behind: BTreeSet<VolumeId> = serving.behind().into_iter().collect();
+        behind.extend(&self.unread);
+        (behind.len() <= MAX_BEHIND).then(|| InEffect {
+            revision,
+            behind: behind.into_iter().map(|volume| volume.0).collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::tests::Engine;
+
+    fn volume(number: u128) -> VolumeId {
+        VolumeId(Uuid::from_u128(number))
+    }
+
+    /// Goal: a lease says no revision before the list of publications, and names the volumes whose
+    /// publication is not in effect, or cannot be read.
+    #[test]
+    fn a_lease_says_what_is_in_effect() {
+        let mut seen = SeenPublications::default();
+        let mut engine = Engine::default();
+        seen.shown(7, false);
+        assert_eq!(seen.in_effect(&mut engine), None);
+        seen.shown(8, true);
+        seen.shown(6, false);
+        let in_effect = |revision, behind: &[u128]| {
+            let behind = behind.iter().map(|number| Uuid::from_u128(*number));
+            let behind = behind.collect();
+            Some(InEffect { revision, behind })
+        };
+        assert_eq!(seen.in_effect(&mut engine), in_effect(8, &[]));
+        seen.set_read(volume(2), false);
+        seen.shown(9, false);
+        assert_eq!(seen.in_effect(&mut engine), in_effect(9, &[2]));
+        engine.set_behind(&[volume(1), volume(2)]);
+        assert_eq!(seen.in_effect(&mut engine), in_effect(9, &[1, 2]));
+        seen.set_read(volume(2), true);
+        engine.set_behind(&[]);
+        assert_eq!(seen.in_effect(&mut engine), in_effect(9, &[]));
+        let many: Vec<VolumeId> = (0..=MAX_BEHIND as u128).map(volume).collect();
+        engine.set_behind(&many);
+        assert_eq!(seen.in_effect(&mut engine), None, "too many to name");
+    }
+}
