@@ -27,9 +27,15 @@ pub(crate) struct AuditArgs {
     /// Only calls of this user
     #[arg(long, value_name = "UID")]
     uid: Option<u32>,
+    /// Only calls of this account, API token or certificate subject, or this uid
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
     /// Only refused calls
     #[arg(long)]
     refused: bool,
+    /// Leave out this many of the newest calls, to page back
+    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    skip: usize,
 }
 
 pub(crate) fn run(args: AuditArgs) -> Result<(), Failure> {
@@ -38,7 +44,9 @@ pub(crate) fn run(args: AuditArgs) -> Result<(), Failure> {
         method: args.method,
         object: args.object,
         uid: args.uid,
+        user: args.user,
         refused: args.refused,
+        skip: args.skip,
     };
     let answer = args.connection.call_for_json::<Get>(&params)?;
     if args.connection.json {
