@@ -15,6 +15,11 @@ process.on('exit', () => rmSync(scratch, { recursive: true, force: true }));
 
 export const launch = () => chromium.launch({ executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium', headless: true, args: ARGS, downloadsPath: scratch });
 
+export const REFUSED = /Failed to load resource/;
+export const button = (page, name, within = 'main') => page.locator(within).getByRole('button', { name, exact: true });
+export const dialog = (page) => page.getByRole('dialog');
+export const heading = (page, name) => page.getByRole('heading', { name, exact: true, level: 1 }).waitFor();
+
 export async function open(browser, mock, { width = 1440, height = 900, scheme = 'light', allow = [] } = {}) {
   const context = await browser.newContext({ ignoreHTTPSErrors: true, viewport: { width, height }, colorScheme: scheme, reducedMotion: 'reduce', locale: 'en-GB', timezoneId: 'UTC' });
   const page = await context.newPage();

@@ -116,6 +116,40 @@ export function busy(now = Date.now()) {
       { name: 'mlx5_0', driver: 'mlx5_core', fw: '22.39.2048', software: false, bus: '0000:3b:00.0', ports: [{ num: 1, state: 'down', phys_state: 'disabled', link_layer: 'ethernet', rate: '100 Gb/sec (4X EDR)', mtu: 4096, netdev: 'eth0', gids: [{}, {}] }] },
       { name: 'mlx5_1', driver: 'mlx5_core', fw: '22.39.2048', software: false, bus: '0000:3b:00.1', ports: [{ num: 1, state: 'active', phys_state: 'link_up', link_layer: 'ethernet', rate: '100 Gb/sec (4X EDR)', mtu: 4096, netdev: 'eth1', gids: [{}, {}, {}, {}] }] },
     ],
+    keys: [
+      { name: 'shop1', state: 'ok', kind: 'dhchap', hash: 'sha256', fingerprint: '3029265d', source: 'sealed', used_by: [`${HOST(4)} at ${NQN('orders')}`], made: new Date(now - 200 * 86_400_000).toISOString(), expires: new Date(now + 9 * 86_400_000).toISOString(), removed: false },
+      { name: 'shop2', state: 'ok', kind: 'dhchap', hash: 'sha256', fingerprint: 'c5307614', source: 'file', path: '/etc/nacre/keys/shop2.key', used_by: [], made: new Date(now - 3 * 86_400_000).toISOString(), removed: false },
+      { name: 'archive-tls', state: 'expired', kind: 'tls', hash: 'sha256', fingerprint: '009fc1a5', source: 'credential', credential: 'archive-tls', used_by: [`${HOST(2)} at ${NQN('archive')}`], expires: new Date(now - 2 * 86_400_000).toISOString(), removed: false },
+      { name: 'old', state: 'unreadable', why: '/etc/nacre/keys/old.key: other users may read it (mode 0644)', source: 'file', path: '/etc/nacre/keys/old.key', used_by: [], removed: false },
+    ],
+    auth: [
+      { subsystem: NQN('orders'), host: HOST(4), dhchap_key: 'shop1', controllers: 2, queues: [], rotations: [{ kind: 'dhchap', former_key: 'shop0', until: new Date(now + 3_600_000).toISOString() }] },
+      { subsystem: NQN('orders'), host: HOST(5), controllers: 1, queues: [] },
+      { subsystem: NQN('archive'), host: HOST(2), psk: 'archive-tls', controllers: 1, queues: [], last_failure: { at: new Date(now - 1_500_000).toISOString(), peer: '10.0.0.21:40112', reason: 'the key has expired' } },
+    ],
+    reservations: {
+      [`${NQN('orders')} 1`]: { known: true, rtype: 5, type: 'write exclusive, registrants only', generation: 12, ptpl: true, ptpl_capable: true, conflicts: 18, registrants: [{ hostid: HOST(4).slice(-36), rkey: '00000000a11ce001', holder: true }, { hostid: '7c9e6679-7425-40de-944b-e07fc1f90ae7', rkey: '00000000b0b00002', holder: false }] },
+    },
+    logs: {
+      controller: { model: 'SAMSUNG MZWLR1T9HBJR-00007', serial: 'S4EWNX0M123456', version: '1.3.0', io_queues: 16, io_queue_depth: 255, max_transfer_bytes: 131072, numa_node: 0 },
+      errors: [{ error_count: 7, sqid: 3, opcode: 2, nsid: 1, lba: 81_234_112, status: 'unrecovered read error' }],
+      firmware: { active_slot: 1, next_slot: 2, slots: [[1, 'MPK93B5Q'], [2, 'MPK94B5Q'], [3, 'MPK91B5Q']] },
+    },
+    audit: Array.from({ length: 130 }, (_, n) => ({
+      time: new Date(now - (130 - n) * 61_000).toISOString(), role: n % 7 === 0 ? 'operator' : 'admin', class: 'admin',
+      ...(n % 5 === 0 ? { uid: 0, gids: [0], pid: 4242, program: 'nacre' } : n % 7 === 0 ? { account: 'erin', address: '10.0.0.7:50112' } : n % 11 === 0 ? { api_token: 'monitor', address: '10.0.0.9:41000' } : { account: 'admin', address: '10.0.0.5:50100' }),
+      method: ['volume_resync', 'bdev_set_qos_limit', 'volume_delete', 'page_sign_in'][n % 4], object: ['orders', 'disk8', 'vm-images', undefined][n % 4], params: [{ name: 'orders' }, { name: 'disk8', rw_ios_per_sec: 5000 }, { name: 'vm-images' }, {}][n % 4],
+      ...(n % 4 === 2 ? { result: 'refused', error: { code: -16, message: 'Device or resource busy', cause: 'hosts have the volume: unpublish it first' } } : { result: 'done' }), duration_ms: 1.2,
+    })),
+    appliance: {
+      appliance: true, version: '0.1.0', pinned_entry: null, free_bytes: 41.2 * GIB, upload: null, request: null,
+      slots: [{ version: '0.1.0', state: 'good', entry: 'nacre_0.1.0.efi', tries: null, complete: true }, { version: '0.0.9', state: 'failed', entry: 'nacre_0.0.9+0-3.efi', tries: { left: 0, failed: 3 }, complete: true }],
+      acts: [
+        { act: 'restart', state: 'done', running: '0.0.8', file: null, text: 'the machine restarts', percent: null, began_ms: now - 86_400_000, ended_ms: now - 86_400_000 },
+        { act: 'update', state: 'done', running: '0.0.8', file: '/var/lib/nacre-appliance/upload/bundle.tar', text: 'version 0.1.0 is installed, signed by the key "maker"; a restart boots it', percent: null, began_ms: now - 86_700_000, ended_ms: now - 86_590_000 },
+        { act: 'update', state: 'failed', running: '0.0.8', file: '/boot/nacre/nacre_0.1.0.tar', text: 'SHA256SUMS.sig: made by none of the keys of this appliance (maker); the bundle is not from their owner, or SHA256SUMS was changed', percent: null, began_ms: now - 90_000_000, ended_ms: now - 89_998_000 },
+      ],
+    },
     report: {
       failed: 1, warnings: 2, passed: 5, skipped: 1,
       findings: [
@@ -139,11 +173,12 @@ export function healthy(now) {
   world.listeners.listeners = world.listeners.listeners.filter((l) => l.actual === 'listening');
   world.listeners.unmatched = [];
   world.stored.objects = world.stored.objects.filter((o) => o.state === 'live');
+  world.keys = world.keys.filter((key) => key.name === 'shop2');
   world.events = world.events.filter((e) => e.type !== 'nvme_health_warning');
   return world;
 }
 
 export function empty() {
   const world = busy();
-  return { ...world, bdevs: [], volumes: [], lvols: [], pools: [], subsystems: world.subsystems.slice(0, 1), listeners: { listeners: [], unmatched: [] }, controllers: [], hosts: [], stored: { store: '/var/lib/nacre/state.redb', objects: [] }, events: [], alerts: { receivers: [], silences: [] }, accounts: [], tokens: [], devices: [] };
+  return { ...world, bdevs: [], volumes: [], lvols: [], pools: [], subsystems: world.subsystems.slice(0, 1), listeners: { listeners: [], unmatched: [] }, controllers: [], hosts: [], stored: { store: '/var/lib/nacre/state.redb', objects: [] }, events: [], alerts: { receivers: [], silences: [] }, accounts: [], tokens: [], devices: [], keys: [], auth: [], reservations: {}, audit: [], appliance: { appliance: false, version: null, slots: [], pinned_entry: null, free_bytes: null, upload: null, request: null, acts: [] } };
 }

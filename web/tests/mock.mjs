@@ -73,6 +73,7 @@ export class Mock {
     if (request.method === 'GET' && path === '/api/session') return this.send(response, 200, session());
     if (request.method === 'GET' && path === '/api/live') return signedIn ? this.stream(request, response) : this.refusal(response, 401, 'Not signed in');
     if (request.method === 'GET') return this.file(path === '/' ? 'index.html' : path.slice(1), response);
+    if (path === '/api/upload') return this.upload(request, response, signedIn);
     const bodyText = await new Promise((done) => { let text = ''; request.on('data', (part) => (text += part)); request.on('end', () => done(text)); });
     const right = request.headers['content-type'] === 'application/json' && /^(1|background)$/.test(request.headers['x-nacre']) && request.headers.origin === `http://${request.headers.host}`;
     if (!right) return this.refusal(response, 403, 'The request does not come from the page');
@@ -107,6 +108,16 @@ export class Mock {
     if (METHODS[method].changes) this.changed();
   }
 
+  async upload(request, response, signedIn) {
+    let bytes = 0;
+    for await (const part of request) bytes += part.length;
+    const right = request.headers['content-type'] === 'application/octet-stream' && request.headers['x-nacre'] === '1' && request.headers.origin === `http://${request.headers.host}`;
+    if (!signedIn || !right || this.role !== 'admin') return this.refusal(response, 403, 'Forbidden', { cause: 'an upload needs the role admin' });
+    if (this.refuse.upload) return this.refusal(response, 422, 'No space left on device', this.refuse.upload(bytes));
+    this.world.appliance = { ...this.world.appliance, upload: '/var/lib/nacre-appliance/upload/bundle.tar' };
+    this.send(response, 200, { file: this.world.appliance.upload, bytes });
+  }
+
   file(name, response) {
     const types = { html: 'text/html; charset=utf-8', js: 'text/javascript; charset=utf-8', css: 'text/css; charset=utf-8', svg: 'image/svg+xml', txt: 'text/plain; charset=utf-8' };
     try {
@@ -135,7 +146,7 @@ export class Mock {
       case 'nvmf_get_stats': return { listeners: [], tick_rate: 1e9, poll_groups: [{ name: 'reactor_0', current_admin_qpairs: w.hosts.length, current_io_qpairs: w.hosts.reduce((sum, h) => sum + h[5], 0), current_unassociated_qpairs: 0 }] };
       case 'nvmf_get_transports': return [{ trtype: 'TCP', max_queue_depth: 128, max_io_size: 1048576, in_capsule_data_size: 8192, max_io_qpairs_per_ctrlr: 128 }, { trtype: 'RDMA', max_queue_depth: 128, max_io_size: 1048576, in_capsule_data_size: 4096, max_io_qpairs_per_ctrlr: 128 }];
       case 'nvmf_subsystem_get_listeners': return (sub()?.listen_addresses ?? []).map((address) => ({ address, ana_states: Array.from({ length: 32 }, (_, n) => ({ ana_group: n + 1, ana_state: w.ana[`${p.nqn} ${address.trtype}`] ?? 'optimized' })) }));
-      case 'nvmf_subsystem_get_controllers': return w.hosts.filter(([nqn]) => nqn === p.nqn).map(([, cntlid, hostnqn, , , queues]) => ({ cntlid, cntrltype: 'io', hostid: '', hostnqn, num_io_qpairs: queues }));
+      case 'nvmf_subsystem_get_controllers': return w.hosts.filter(([nqn]) => nqn === p.nqn).map(([, cntlid, hostnqn, , , queues]) => ({ cntlid, cntrltype: 'io', hostid: hostnqn.slice(-36), hostnqn, num_io_qpairs: queues }));
       case 'nvmf_subsystem_get_qpairs': return w.hosts.filter(([nqn]) => nqn === p.nqn).flatMap(([, cntlid, hostnqn, listen_address, peer, queues]) => Array.from({ length: queues + 1 }, (_, qid) => ({ cntlid, hostnqn, qid, listen_address, peer_address: { ...listen_address, traddr: peer, trsvcid: String(40000 + qid) }, state: 'enabled', thread: 'reactor_0' })));
       case 'bdev_nvme_get_controllers': return w.controllers;
       case 'bdev_nvme_get_controller_health_info': return { model_number: 'SAMSUNG MZWLR1T9HBJR-00007', serial_number: `S4EWNX0M12345${p.name === 'Nvme0' ? 6 : 7}`, firmware_revision: 'MPK93B5Q', temperature_celsius: p.name === 'Nvme0' ? 37 : 72, percentage_used: p.name === 'Nvme0' ? 3 : 11, available_spare_percentage: 100, available_spare_threshold_percentage: 10, media_errors: 0, power_on_hours: 12_344, unsafe_shutdowns: 4, warnings: p.name === 'Nvme0' ? [] : ['temperature'] };
@@ -147,6 +158,25 @@ export class Mock {
       case 'doctor_run': return w.report;
       case 'pool_check': return { findings: [], more_findings: 0, not_repaired: 0, pages: 212, repaired: 0, units: 13_631 };
       case 'config_export': return { subsystems: [{ subsystem: 'bdev', config: [] }] };
+      case 'key_list': return w.keys;
+      case 'host_auth_status': return w.auth;
+      case 'key_generate': {
+        w.keys = [...w.keys, { name: p.name, state: 'ok', kind: p.kind, hash: p.hash, fingerprint: '5c55e05d', source: 'sealed', used_by: [], removed: false, ...(p.expires ? { expires: p.expires } : {}) }];
+        return { name: p.name, kind: p.kind, hash: p.hash, fingerprint: '5c55e05d', ...(p.reveal ? { text: 'DHHC-1:01:c2VjcmV0IG9mIHRoZSBtb2Nr:' } : {}) };
+      }
+      case 'key_import': w.keys = [...w.keys, { name: p.name, state: 'ok', kind: 'dhchap', hash: 'none', fingerprint: 'c5307614', source: 'sealed', used_by: [], removed: false }]; return { name: p.name, kind: 'dhchap', hash: 'none', fingerprint: 'c5307614' };
+      case 'key_expire': w.keys = w.keys.map((k) => (k.name === p.name ? { ...k, expires: p.expires } : k)); return true;
+      case 'keyring_file_remove_key': w.keys = w.keys.filter((k) => k.name !== p.name); return true;
+      case 'key_store_rotate': return { keys: 1, store_key: '009fc1a5' };
+      case 'nvmf_ns_get_reservation': return w.reservations[`${p.nqn} ${p.nsid}`] ?? { known: true, rtype: 0, generation: 0, ptpl: false, ptpl_capable: true, conflicts: 0, registrants: [] };
+      case 'bdev_nvme_get_controller_logs': return w.logs;
+      case 'bdev_nvme_apply_firmware': return 'firmware MPK95B5Q runs; it was MPK93B5Q';
+      case 'audit_get': {
+        const of = w.audit.filter((c) => (!p.method || c.method === p.method) && (!p.object || c.object === p.object) && (!p.refused || c.result === 'refused') && (!p.user || [c.account, c.api_token, String(c.uid)].includes(p.user)));
+        const from = of.slice(0, of.length - (p.skip ?? 0));
+        return { calls: from.slice(-p.limit), file: '/var/lib/nacre/audit.log' };
+      }
+      case 'appliance_get': return w.appliance;
       case 'web_account_list': return w.accounts;
       case 'web_token_list': return w.tokens;
       case 'web_token_create': {

@@ -7,9 +7,9 @@ import { Mock } from './mock.mjs';
 
 const folder = fileURLToPath(new URL('pictures/', import.meta.url));
 export const SCREENS = [
-  ['dashboard', '#/'], ['disks', '#/disks'], ['disk', '#/disks/disk8'], ['pools', '#/pools'], ['pool', '#/pools/fast'], ['volumes', '#/volumes'],
+  ['dashboard', '#/'], ['disks', '#/disks'], ['disk', '#/disks/disk8'], ['disk-used', '#/disks/Nvme1n1'], ['drive', '#/drives/Nvme0'], ['pools', '#/pools'], ['pool', '#/pools/fast'], ['volumes', '#/volumes'],
   ['volume-degraded', '#/volumes/orders'], ['volume-frozen', '#/volumes/scratch'], ['volume-verify', '#/volumes/archive'], ['subsystems', '#/subsystems'],
-  ['subsystem', `#/subsystems/${encodeURIComponent('nqn.2025-01.io.nacre:orders')}`], ['network', '#/network'], ['events', '#/events'], ['doctor', '#/doctor'], ['settings', '#/settings'], ['setup', '#/setup'],
+  ['subsystem', `#/subsystems/${encodeURIComponent('nqn.2025-01.io.nacre:orders')}`], ['network', '#/network'], ['events', '#/events'], ['doctor', '#/doctor'], ['keys', '#/keys'], ['audit', '#/audit'], ['appliance', '#/appliance'], ['settings', '#/settings'], ['setup', '#/setup'],
 ];
 export const WIDTHS = [['phone', 390, 844], ['tablet', 820, 1180], ['desktop', 1440, 900]];
 

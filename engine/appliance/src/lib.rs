@@ -6,6 +6,7 @@
 //!   slots      names of boot entries and partitions -> slots; rollback       decide, perform
 //!   guard      volumes of the daemon -> reasons to wait                      decide
 //!   update     bundle, then systemd-sysupdate                                perform
+//!   acts       requests of the page, and the history of updates              decide, perform
 //!   backup     state folder <-> one file; checked before anything changes   parse, perform
 //!   reset      asks the next boot to erase the state                        perform
 //!   network    settings of an interface, undone unless confirmed             decide, perform
@@ -22,6 +23,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
 
+pub mod acts;
 pub mod backup;
 pub mod bundle;
 pub mod console;

@@ -33,6 +33,11 @@ impl Lock {
         Self::take(places, "network.lock", FlockOperation::LockExclusive)
     }
 
+    /// The lock of the history. Its owners hold it for a moment only.
+    pub fn of_history(places: &Places) -> Result<Self, LockError> {
+        Self::take(places, "history.lock", FlockOperation::LockExclusive)
+    }
+
     fn take(places: &Places, name: &str, how: FlockOperation) -> Result<Self, LockError> {
         let path = places.notes().join(name);
         let failed = |source| LockError::Io {

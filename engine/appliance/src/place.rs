@@ -46,6 +46,31 @@ impl Places {
         self.at("var/lib/nacre-appliance")
     }
 
+    /// The request of the page for `nacre appliance obey`.
+    pub fn request(&self) -> PathBuf {
+        self.at("var/lib/nacre-appliance/request.json")
+    }
+
+    /// Acts on this machine, and their results.
+    pub fn history(&self) -> PathBuf {
+        self.at("var/lib/nacre-appliance/history.json")
+    }
+
+    /// The folder of the bundle that the page uploaded.
+    pub fn uploads(&self) -> PathBuf {
+        self.at("var/lib/nacre-appliance/upload")
+    }
+
+    /// The kernel's identifier of this boot.
+    pub fn boot_id(&self) -> PathBuf {
+        self.at("proc/sys/kernel/random/boot_id")
+    }
+
+    /// The folder of a process, which exists while it runs.
+    pub fn process(&self, id: u32) -> PathBuf {
+        self.at("proc").join(id.to_string())
+    }
+
     /// Lines for the screen: why the daemon of this boot did not get ready. The image's script
     /// `restart` writes them.
     pub fn trouble(&self) -> PathBuf {

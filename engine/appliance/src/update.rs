@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::acts::Watched;
 use crate::bundle::{self, BundleError, KeyError, Keys, Unpacked, Wanted};
 use crate::lock::{Lock, LockError};
 use crate::place::Places;
@@ -35,6 +36,15 @@ pub enum UpdateError {
     Older(#[from] RollbackError),
 }
 
+/// A part of an update, for its progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UpdateStep {
+    /// Checks and unpacks the bundle, and has read this share of it.
+    Unpack { percent: u8 },
+    /// systemd-sysupdate writes the slot.
+    Write,
+}
+
 /// Checks the bundle, unpacks it, and has systemd-sysupdate write the other slot. The next restart
 /// boots the new version.
 pub fn update(
@@ -42,6 +52,7 @@ pub fn update(
     run: &impl Run,
     file: &Path,
     allow_older: bool,
+    report: &mut dyn FnMut(UpdateStep),
 ) -> Result<Unpacked, UpdateError> {
     let image = status::image(places)?;
     let _lock = Lock::of_system(places)?;
@@ -52,7 +63,11 @@ pub fn update(
             source,
         })?;
     let keys = Keys::read(&places.keys())?;
-    let bundle = File::open(file).map_err(|source| UpdateError::Open {
+    let opened = File::open(file).and_then(|bundle| {
+        let length = bundle.metadata()?.len();
+        Ok((bundle, length))
+    });
+    let (bundle, length) = opened.map_err(|source| UpdateError::Open {
         path: file.to_owned(),
         source,
     })?;
@@ -69,7 +84,11 @@ pub fn update(
         path: updates.clone(),
         source,
     })?;
-    let unpacked = bundle::unpack(bundle, &keys, &wanted, &updates)?;
+    report(UpdateStep::Unpack { percent: 0 });
+    let mut on_read = |percent| report(UpdateStep::Unpack { percent });
+    let watched = Watched::new(bundle, length, &mut on_read);
+    let unpacked = bundle::unpack(watched, &keys, &wanted, &updates)?;
+    report(UpdateStep::Write);
     let version = unpacked.version.to_string();
     let installed = check_entries(places, &image.version, &unpacked).and_then(|()| {
         let written = run.run(SYSUPDATE, &["--verify=no", "update", &version]);
@@ -128,7 +147,8 @@ mod tests {
         let file = root.path().join("bundle");
         let mut parts = entries(&signer, "0.2.0");
         let run = Recorder::default();
-        let attempt = |run: &Recorder, allow_older| update(&places, run, &file, allow_older);
+        let attempt =
+            |run: &Recorder, allow_older| update(&places, run, &file, allow_older, &mut |_| {});
 
         fs::write(&file, archive(&parts)).unwrap();
         assert!(matches!(attempt(&run, false), Err(UpdateError::Keys(_))));
@@ -219,7 +239,11 @@ mod tests {
             &["nacre_0.2.0", "nacre_0.2.0_verity"],
         ] {
             let cuts = Cuts::of(root.path());
-            update(&places, &cuts, &root.path().join("bundle"), false).unwrap();
+            let mut steps = Vec::new();
+            let file = root.path().join("bundle");
+            update(&places, &cuts, &file, false, &mut |step| steps.push(step)).unwrap();
+            assert_eq!(steps.first(), Some(&UpdateStep::Unpack { percent: 0 }));
+            assert_eq!(steps.last(), Some(&UpdateStep::Write));
             let [(line, disk)] = &cuts.taken()[..] else {
                 panic!("one command");
             };
@@ -237,6 +261,7 @@ mod tests {
                 &Recorder::default(),
                 &disk.path().join("bundle"),
                 false,
+                &mut |_| {},
             )
             .unwrap();
             assert!(slots::names(&left.state()).unwrap().is_empty());
@@ -271,7 +296,7 @@ mod tests {
             signer.put(&places.keys());
             let file = root.path().join("bundle");
             fs::write(&file, archive(&entries(&signer, new))).unwrap();
-            update(&places, &Writes(&places, new), &file, true).unwrap();
+            update(&places, &Writes(&places, new), &file, true, &mut |_| {}).unwrap();
             let mut expected = [
                 format!("nacre_{new}+3-0.efi"),
                 format!("nacre_0.1.0{mark}.efi"),
@@ -310,7 +335,7 @@ mod tests {
             let file = root.path().join("bundle");
             fs::write(&file, archive(&entries(&signer, "0.2.0"))).unwrap();
             let run = Recorder::default();
-            match update(&places, &run, &file, false) {
+            match update(&places, &run, &file, false, &mut |_| {}) {
                 Ok(_) => assert!(!is_refused, "{entry}"),
                 Err(UpdateError::Bundle(Installed { .. })) => assert!(is_refused, "{entry}"),
                 Err(error) => panic!("{entry}: {error}"),

@@ -194,7 +194,7 @@ fn token(connection: &Connection, command: TokenCommand) -> Result<(), Failure> 
 }
 
 /// A time in milliseconds since 1970, as text. `None`: there is none.
-fn date(ms: &Value) -> Option<String> {
+pub(crate) fn date(ms: &Value) -> Option<String> {
     let time = UNIX_EPOCH.checked_add(Duration::from_millis(ms.as_u64()?))?;
     Some(humantime::format_rfc3339_seconds(time).to_string())
 }

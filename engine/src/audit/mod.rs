@@ -365,6 +365,7 @@ impl AuditLog {
     pub async fn act(&self, act: Act) {
         let mut line = AuditLine {
             account: act.account,
+            api_token: act.api_token,
             address: Some(act.address.to_string()),
             role: act.role.map_or("none", Role::word),
             class: "page",
@@ -373,7 +374,10 @@ impl AuditLog {
             ..AuditLine::now()
         };
         let client = match &act.outcome {
-            Ok(()) => format!("page:{}", line.account.as_deref().unwrap_or_default()),
+            Ok(()) => match (&line.account, &line.api_token) {
+                (_, Some(token)) => format!("page:token:{token}"),
+                (account, None) => format!("page:{}", account.as_deref().unwrap_or_default()),
+            },
             Err(error) => {
                 line.result = "refused";
                 line.error = Some(RefusedCall::of(error));

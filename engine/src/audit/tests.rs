@@ -146,6 +146,19 @@ fn changing_calls_are_written_and_reads_are_not() {
         json!({ "object": "a", "uid": 0, "method": MALLOC }),
     );
     assert_eq!(about.unwrap()["calls"].as_array().unwrap().len(), 2);
+    let objects = |params: Value| -> Vec<Value> {
+        let answer = rig.call_as(0, "audit_get", params).unwrap();
+        let calls = answer["calls"].as_array().unwrap().iter();
+        calls.map(|call| call["object"].clone()).collect()
+    };
+    let of_root = objects(json!({ "user": "0", "method": MALLOC }));
+    assert_eq!(of_root, ["a", "a", "b"]);
+    assert!(objects(json!({ "user": "ann" })).is_empty());
+    let page = objects(json!({ "method": MALLOC, "limit": 1, "skip": 1 }));
+    assert_eq!(page, ["b"]);
+    assert!(objects(json!({ "method": MALLOC, "skip": 100 })).is_empty());
+    let refused = rig.call_as(0, "audit_get", json!({ "skip": 10_001 }));
+    assert_eq!(refused.unwrap_err().code, -32602);
 }
 
 /// Goal: secrets are neither in parameters nor in causes of refusals. Method: a key in every place
@@ -324,6 +337,8 @@ fn changes_name_their_object() {
         "log_",
         "doctor_run",
         "spdk_kill_instance",
+        // The machine itself.
+        "appliance_",
         // Numbers, and transports.
         "alert_",
         "backup_cancel",
@@ -472,6 +487,7 @@ fn acts_on_the_page_are_written() {
         let act = Act {
             name: Act::SIGN_IN,
             account: account.map(str::to_owned),
+            api_token: None,
             role: account.map(|_| Role::Viewer),
             address: "192.0.2.7:9".parse().unwrap(),
             outcome,

@@ -39,10 +39,18 @@ pub struct GetParams {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[arg(long, value_name = "UID")]
     pub uid: Option<u32>,
+    /// Only calls of this account, API token or certificate subject, or this uid.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
     /// Only refused calls.
     #[serde(default)]
     #[arg(long)]
     pub refused: bool,
+    /// Leave out this many of the newest selected calls, to page back; at most 10000.
+    #[serde(default)]
+    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    pub skip: usize,
 }
 
 impl GetParams {
@@ -51,8 +59,19 @@ impl GetParams {
         is("method", self.method.as_deref())
             && is("object", self.object.as_deref())
             && self.uid.is_none_or(|uid| line["uid"] == uid)
+            && self.user.as_deref().is_none_or(|user| is_of(line, user))
             && (!self.refused || line["result"] == "refused")
     }
+}
+
+/// True for a call of the account, API token, certificate or uid.
+fn is_of(line: &Value, user: &str) -> bool {
+    ["account", "api_token", "certificate"]
+        .iter()
+        .any(|key| line[key] == user)
+        || line["uid"]
+            .as_u64()
+            .is_some_and(|uid| uid.to_string() == user)
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -77,9 +96,11 @@ impl Method<Engine> for Get {
 
     async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<AuditLinesReply, RpcError> {
         let limit = params.limit.unwrap_or(DEFAULT_LIMIT);
-        if limit > MAX_LIMIT {
-            let cause = format!("{limit} is more than {MAX_LIMIT}");
-            return Err(RpcError::invalid_params(cause).field("limit"));
+        for (field, count) in [("limit", limit), ("skip", params.skip)] {
+            if count > MAX_LIMIT {
+                let cause = format!("{count} is more than {MAX_LIMIT}");
+                return Err(RpcError::invalid_params(cause).field(field));
+            }
         }
         let (Some(file), Some(path)) = (engine.calls.audit.file(), engine.calls.audit.path())
         else {
@@ -90,10 +111,13 @@ impl Method<Engine> for Get {
         let read = tokio::task::spawn_blocking(move || {
             // Without the lock: writers do not wait for readers.
             let file = file.blocking_lock().reader();
-            file.last(limit, |line| params.selects(line))
+            let mut lines = file.last(limit + params.skip, |line| params.selects(line))?;
+            lines.truncate(lines.len().saturating_sub(params.skip));
+            Ok(lines)
         });
         let read = read.await.map_err(|e| RpcError::internal(e.to_string()))?;
-        let calls = read.map_err(|error| RpcError::io(&path.display().to_string(), &error))?;
+        let calls = read
+            .map_err(|error: std::io::Error| RpcError::io(&path.display().to_string(), &error))?;
         let file = path.display().to_string();
         Ok(AuditLinesReply { file, calls })
     }

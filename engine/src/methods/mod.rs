@@ -1,6 +1,7 @@
 //! The RPC methods, one family per file. The parameter and reply types are the schema.
 
 pub mod alerts;
+pub mod appliance;
 pub mod audit;
 pub mod backup;
 pub mod bdev;
@@ -32,6 +33,7 @@ use crate::services::Engine;
 pub fn all() -> Registry<Engine> {
     let mut registry = Registry::default();
     alerts::register(&mut registry);
+    appliance::register(&mut registry);
     audit::register(&mut registry);
     backup::register(&mut registry);
     bdev::register(&mut registry);

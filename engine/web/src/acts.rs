@@ -1,5 +1,5 @@
-//! Acts of users on the page that are no calls: set-up, sign-in, sign-out, the own password. Each
-//! is for the audit log, as a call is.
+//! Acts of users on the page that are no calls: set-up, sign-in, sign-out, the own password, an
+//! upload. Each is for the audit log, as a call is.
 
 use std::net::SocketAddr;
 
@@ -13,6 +13,8 @@ pub struct Act {
     /// The account, if there is one of this name. Another name may be a password in the wrong
     /// field.
     pub account: Option<String>,
+    /// The API token of a program, in place of an account.
+    pub api_token: Option<String>,
     pub role: Option<Role>,
     pub address: SocketAddr,
     pub outcome: Result<(), RpcError>,
@@ -23,6 +25,7 @@ impl Act {
     pub const SIGN_IN: &'static str = "page_sign_in";
     pub const SIGN_OUT: &'static str = "page_sign_out";
     pub const PASSWORD: &'static str = "page_password";
+    pub const UPLOAD: &'static str = "page_upload";
 }
 
 /// Keeps a record of acts.

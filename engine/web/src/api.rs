@@ -171,6 +171,7 @@ impl<B: Backend> Door<B> {
         let act = Act {
             name: act,
             account: role.map(|_| name.to_owned()),
+            api_token: None,
             role,
             address: self.address,
             outcome,
@@ -284,7 +285,13 @@ pub(crate) fn error_text(error: &RpcError) -> String {
 }
 
 fn failed(error: &RpcError) -> Reply {
-    Reply::Failed(status(error.code), error_text(error))
+    let (status, text) = refusal(error);
+    Reply::Failed(status, text)
+}
+
+/// The status and body of an error.
+pub(crate) fn refusal(error: &RpcError) -> (StatusCode, String) {
+    (status(error.code), error_text(error))
 }
 
 /// The HTTP status of an error's code.

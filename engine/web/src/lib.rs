@@ -15,6 +15,7 @@
 //!   assets       the embedded files of the page                 parse
 //!   pages        requests and answers of HTTP                   parse
 //!   api          requests and answers in JSON                   parse
+//!   upload       a file of an admin for the machine              perform
 //!   live         server-sent events                             decide
 //!   patient      the limit for clients that do not read         perform
 //!   web          what listeners and requests share              decide
@@ -44,6 +45,7 @@ mod patient;
 pub mod server;
 pub mod sessions;
 mod setup_code;
+pub mod upload;
 pub mod web;
 
 #[cfg(test)]

@@ -6,11 +6,12 @@
 //!   GET  /api/live        server-sent events, see live
 //!   POST /api/setup, /api/login, /api/logout, /api/password
 //!   POST /api/rpc         one call, as over the management socket
+//!   POST /api/upload      a file of an admin, see upload
 //! ```
 //!
-//! A POST must have `Content-Type: application/json`, `X-Nacre` and an `Origin` that equals `Host`:
-//! a page of another origin cannot send such a request without the browser asking here first, and
-//! that question has no answer.
+//! A POST must have `Content-Type: application/json` (an upload: `application/octet-stream`),
+//! `X-Nacre` and an `Origin` that equals `Host`: a page of another origin cannot send such a
+//! request without the browser asking here first, and that question has no answer.
 //!
 //! A program sends `Authorization: Bearer TOKEN` instead, which no browser does by itself: such a
 //! request needs neither `X-Nacre` nor `Origin`. It may call, see its role and read live data.
@@ -21,19 +22,22 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
-use nacre_engine_rpc::RpcError;
 use nacre_engine_rpc::error::Errno;
 use nacre_engine_rpc::frame::MAX_REQUEST_BYTES;
+use nacre_engine_rpc::{Role, RpcError};
 use tracing::warn;
 use zeroize::Zeroizing;
 
+use crate::acts::Act;
 use crate::api::{self, Reply};
 use crate::assets::{matches, takes_gzip};
 use crate::logins::{By, SignedIn};
 use crate::sessions::Token;
 use crate::web::{Answer, Backend, Client, Web};
 
-/// Largest body of any POST but a call.
+/// The content type of every POST but an upload.
+const JSON: &str = "application/json";
+/// Largest body of any POST but a call or an upload.
 const MAX_SMALL_BYTES: usize = 8 * 1024;
 /// The header that only our page sends. The value `background`: the request is no act of the user,
 /// and does not prolong the session.
@@ -110,6 +114,10 @@ async fn route<B: Backend>(
                 _ => not_allowed("POST"),
             }
         }
+        "/api/upload" => match *request.method() {
+            Method::POST => closing(upload(web, request, client).await),
+            _ => not_allowed("POST"),
+        },
         path if path.starts_with("/api/") => error(
             StatusCode::NOT_FOUND,
             &RpcError::errno(Errno::ENOENT, "there is no such path"),
@@ -192,12 +200,13 @@ async fn post<B: Backend>(
     };
     let is_program = signed_in.as_ref().is_some_and(|of| of.by == By::ApiToken);
     let checked = if is_program {
-        check_content_type(request.headers()).and_then(|()| match &*path {
+        check_content_type(request.headers(), JSON).and_then(|()| match &*path {
             "/api/rpc" => Ok(()),
             _ => Err("an API token is for calls, not for sessions and passwords"),
         })
     } else {
-        check_origin(request.headers(), client)
+        check_content_type(request.headers(), JSON)
+            .and_then(|()| check_ours(request.headers(), client))
     };
     if let Err(cause) = checked {
         let refused = RpcError::errno(Errno::EACCES, cause);
@@ -256,6 +265,67 @@ async fn post<B: Backend>(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 &RpcError::internal(cause),
             )
+        }
+    }
+}
+
+/// Stores the file of an admin. A program may send one, too.
+async fn upload<B: Backend>(
+    web: &Web<B>,
+    request: Request<Incoming>,
+    client: Client,
+) -> Response<Answer> {
+    let of = match signed_in(web, request.headers(), client) {
+        Ok(Some(of)) => of,
+        Ok(None) => return not_signed_in(),
+        Err(refused) => return *refused,
+    };
+    let headers = request.headers();
+    let checked = check_content_type(headers, "application/octet-stream").and_then(|()| {
+        let is_program = of.by == By::ApiToken;
+        if is_program {
+            Ok(())
+        } else {
+            check_ours(headers, client)
+        }
+    });
+    if let Err(cause) = checked {
+        let refused = RpcError::errno(Errno::EACCES, cause);
+        return error(StatusCode::FORBIDDEN, &refused);
+    }
+    let length = the_only(headers, &header::CONTENT_LENGTH).and_then(|text| text.parse().ok());
+    let Some(length) = length else {
+        let text = "send a body with Content-Length\n";
+        return plain(StatusCode::LENGTH_REQUIRED, text);
+    };
+    let stored = match of.role {
+        Role::Admin => {
+            let may_end = || web.logins.is_valid(&of);
+            let (body, patience) = (request.into_body(), web.limits.body);
+            web.uploads.store(body, length, patience, may_end).await
+        }
+        Role::Operator | Role::Viewer => {
+            let cause = "an upload needs the role admin";
+            Err(RpcError::errno(Errno::EACCES, cause))
+        }
+    };
+    let act = Act {
+        name: Act::UPLOAD,
+        account: (of.by == By::Session).then(|| of.name.clone()),
+        api_token: (of.by == By::ApiToken).then(|| of.name.clone()),
+        role: Some(of.role),
+        address: client.address,
+        outcome: stored.as_ref().map(|_| ()).map_err(Clone::clone),
+    };
+    web.backend.note(act).await;
+    match stored {
+        Ok(file) => {
+            let text = serde_json::json!({ "file": file, "bytes": length });
+            json(StatusCode::OK, text.to_string())
+        }
+        Err(refused) => {
+            let (status, text) = api::refusal(&refused);
+            json(status, text)
         }
     }
 }
@@ -337,18 +407,19 @@ async fn body<B: Backend>(
     }
 }
 
-fn check_content_type(headers: &HeaderMap) -> Result<(), &'static str> {
+fn check_content_type(headers: &HeaderMap, wanted: &str) -> Result<(), &'static str> {
     let content_type = the_only(headers, &header::CONTENT_TYPE).unwrap_or_default();
     let content_type = content_type.split(';').next().unwrap_or_default().trim();
-    if !content_type.eq_ignore_ascii_case("application/json") {
-        return Err("the Content-Type has to be application/json");
+    if !content_type.eq_ignore_ascii_case(wanted) {
+        return Err(
+            "the Content-Type has to be application/json, or application/octet-stream of a file",
+        );
     }
     Ok(())
 }
 
 /// Refuses a request that a page of another origin could make the browser send.
-fn check_origin(headers: &HeaderMap, client: Client) -> Result<(), &'static str> {
-    check_content_type(headers)?;
+fn check_ours(headers: &HeaderMap, client: Client) -> Result<(), &'static str> {
     if the_only(headers, &OURS).is_none() {
         return Err("the header X-Nacre is missing");
     }

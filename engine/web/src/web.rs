@@ -20,6 +20,7 @@ use crate::assets::Assets;
 use crate::certificate::Certificate;
 use crate::live::{Live, Source};
 use crate::logins::Logins;
+use crate::upload::{UploadPlace, Uploads};
 
 /// Most clients at a time, streams included: a browser has up to six connections.
 pub const MAX_CLIENTS: usize = 128;
@@ -65,6 +66,7 @@ pub struct Web<B> {
     pub(crate) live: Rc<Live<B>>,
     pub(crate) limits: Limits,
     pub(crate) about: About,
+    pub(crate) uploads: Uploads,
     pub(crate) running: Rc<Semaphore>,
     pub(crate) certificate: Rc<RefCell<Option<Certificate>>>,
     pub(crate) clients: Rc<Places>,
@@ -82,6 +84,8 @@ impl<B> fmt::Debug for Web<B> {
 pub struct About {
     pub version: String,
     pub host: String,
+    /// None: the machine takes no uploads.
+    pub uploads: Option<UploadPlace>,
 }
 
 /// The other end of a connection.
@@ -107,6 +111,7 @@ impl<B: Backend> Web<B> {
             assets: Assets::embedded(),
             live,
             limits,
+            uploads: Uploads::new(about.uploads.clone()),
             about,
             running: Rc::new(Semaphore::new(MAX_RUNNING)),
             certificate,

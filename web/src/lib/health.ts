@@ -1,6 +1,6 @@
 /** What is wrong, worst first, in sentences. */
-import { plural } from './format';
-import type { Event, Listeners, NvmeController, Pool, Stored, Volume } from './types';
+import { date, plural } from './format';
+import type { Event, Key, Listeners, NvmeController, Pool, Stored, Volume } from './types';
 import type { Tone } from './words';
 import { url, volumeWord } from './words';
 
@@ -19,7 +19,12 @@ export interface Facts {
   controllers?: NvmeController[];
   stored?: Stored;
   events?: Event[];
+  keys?: Key[];
 }
+
+const SOON_MS = 14 * 86_400_000;
+/** Time to give the hosts another key. */
+export const expiresSoon = (key: Key) => key.expires !== undefined && new Date(key.expires).getTime() - Date.now() < SOON_MS;
 
 export function problems(facts: Facts): Problem[] {
   const list: Problem[] = [];
@@ -60,6 +65,12 @@ export function problems(facts: Facts): Problem[] {
     if (event.type === 'nvme_health_good' || event.type === 'nvme_removed') warned.delete(event.ctx);
   }
   for (const event of warned.values()) add(2, 'warn', event.text[0].toUpperCase() + event.text.slice(1), 'disks');
+  for (const key of facts.keys ?? []) {
+    if (key.used_by.length === 0) continue;
+    const whose = plural(key.used_by.length, 'user');
+    if (key.state !== 'ok') add(2, 'bad', `Key ${key.name} is ${key.state}, and has ${whose}`, 'keys');
+    else if (expiresSoon(key)) add(5, 'warn', `Key ${key.name} expires on ${date(key.expires!)}, and has ${whose}`, 'keys');
+  }
   const failed = (facts.stored?.objects ?? []).filter((object) => object.state !== 'live');
   if (failed.length > 0) {
     const names = failed.map((object) => object.key).slice(0, 3).join(', ');

@@ -232,3 +232,88 @@ export interface ApiToken extends Account {
   /** Null: it is valid until it is deleted. */
   expires_ms: number | null;
 }
+
+/** A key, without its secret. */
+export interface Key {
+  name: string;
+  state: 'ok' | 'expired' | 'unreadable';
+  why?: string;
+  kind?: 'dhchap' | 'tls';
+  hash?: string;
+  fingerprint?: string;
+  source: 'file' | 'credential' | 'sealed';
+  credential?: string;
+  path?: string;
+  used_by: string[];
+  made?: string;
+  expires?: string;
+  removed: boolean;
+}
+
+export interface HostAuth {
+  host: string;
+  subsystem: string;
+  dhchap_key?: string;
+  psk?: string;
+  controllers: number;
+  rotations?: { former_key: string; kind: string; until: string }[];
+  last_failure?: { at: string; peer: string; reason: string };
+}
+
+export interface Reservation {
+  known: boolean;
+  rtype?: number;
+  type?: string;
+  generation?: number;
+  ptpl?: boolean;
+  ptpl_capable: boolean;
+  conflicts: number;
+  registrants?: { hostid: string; rkey: string; holder: boolean }[];
+}
+
+export interface DriveLogs {
+  controller: Record<string, any>;
+  errors: { error_count: number; sqid: number; opcode: number | string; nsid: number; lba: number; status?: string }[];
+  firmware: { active_slot: number; next_slot: number | null; slots: [slot: number, revision: string][] };
+}
+
+export interface AuditCall {
+  time: string;
+  uid?: number;
+  program?: string;
+  account?: string;
+  api_token?: string;
+  certificate?: string;
+  address?: string;
+  role: string;
+  class: string;
+  method: string;
+  object?: string;
+  params: unknown;
+  left_out?: number;
+  result: string;
+  error?: { code: number; message: string; cause?: string };
+  duration_ms?: number;
+}
+
+export interface MachineAct {
+  act: 'update' | 'rollback' | 'restart';
+  state: 'running' | 'done' | 'failed' | 'interrupted';
+  running: string;
+  file: string | null;
+  text: string;
+  percent: number | null;
+  began_ms: number;
+  ended_ms: number | null;
+}
+
+export interface Appliance {
+  appliance: boolean;
+  version: string | null;
+  slots: { version: string; state: string; entry: string | null; tries: { left: number; failed: number } | null; complete: boolean }[];
+  pinned_entry: string | null;
+  free_bytes: number | null;
+  upload: string | null;
+  request: { act: string } | null;
+  acts: MachineAct[];
+}

@@ -4,19 +4,21 @@
 pub(crate) mod install;
 pub(crate) mod network;
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use nacre_engine_appliance::bundle::BundleError;
+use nacre_engine_appliance::acts::{self, ActKind, ActState, Entry, Request, RequestError};
+use nacre_engine_appliance::bundle::{BundleError, Unpacked};
 use nacre_engine_appliance::guard::{self, Obstacle};
 use nacre_engine_appliance::lock::{Lock, LockError};
 use nacre_engine_appliance::place::Places;
 use nacre_engine_appliance::run::{Programs, Run};
 use nacre_engine_appliance::slots::{self, Tries};
 use nacre_engine_appliance::status::{self, Status};
-use nacre_engine_appliance::update::UpdateError;
+use nacre_engine_appliance::update::{UpdateError, UpdateStep};
 use nacre_engine_appliance::version::Version;
 use nacre_engine_appliance::{backup, reset, update};
 use serde_json::json;
@@ -75,6 +77,18 @@ enum ApplianceCommand {
         #[arg(long)]
         force: bool,
     },
+    /// Execute the request that the page left; systemd starts this
+    #[command(hide = true)]
+    Obey {
+        #[command(flatten)]
+        connection: Connection,
+    },
+    /// Show updates, rollbacks and restarts of this machine, the newest first
+    History {
+        /// Print JSON for programs
+        #[arg(long)]
+        json: bool,
+    },
     /// Write configuration and state to a new file
     #[command(
         after_help = "The file holds the keys and certificates of the state as they are there: keep it as safe as the\n\
@@ -127,12 +141,13 @@ pub(crate) fn run(args: ApplianceArgs) -> Result<(), Failure> {
             allow_older,
             force,
         } => {
-            if !force {
-                check_volumes(&connection)?;
-            }
-            install_bundle(&places, &connection, &file, allow_older)
+            let json = connection.json;
+            let done = update(&places, &connection, &file, allow_older, force)?;
+            say_installed(&places, &done, json)
         }
-        ApplianceCommand::Rollback { force } => roll_back(&places, force),
+        ApplianceCommand::Rollback { force } => output::line(&roll_back(&places, force)?),
+        ApplianceCommand::Obey { connection } => obey(&places, &programs, &connection),
+        ApplianceCommand::History { json } => history(&places, json),
         ApplianceCommand::Export { file } => export(&places, &file),
         ApplianceCommand::Restore { file, force } => restore(&places, &programs, &file, force),
         ApplianceCommand::FactoryReset { host } => factory_reset(&places, &programs, &host),
@@ -210,29 +225,84 @@ fn refuse(obstacles: &[Obstacle]) -> Result<(), Failure> {
     })
 }
 
-fn install_bundle(
+/// An installed bundle, or the version of a bundle that runs already.
+#[derive(Debug)]
+enum Installed {
+    Now(Unpacked),
+    Before(Version),
+}
+
+impl Installed {
+    fn text(&self) -> String {
+        match self {
+            Self::Now(done) => format!(
+                "version {} is installed, signed by the key \"{}\"; a restart boots it",
+                done.version, done.key
+            ),
+            Self::Before(version) => {
+                format!("version {version} runs already: nothing to install")
+            }
+        }
+    }
+}
+
+/// Installs a bundle, with an entry of the history.
+fn update(
     places: &Places,
     connection: &Connection,
     file: &Path,
     allow_older: bool,
-) -> Result<(), Failure> {
-    let programs = Programs::new(WRITE_PATIENCE);
-    let done = match update::update(places, &programs, file, allow_older) {
-        Ok(done) => done,
-        // Also after a power failure between an update and the removal of its bundle.
-        Err(UpdateError::Bundle(BundleError::Runs { version })) => {
-            return runs(connection, &version);
-        }
-        Err(error) => return Err(failure(error)),
+    force: bool,
+) -> Result<Installed, Failure> {
+    let entry = Noted::begin(places, ActKind::Update, Some(file));
+    let done = match if force {
+        Ok(())
+    } else {
+        check_volumes(connection)
+    } {
+        Ok(()) => install_bundle(places, file, allow_older, &entry),
+        Err(refused) => Err(refused),
     };
-    if connection.json {
-        let version = done.version.to_string();
-        return output::json(&json!({ "version": version, "key": done.key, "bytes": done.bytes }));
+    entry.end(done.as_ref().map(Installed::text));
+    done
+}
+
+fn install_bundle(
+    places: &Places,
+    file: &Path,
+    allow_older: bool,
+    entry: &Noted<'_>,
+) -> Result<Installed, Failure> {
+    let programs = Programs::new(WRITE_PATIENCE);
+    let mut report = |step| match step {
+        UpdateStep::Unpack { percent } => {
+            entry.step("checks and unpacks the bundle", Some(percent))
+        }
+        UpdateStep::Write => entry.step("writes the other slot", None),
+    };
+    match update::update(places, &programs, file, allow_older, &mut report) {
+        Ok(done) => Ok(Installed::Now(done)),
+        // Also after a power failure between an update and the removal of its bundle.
+        Err(UpdateError::Bundle(BundleError::Runs { version })) => Ok(Installed::Before(version)),
+        Err(error) => Err(failure(error)),
     }
-    output::line(&format!(
-        "version {} is installed, signed by the key \"{}\"; a restart boots it (`systemctl reboot`)",
-        done.version, done.key
-    ))?;
+}
+
+fn say_installed(places: &Places, done: &Installed, json: bool) -> Result<(), Failure> {
+    if json {
+        return output::json(&match done {
+            Installed::Now(done) => json!({
+                "version": done.version.to_string(), "key": done.key, "bytes": done.bytes,
+            }),
+            Installed::Before(version) => {
+                json!({ "version": version.to_string(), "key": null, "bytes": 0 })
+            }
+        });
+    }
+    output::line(&match done {
+        Installed::Now(_) => format!("{} (`systemctl reboot`)", done.text()),
+        Installed::Before(_) => done.text(),
+    })?;
     // The update is done, whatever the disk answers now.
     match status::status(places).ok().as_ref().and_then(pinned) {
         Some(warning) => output::line(&warning),
@@ -240,14 +310,92 @@ fn install_bundle(
     }
 }
 
-fn runs(connection: &Connection, version: &Version) -> Result<(), Failure> {
-    if connection.json {
-        let version = version.to_string();
-        return output::json(&json!({ "version": version, "key": null, "bytes": 0 }));
+/// An entry of the history. A history that cannot be written delays no act: it warns.
+struct Noted<'a>(RefCell<Option<Entry<'a>>>);
+
+impl<'a> Noted<'a> {
+    fn begin(places: &'a Places, kind: ActKind, file: Option<&Path>) -> Self {
+        Self(RefCell::new(warned(Entry::begin(places, kind, file))))
     }
-    output::line(&format!(
-        "version {version} runs already: nothing to install"
-    ))
+
+    fn step(&self, text: &str, percent: Option<u8>) {
+        if let Some(entry) = &mut *self.0.borrow_mut() {
+            warned(entry.step(text, percent));
+        }
+    }
+
+    fn end(self, result: Result<String, &Failure>) {
+        let Some(entry) = self.0.into_inner() else {
+            return;
+        };
+        let (state, text) = match result {
+            Ok(text) => (ActState::Done, text),
+            Err(failure) => (ActState::Failed, failure.to_string()),
+        };
+        warned(entry.end(state, &text));
+    }
+}
+
+fn warned<T>(result: Result<T, RequestError>) -> Option<T> {
+    match result {
+        Ok(value) => Some(value),
+        // The act itself refuses such a machine.
+        Err(RequestError::Status(_)) => None,
+        Err(error) => {
+            eprintln!("nacre: the history of this machine: {error}");
+            None
+        }
+    }
+}
+
+/// Executes the request of the page. Its result is in the history, for the page.
+fn obey(places: &Places, programs: &impl Run, connection: &Connection) -> Result<(), Failure> {
+    let Some(request) = acts::take(places).map_err(anyhow::Error::from)? else {
+        return output::line("there is no request");
+    };
+    match request {
+        Request::Update {
+            file,
+            allow_older,
+            force,
+        } => {
+            let done = update(places, connection, &file, allow_older, force)?;
+            if file.starts_with(places.uploads()) {
+                std::fs::remove_file(&file).with_context(|| file.display().to_string())?;
+            }
+            say_installed(places, &done, false)
+        }
+        Request::Rollback { force } => output::line(&roll_back(places, force)?),
+        Request::Restart => {
+            let entry = Noted::begin(places, ActKind::Restart, None);
+            let asked = programs
+                .run("systemctl", &["reboot"])
+                .map(|_| "the machine restarts".to_owned())
+                .map_err(|error| Failure::Failed(error.into()));
+            entry.end(asked.as_ref().map(Clone::clone));
+            output::line(&asked?)
+        }
+    }
+}
+
+fn history(places: &Places, json: bool) -> Result<(), Failure> {
+    let acts = acts::history(places);
+    if json {
+        return output::json(&json!(acts));
+    }
+    output::table(
+        &["began", "act", "state", "version", "result"],
+        acts.iter().map(|act| {
+            let word = |value: serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+            vec![
+                crate::web::date(&json!(act.began_ms)).unwrap_or_default(),
+                word(json!(act.act)),
+                word(json!(act.state)),
+                act.running.clone(),
+                act.text.clone(),
+            ]
+        }),
+    )
 }
 
 fn failure(error: UpdateError) -> Failure {
@@ -260,11 +408,18 @@ fn failure(error: UpdateError) -> Failure {
     }
 }
 
-fn roll_back(places: &Places, force: bool) -> Result<(), Failure> {
-    let running = status::image(places).map_err(anyhow::Error::from)?.version;
-    let _lock = Lock::of_system(places).map_err(anyhow::Error::from)?;
-    let version = slots::roll_back(places, &running, force).map_err(anyhow::Error::from)?;
-    output::line(&format!(
+fn roll_back(places: &Places, force: bool) -> Result<String, Failure> {
+    let entry = Noted::begin(places, ActKind::Rollback, None);
+    let done = choose_other(places, force).map_err(Failure::Failed);
+    entry.end(done.as_ref().map(Clone::clone));
+    done
+}
+
+fn choose_other(places: &Places, force: bool) -> anyhow::Result<String> {
+    let running = status::image(places)?.version;
+    let _lock = Lock::of_system(places)?;
+    let version = slots::roll_back(places, &running, force)?;
+    Ok(format!(
         "version {version} starts at the next restart (`systemctl reboot`); {running} runs until then"
     ))
 }

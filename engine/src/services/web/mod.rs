@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
+use nacre_engine_appliance::acts::{MOST_UPLOAD, UPLOAD};
+use nacre_engine_appliance::place::Places;
+use nacre_engine_appliance::status;
 use nacre_engine_web::acts::{Act, Trail};
 use nacre_engine_web::certificate::{Certificate, CertificateError};
 use nacre_engine_web::endpoint::Endpoint;
@@ -14,6 +17,7 @@ use nacre_engine_web::live::Source;
 use nacre_engine_web::logins::Logins;
 use nacre_engine_web::passwords::Cost;
 use nacre_engine_web::server::Listener;
+use nacre_engine_web::upload::UploadPlace;
 use nacre_engine_web::web::{About, Limits, Web};
 use nacre_nvmf::subsystems::{Kind, LATENCY_BUCKETS};
 use nacre_reactor::Clock;
@@ -163,6 +167,7 @@ pub async fn start(engine: &Rc<Engine>, folder: Option<&Path>) -> anyhow::Result
     let about = About {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         host: host(),
+        uploads: uploads(),
     };
     let web = Web::new(
         Rc::clone(engine),
@@ -188,6 +193,16 @@ pub async fn start(engine: &Rc<Engine>, folder: Option<&Path>) -> anyhow::Result
     engine.calls.page.running.get_or_init(|| running);
     tokio::task::spawn_local(renew(Rc::clone(engine)));
     Ok(())
+}
+
+/// Where an appliance stores uploaded update bundles.
+fn uploads() -> Option<UploadPlace> {
+    let places = Places::system();
+    status::image(&places).is_ok().then(|| UploadPlace {
+        file: places.uploads().join(UPLOAD),
+        most: MOST_UPLOAD,
+        free_bytes: status::free_bytes,
+    })
 }
 
 /// Makes another certificate before the own one ends.

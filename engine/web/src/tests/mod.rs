@@ -3,3 +3,4 @@
 mod live;
 mod rig;
 mod server;
+mod upload;

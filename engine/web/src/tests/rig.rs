@@ -23,6 +23,7 @@ use crate::logins::Logins;
 use crate::passwords::CHEAP;
 use crate::server::Listener;
 use crate::testing::{PASSWORD, secret};
+use crate::upload::UploadPlace;
 use crate::web::{About, Limits, Web};
 
 /// Executes `echo` for everyone and `change` for admins; makes samples and events.
@@ -113,6 +114,7 @@ pub(crate) struct Rig {
     /// As `host`, for HTTPS.
     pub(crate) secure: String,
     pub(crate) certificate: Rc<RefCell<Option<Certificate>>>,
+    pub(crate) uploads: tempfile::TempDir,
 }
 
 pub(crate) struct Got {
@@ -164,9 +166,15 @@ impl Rig {
         let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
         let certificate = Certificate::own(None, &names, SystemTime::now()).unwrap();
         let certificate = Rc::new(RefCell::new(Some(certificate)));
+        let uploads = tempfile::tempdir().unwrap();
         let about = About {
             version: "1.2.3".into(),
             host: "store1".into(),
+            uploads: Some(UploadPlace {
+                file: uploads.path().join("upload/bundle.tar"),
+                most: 1 << 20,
+                free_bytes: |_| Ok(1 << 40),
+            }),
         };
         let of = Rc::clone(&certificate);
         let web = Web::new(Rc::clone(&fake), logins, of, about, limits);
@@ -185,6 +193,7 @@ impl Rig {
             host,
             secure,
             certificate,
+            uploads,
         }
     }
 

@@ -1,6 +1,8 @@
 /** Every act of the page: its form, its command, and its call. */
 export { connectLines, free, usersOf } from './common';
+export * from './appliance';
 export * from './bdev';
+export * from './key';
 export * from './pool';
 export * from './volume';
 export * from './subsystem';
