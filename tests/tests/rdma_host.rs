@@ -93,7 +93,7 @@ impl World {
             retry_delay: Duration::from_millis(20),
             reprobe: Duration::from_millis(100),
             reprobe_max: Duration::from_millis(200),
-            settled: Duration::from_millis(100),
+            stable_after: Duration::from_millis(100),
             ..PathOptions::new(TransportType::Rdma, fallback.then_some(TransportType::Tcp))
         });
         options

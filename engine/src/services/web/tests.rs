@@ -240,8 +240,8 @@ fn samples_are_differences() {
     sum.latency[10] = 2;
     assert_eq!(sum.percentile(0.49), Some(6.0));
     assert!((512.0..=1024.0).contains(&sum.percentile(0.99).unwrap()));
-    let now = Sums([sum, Sum::default()]);
-    let json = now.json(&Sums::default(), 0.5, 7);
+    let now = HostIo([sum, Sum::default()]);
+    let json = now.json(&HostIo::default(), 0.5, 7);
     assert_eq!(
         (&json["read_ops"], &json["read_bytes"]),
         (&json!(200.0), &json!(819_200.0))
@@ -252,7 +252,7 @@ fn samples_are_differences() {
     );
     assert_eq!(json["latency_us"], json!([[8.0, 98], [1024.0, 2]]));
     // A subsystem that is gone makes no negative rate.
-    let json = Sums::default().json(&now, 1.0, 7);
+    let json = HostIo::default().json(&now, 1.0, 7);
     assert_eq!(
         (&json["read_ops"], &json["latency_us"]),
         (&json!(0.0), &json!([]))

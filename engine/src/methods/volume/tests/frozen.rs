@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nacre_bdev_replica::model::{KeptLimits, VolumeRecord};
-use nacre_bdev_replica::store::{Call, EmbeddedStore, MemoryStore, Plan, Request, VolumeStore};
+use nacre_bdev_replica::store::{
+    Call, EmbeddedStore, MemoryStore, Plan, StoreRequest, VolumeStore,
+};
 use nacre_reactor::Nanos;
 use serde_json::{Value, json};
 
@@ -234,7 +236,7 @@ fn a_hanging_store_delays_neither_start_nor_stop() {
     // The store lists its volumes at once; other calls take a second of simulated time.
     memory.plan(Some(Box::new(|call: &Call| Plan {
         before: match call.request {
-            Request::List => Duration::ZERO,
+            StoreRequest::List => Duration::ZERO,
             _ => Duration::from_secs(1),
         },
         ..Plan::default()

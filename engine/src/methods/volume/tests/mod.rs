@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nacre_bdev_replica::store::{Call, MemoryStore, Outcome, Plan, Request};
+use nacre_bdev_replica::store::{Call, MemoryStore, Outcome, Plan, StoreRequest};
 use serde_json::{Value, json};
 
 use super::super::testing::{TestDaemon, test_daemon};
@@ -97,7 +97,7 @@ fn a_volume_that_cannot_be_deleted_serves_again() {
     let daemon = TestDaemon::with_volumes(None, Arc::new(memory.clone()));
     mirror(&daemon);
     memory.plan(Some(Box::new(|call: &Call| match call.request {
-        Request::Swap => Plan::outcome(Outcome::Refuse),
+        StoreRequest::Swap => Plan::outcome(Outcome::Refuse),
         _ => Plan::default(),
     })));
     let refused = daemon.refused("volume_delete", json!({ "name": "v" }));

@@ -166,7 +166,7 @@ fn other_calls_come_between_batches() {
         traddr: "localhost".into(),
         ..place(at)
     };
-    let log = Rc::new(Log {
+    let log = Rc::new(DiscoveryLogPage {
         places: (0..3 * BATCH).map(named).collect(),
         referrals: Vec::new(),
     });
