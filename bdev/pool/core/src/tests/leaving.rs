@@ -92,8 +92,9 @@ fn used_after(rig: &Rig) -> u64 {
     disks.map(|disk| rig.pool.space().used_of(disk)).sum()
 }
 
-/// Goal: what cannot leave is refused, by the reason, and nothing changes. Method: the first disk,
-/// the last one, one that is not there, one too full for the others, a second one meanwhile.
+/// Goal: the pool refuses a disk that cannot leave, with the reason, and changes nothing. Method:
+/// the first disk, the last one, an unknown one, one too full for the others, a second one
+/// meanwhile.
 #[test]
 fn disks_that_cannot_leave() {
     let mut rig = Rig::create_beside(96, 0, 64, true, &[]);
@@ -245,5 +246,47 @@ fn metadata_leaves_and_an_import_goes_on() {
     check_contents(&rig, 12);
     let (rig, _) = rig::import(rig.disk).unwrap();
     assert_eq!(rig.pool.superblock().disks.disks().len(), 1);
+    check_contents(&rig, 12);
+}
+
+/// Goal: a read that a disk never answers holds up no write, and the removal goes on when the read
+/// ends. Method: a read is in flight when four units begin to move, and a host writes to one of
+/// them. The keeper's allowances go on.
+#[test]
+fn a_read_without_an_end_holds_up_no_write() {
+    let (mut rig, volume) = pool_of(&[24], 12);
+    rig.moves = 0;
+    assert_eq!(rig.run(REMOVE), Ok(Answer::Done));
+    rig.begin_read(volume, 5, 7);
+    let is_read = |pending: &Pending| matches!(pending, Pending::Read { .. });
+    rig.moves = 4;
+    rig.pump();
+    let moving = |rig: &Rig| -> Vec<u64> {
+        let is_moving = |place: &u64| {
+            let entry = rig.pool.lookup(volume, *place).unwrap();
+            rig.pool.is_moving(&entry)
+        };
+        (0..12).filter(is_moving).collect()
+    };
+    assert!(!moving(&rig).is_empty());
+    let at = moving(&rig)[0];
+    let second = if at == 0 { 99 } else { at * 4 + 2 };
+    let write = rig.write(volume, at, &[(1, value(1, at * 4 + 1, second))], false);
+    for _ in 0..8 {
+        rig.finish_but(is_read);
+        assert!(rig.answers.is_empty(), "the move waits for the read");
+    }
+    for _ in 0..4 {
+        rig.finish_but(is_read);
+    }
+    assert_eq!(rig.take_answer(write), Ok(Answer::Done));
+    // No move holds up a write for the same read again.
+    for _ in 0..100 {
+        rig.finish_but(is_read);
+        assert_eq!(moving(&rig), [0; 0]);
+    }
+    assert!(rig.left.is_empty());
+    rig.finish();
+    assert_eq!(rig.left.pop().unwrap().1, Ok(()));
     check_contents(&rig, 12);
 }

@@ -203,6 +203,7 @@ impl Pool {
             return;
         };
         self.leaving.allowed = units;
+        self.leaving.moves.note_allowance();
         departure.search.left = LEAVES;
         self.store.has_news = true;
     }
@@ -364,7 +365,7 @@ impl Removal<'_> {
         }
     }
 
-    /// No map has a unit of the disk: what is left becomes free with settling, and with roots.
+    /// No map has a unit of the disk: settling, and further roots, free the other units.
     fn free_the_rest(&mut self) {
         let Some(departure) = &mut self.leaving.departure else {
             return;
@@ -385,7 +386,7 @@ impl Removal<'_> {
 
     /// Begins the moves that are allowed, of the units that the search finds.
     fn begin_moves(&mut self) {
-        while self.leaving.allowed > 0 && self.leaving.moves.len() < moves::WINDOW {
+        while self.leaving.allowed > 0 && self.leaving.moves.may_begin(self.store) {
             let Some(departure) = &mut self.leaving.departure else {
                 return;
             };

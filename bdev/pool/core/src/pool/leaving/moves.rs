@@ -6,6 +6,9 @@
 //!   place end
 //! ```
 //!
+//! The grace period waits for reads, too, and a sick disk may never answer one. A move that waits
+//! for long is given up, so that writes go on. The next move begins when that period has ended.
+//!
 //! From the first step to the last, writes to the unit wait, whichever version they are about: so
 //! the copy stays right. Reads go on. Trims go on, too: a granule that nothing refers to any more
 //! is copied in vain. MOVE changes all versions that share the unit, at the moment of its record,
@@ -24,14 +27,24 @@ use crate::pool::Purpose;
 use crate::pool::store::{OWN_TOKENS, Store};
 
 /// Moves in flight: with units of 64 KiB, the copies take 1 MiB.
-pub(super) const WINDOW: usize = 16;
+const WINDOW: usize = 16;
+/// Allowances for which a move waits for the grace period: 100 ms, as one comes every 10 ms.
+const PATIENCE: u64 = 10;
+/// The same after moves that were given up. A slow disk needs longer than the first patience.
+const MOST_PATIENCE: u64 = 80;
 /// Tokens of moves, beside those of other requests of the pool itself.
 const MOVE_TOKENS: Token = OWN_TOKENS | 1 << 62;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::pool) struct Moves {
     list: Vec<Move>,
     next: Token,
+    /// The number of the last allowance: the clock of the moves.
+    allowance: u64,
+    /// Allowances for which the next move waits for its grace period.
+    patience: u64,
+    /// No move begins before the end of this grace period: a move was given up for it.
+    awaited: u64,
     /// The first failure since it was taken.
     failed: Option<Refusal>,
 }
@@ -48,22 +61,47 @@ struct Move {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    Grace { epoch: u64 },
+    /// `until`: the allowance that ends the wait.
+    Grace {
+        epoch: u64,
+        until: u64,
+    },
     Reading,
     Writing,
     Written,
     Flushing,
     Durable,
-    Logged { lsn: Lsn },
+    Logged {
+        lsn: Lsn,
+    },
+}
+
+impl Default for Moves {
+    fn default() -> Self {
+        Self {
+            list: Vec::new(),
+            next: 0,
+            allowance: 0,
+            patience: PATIENCE,
+            awaited: 0,
+            failed: None,
+        }
+    }
 }
 
 impl Moves {
-    pub(in crate::pool) fn is_empty(&self) -> bool {
-        self.list.is_empty()
+    /// Counts an allowance.
+    pub(super) fn note_allowance(&mut self) {
+        self.allowance += 1;
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.list.len()
+    /// True when a further move may begin.
+    pub(super) fn may_begin(&self, store: &Store) -> bool {
+        self.list.len() < WINDOW && self.awaited <= store.grace.ended()
+    }
+
+    pub(in crate::pool) fn is_empty(&self) -> bool {
+        self.list.is_empty()
     }
 
     /// True when a unit of this entry is on its way.
@@ -103,7 +141,10 @@ impl Moves {
             from,
             to,
             granules: 0,
-            step: Step::Grace { epoch },
+            step: Step::Grace {
+                epoch,
+                until: self.allowance + self.patience,
+            },
         });
         // Lanes stop to write to the unit in place.
         store.note_users(place, from);
@@ -169,14 +210,26 @@ impl Moves {
     /// Takes every step that is possible. `is_ending`: units that are not read yet stay where they
     /// are, because the I/O that they wait for may never end.
     pub(super) fn advance(&mut self, store: &mut Store, is_ending: bool) {
-        let complete = store.log.complete();
+        let (complete, ended) = (store.log.complete(), store.grace.ended());
+        let mut is_late = false;
         for mut of in std::mem::take(&mut self.list) {
             let stays = match of.step {
                 Step::Grace { .. } if is_ending => {
                     give_up(store, &of);
                     false
                 }
-                Step::Grace { epoch } => read_after(store, &mut of, epoch),
+                Step::Grace { epoch, until } if ended < epoch && until <= self.allowance => {
+                    give_up(store, &of);
+                    self.awaited = self.awaited.max(epoch);
+                    is_late = true;
+                    false
+                }
+                Step::Grace { epoch, .. } => {
+                    if ended >= epoch {
+                        self.patience = PATIENCE;
+                    }
+                    read_after(store, &mut of, epoch)
+                }
                 Step::Durable => record(store, &mut of),
                 Step::Logged { lsn } if lsn <= complete => {
                     store.note_users(of.place, of.to);
@@ -189,6 +242,9 @@ impl Moves {
             if stays {
                 self.list.push(of);
             }
+        }
+        if is_late {
+            self.patience = (2 * self.patience).min(MOST_PATIENCE);
         }
         self.flush(store);
     }
