@@ -280,7 +280,11 @@ fn read_after(store: &mut Store, of: &mut Move, epoch: u64) -> bool {
         give_up(store, of);
         return false;
     }
-    of.granules = store.state.geometry.whole();
+    of.granules = if Mutation::MoveUsedGranules.is_active() {
+        used
+    } else {
+        store.state.geometry.whole()
+    };
     of.step = Step::Reading;
     store.out.push_back(Intent::ReadSource {
         token: of.token,
