@@ -1,15 +1,19 @@
 //! Commands of management: requests to the core, and scans of the maps.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
 
 use nacre_bdev_pool_core::format::record::Identity;
 use nacre_bdev_pool_core::geometry::PAGE;
 use nacre_bdev_pool_core::ids::{Token, VersionId};
 use nacre_bdev_pool_core::interface::{Answer as CoreAnswer, Refusal, Request};
 use nacre_bdev_pool_core::pool::Pool;
+use nacre_reactor::Nanos;
 use slab::Slab;
 use uuid::Uuid;
 
+use super::departure::Departures;
 use super::disks::{Disks, grown};
 use super::maps::floor_of;
 use super::opening::{OpenAnswer, OpenSender};
@@ -17,12 +21,13 @@ use super::{FILL, Keeper, Stage};
 use crate::map::LvolMap;
 use crate::model::{Answer, Command, CommandRequest, KeeperCommand, LvolInfo, Outcome, PoolError};
 use crate::port::Shared;
-use std::sync::Arc;
 
 /// Leaves that a scan visits in a turn: few, as reads and writes of the core wait meanwhile.
 const LEAVES: usize = 8;
 /// Commands in the keeper; more are refused.
 const COMMANDS: usize = 256;
+/// How long a keeper that ends waits for the erasure of disks that have left.
+const ERASURE: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 pub(super) struct Commands {
@@ -36,6 +41,8 @@ pub(super) struct Commands {
     is_last: bool,
     /// The superblocks go before that.
     wipes: bool,
+    /// The keeper waits until then for disks that have left.
+    erased_until: Option<Nanos>,
     /// The error of an opening that failed.
     pub failed: Option<(OpenAnswer, PoolError)>,
 }
@@ -102,9 +109,19 @@ impl Commands {
         self.is_last
     }
 
-    /// True when the keeper may end.
-    pub(super) fn is_closing_done(&self, disks: &Disks) -> bool {
-        (self.is_last || self.failed.is_some()) && disks.is_idle()
+    /// True when the keeper may end. A disk that has left is erased before, if that does not take
+    /// long: an import of the pool may not find it any more.
+    pub(super) fn is_closing_done(
+        &mut self,
+        now: Nanos,
+        disks: &Disks,
+        departures: &Departures,
+    ) -> bool {
+        if !self.is_last && self.failed.is_none() {
+            return false;
+        }
+        let until = *self.erased_until.get_or_insert(now + ERASURE);
+        disks.is_idle() && (departures.is_idle() || now >= until)
     }
 
     /// The last answers, which the keeper gives when it no longer uses the disk.

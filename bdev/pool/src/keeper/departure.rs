@@ -85,6 +85,11 @@ impl Departures {
         });
     }
 
+    /// True when no disk that has left is in the keeper.
+    pub(super) fn is_idle(&self) -> bool {
+        self.list.is_empty()
+    }
+
     /// A lane has no queue on a disk that has left, or it is gone.
     pub(super) fn lane_answered(&mut self, lane: u32) {
         for of in &mut self.list {

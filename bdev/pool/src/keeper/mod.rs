@@ -644,7 +644,10 @@ impl Poller for Keeper {
         }
         self.refresh_fds();
         self.look_at_status(now, count > 0);
-        if self.commands.is_closing_done(&self.disks) {
+        if self
+            .commands
+            .is_closing_done(now, &self.disks, &self.departures)
+        {
             self.farewell = self.commands.farewell();
             self.close();
             remove_current(&self.core);
