@@ -3,7 +3,7 @@
 use super::content::value;
 use super::disk::Crash;
 use super::rig::{self, ALLOCATION, Pending, Rig};
-use crate::disks::DiskState;
+use crate::disks::{DiskState, Location};
 use crate::format::superblock::Feature;
 use crate::ids::VersionId;
 use crate::interface::{Answer, Refusal, Request};
@@ -218,6 +218,38 @@ fn the_root_before_needs_no_disk_that_left() {
         let outcome = rig::import(disk);
         assert_eq!(outcome.is_err(), is_hasty, "{:?}", outcome.err());
     }
+}
+
+/// Goal: two devices with the superblocks of a disk that has left do not prevent an import. Method:
+/// both get the superblocks that the disk had when it left.
+#[test]
+fn copies_of_a_disk_that_left_do_not_matter() {
+    let mut rig = Rig::create_beside(96, 9, 64, true, &[24, 24]);
+    let addition = rig.addition().unwrap();
+    assert_eq!(rig.run(addition), Ok(Answer::Done));
+    let volume = rig.created(1, 16, false);
+    (0..4).for_each(|place| rig.wrote(volume, place, &[(0, value(1, place * 4, 1))]));
+    rig.moves = 0;
+    assert_eq!(rig.run(REMOVE), Ok(Answer::Done));
+    assert!(rig.pool.leaving().is_some());
+    let places = |rig: &Rig, disk| {
+        let root = rig.pool.superblock();
+        let at = root.disks.superblocks(1, &root.geometry);
+        at.map(|at| rig.disk.block(Location { disk, ..at }))
+    };
+    let [before, other] = [1, 2].map(|disk| places(&rig, disk));
+    let pages = before.map(|block| *rig.disk.read(block).unwrap());
+    rig.moves = 4;
+    rig.finish();
+    assert_eq!(rig.left.len(), 1);
+    let mut disk = rig.crashed(Crash::Power, |_| 0xff);
+    for blocks in [before, other] {
+        for (block, page) in blocks.into_iter().zip(pages) {
+            disk.corrupt(block, |bytes| *bytes = page);
+        }
+    }
+    let (rig, _) = rig::import(disk).unwrap();
+    assert_eq!(rig.pool.superblock().disks.disks().len(), 1);
 }
 
 /// Goal: metadata leaves the disk, too, and a pool that is closed meanwhile goes on at its import.
