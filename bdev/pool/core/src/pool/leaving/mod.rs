@@ -252,11 +252,18 @@ impl Removal<'_> {
 
     /// Units that the other disks lack for the contents of a disk.
     fn missing_units(&self, disk: usize) -> u64 {
+        let (free, kept) = self.store.free_units();
+        let free = free - self.store.space.free_of(disk);
+        (self.units_without_place(disk) + kept).saturating_sub(free)
+    }
+
+    /// Units of a disk that need a place elsewhere: not those whose place is taken already.
+    fn units_without_place(&self, disk: usize) -> u64 {
         let (space, table) = (&self.store.space, &self.store.superblock.disks);
         let in_limbo = space.limbo().filter(|unit| table.disk_of(*unit) == disk);
-        let needed = space.used_of(disk) - in_limbo.count() as u64;
-        let (free, kept) = self.store.free_units();
-        (needed + kept).saturating_sub(free - space.free_of(disk))
+        // All moves are from the disk that leaves.
+        let moving = self.leaving.moves.new_units();
+        space.used_of(disk) - (in_limbo.count() + moving.count()) as u64
     }
 
     pub(super) fn attempt_keep_disk(
@@ -450,7 +457,7 @@ impl Removal<'_> {
             }
             None => {
                 let disk = self.store.superblock.disks.disk_of(unit);
-                let missing = self.store.space.used_of(disk) + kept - free.min(kept);
+                let missing = self.units_without_place(disk) + kept - free.min(kept);
                 Err(Refusal::NoRoom { missing })
             }
         }
