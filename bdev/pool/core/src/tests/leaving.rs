@@ -390,3 +390,46 @@ fn a_copy_has_the_granules_that_a_loss_of_power_needs() {
         assert_eq!(read == Some(value(1, 1, 1)), !is_faulty, "{read:?}");
     }
 }
+
+/// Goal: a disk that stays after all discards the space that was freed before and meanwhile.
+/// Method: a volume is deleted while the disk leaves; the removal is cancelled, and roots follow.
+#[test]
+fn a_disk_that_stays_discards_what_was_freed_meanwhile() {
+    let (mut rig, _) = pool_of(&[24, 30], 12);
+    let other = rig.created(5, 16, false);
+    for place in 0..16 {
+        rig.wrote(other, place, &[(0, value(5, place * 4, 1))]);
+    }
+    let table = rig.pool.superblock().disks.clone();
+    let unit_of = |place| rig.pool.lookup(other, place).unwrap().own.unit;
+    let on_second = (0..16).filter(|place| table.disk_of(unit_of(*place)) == 1);
+    let on_second: Vec<u64> = on_second.map(unit_of).collect();
+    assert!(on_second.len() > 2);
+    rig.moves = 0;
+    assert_eq!(rig.run(REMOVE), Ok(Answer::Done));
+    assert_eq!(
+        rig.run(Request::Delete { version: other }),
+        Ok(Answer::Done)
+    );
+    let rest = |rig: &mut Rig| {
+        for _ in 0..3 {
+            rig.pool.settle();
+            rig.finish();
+            rig.pool.checkpoint();
+            rig.finish();
+        }
+    };
+    rest(&mut rig);
+    let is_discarded = |rig: &Rig, unit: &u64| {
+        let block = rig.disk.block(table.granule(*unit, 0));
+        rig.disk.read(block).unwrap() == &[0xdc; 4096]
+    };
+    assert!(!on_second.iter().any(|unit| is_discarded(&rig, unit)));
+    assert_eq!(rig.run(Request::KeepDisk { disk: 1 }), Ok(Answer::Done));
+    rest(&mut rig);
+    let kept: Vec<&u64> = (on_second.iter())
+        .filter(|unit| !rig.pool.space().is_used(**unit) && !is_discarded(&rig, unit))
+        .collect();
+    assert_eq!(kept, [&0; 0]);
+    check_contents(&rig, 12);
+}
