@@ -97,6 +97,9 @@ fn a_disk_leaves_a_pool_in_use() {
     };
     assert_eq!(departed, expected);
     assert_eq!(pool.bases(), ["disk"]);
+    // No copy of a move concerns the flushes of hosts.
+    let filled = &pool.shared.filled;
+    assert_eq!(filled.load(std::sync::atomic::Ordering::SeqCst), 0);
     assert!(used(&pool) < before + (1 << 20), "{} {before}", used(&pool));
     verify(&mut host, BLOCKS);
     rig::check(&pool);

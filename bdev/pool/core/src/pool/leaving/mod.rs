@@ -32,7 +32,7 @@ use crate::interface::{Answer, Intent, Refusal};
 use crate::map::Entry;
 use crate::mutation::Mutation;
 
-pub(super) use moves::Moves;
+pub(super) use moves::{MOVE_TOKENS, Moves};
 
 /// Leaves that one allowance looks at, in search of units to move.
 const LEAVES: u64 = 1024;

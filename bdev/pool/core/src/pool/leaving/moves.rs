@@ -33,7 +33,7 @@ const PATIENCE: u64 = 10;
 /// The same after moves that were given up. A slow disk needs longer than the first patience.
 const MOST_PATIENCE: u64 = 80;
 /// Tokens of moves, beside those of other requests of the pool itself.
-const MOVE_TOKENS: Token = OWN_TOKENS | 1 << 62;
+pub(in crate::pool) const MOVE_TOKENS: Token = OWN_TOKENS | 1 << 62;
 
 #[derive(Debug)]
 pub(in crate::pool) struct Moves {
