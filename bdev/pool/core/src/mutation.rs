@@ -136,6 +136,10 @@ mod switch {
         pub(crate) fn is_active(self) -> bool {
             ACTIVE.get() == Some(self)
         }
+
+        pub(crate) fn is_any_active() -> bool {
+            ACTIVE.get().is_some()
+        }
     }
 }
 

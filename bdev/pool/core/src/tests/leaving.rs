@@ -45,7 +45,7 @@ fn check_contents(rig: &Rig, places: u64) {
     assert_eq!(rig.pool.check(), []);
 }
 
-/// Goal: a disk leaves with all that it has, and the pool needs no more units than before. Method:
+/// Goal: the data of a disk moves, and the pool needs no more units than before. Method:
 /// the second of three disks leaves; the pool is imported without it, and takes another disk.
 #[test]
 fn a_disk_leaves() {
@@ -121,9 +121,9 @@ fn disks_that_cannot_leave() {
     check_contents(&rig, 12);
 }
 
-/// Goal: a lack of space is told before the beginning, by its size; if it arises later, the disk
-/// stays with all its data, and serves on. Method: two disks, the other one nearly full; then a
-/// volume takes the space while the moves wait.
+/// Goal: the pool refuses a removal for which the other disks lack space, with the number of units.
+/// If the lack arises later, the disk stays in use with all its data. Method: the other one of two
+/// disks is nearly full; then a volume takes the space while the moves wait.
 #[test]
 fn too_little_space_before_and_meanwhile() {
     ALLOCATION.set(Allocation::Next);
@@ -166,8 +166,8 @@ fn too_little_space_before_and_meanwhile() {
     assert!(rig.pool.free_units_of(1) < before);
 }
 
-/// Goal: a disk that fails stays, with what it has. Method: the copy of the first unit cannot be
-/// read, or cannot be written.
+/// Goal: a disk that fails a copy stays in use, and keeps the units that have not moved. Method:
+/// the copy of the first unit cannot be read, or cannot be written.
 #[test]
 fn a_disk_that_fails_stays() {
     for fails_read in [true, false] {
@@ -431,5 +431,27 @@ fn a_disk_that_stays_discards_what_was_freed_meanwhile() {
         .filter(|unit| !rig.pool.space().is_used(**unit) && !is_discarded(&rig, unit))
         .collect();
     assert_eq!(kept, [&0; 0]);
+    check_contents(&rig, 12);
+}
+
+/// Goal: a unit that many versions share moves alone, so that one allowance keeps the reactor for a
+/// short time. Method: thirty versions share all units, and sixteen moves are allowed at once.
+#[test]
+fn units_of_many_versions_move_one_at_a_time() {
+    let (mut rig, volume) = pool_of(&[24], 12);
+    for number in 10..38 {
+        rig.snapshot(volume, number);
+    }
+    rig.moves = 0;
+    assert_eq!(rig.run(REMOVE), Ok(Answer::Done));
+    rig.moves = 16;
+    rig.pump();
+    let is_moving = |place: &u64| {
+        let entry = rig.pool.lookup(volume, *place).unwrap();
+        rig.pool.is_moving(&entry)
+    };
+    assert_eq!((0..12).filter(is_moving).count(), 1);
+    rig.finish();
+    assert_eq!(rig.left.pop().unwrap().1, Ok(()));
     check_contents(&rig, 12);
 }

@@ -259,7 +259,7 @@ impl Rig {
 
     /// Turns the pool's intents into I/O in flight.
     pub(crate) fn pump(&mut self) {
-        self.pool.allow_moves(self.moves);
+        self.pool.allow_moves(self.moves, false);
         while let Some(intent) = self.pool.poll() {
             let pending = match intent {
                 Intent::Write { io, at, bytes } => {

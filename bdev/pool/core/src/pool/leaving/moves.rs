@@ -19,12 +19,13 @@
 //! it a newer granule: the old unit's one is in use again then. So the copy is of the whole unit.
 
 use crate::format::record::Record;
-use crate::ids::{Lsn, Token};
+use crate::ids::{Lsn, Token, VersionId};
 use crate::interface::{Intent, IoFailed, Refusal};
 use crate::map::Entry;
 use crate::mutation::Mutation;
 use crate::pool::Purpose;
 use crate::pool::store::{OWN_TOKENS, Store};
+use crate::state::Users;
 
 /// Moves in flight: with units of 64 KiB, the copies take 1 MiB.
 const WINDOW: usize = 16;
@@ -52,6 +53,8 @@ pub(in crate::pool) struct Moves {
 #[derive(Debug)]
 struct Move {
     token: Token,
+    /// A version that had the unit when the move began.
+    version: VersionId,
     place: u64,
     from: u64,
     to: u64,
@@ -131,12 +134,22 @@ impl Moves {
         self.list.clear();
     }
 
-    /// Begins to move a unit that no record in flight is about.
-    pub(super) fn begin(&mut self, store: &mut Store, place: u64, from: u64, to: u64) {
+    /// Begins to move a unit of these versions. No record in flight is about it.
+    pub(super) fn begin(
+        &mut self,
+        store: &mut Store,
+        users: &Users,
+        place: u64,
+        [from, to]: [u64; 2],
+    ) {
+        let Some(version) = users.versions.first().copied() else {
+            return;
+        };
         self.next += 1;
         let epoch = store.grace.request();
         self.list.push(Move {
             token: MOVE_TOKENS | self.next,
+            version,
             place,
             from,
             to,
@@ -147,7 +160,7 @@ impl Moves {
             },
         });
         // Lanes stop to write to the unit in place.
-        store.note_users(place, from);
+        store.note_users(place, users);
         store.has_news = true;
     }
 
@@ -163,9 +176,8 @@ impl Moves {
         };
         let of = &mut self.list[at];
         if result.is_err() {
-            let of = self.list.remove(at);
             self.failed.get_or_insert(Refusal::Medium);
-            give_up(store, &of);
+            of.fail();
             return true;
         }
         of.step = Step::Writing;
@@ -186,9 +198,7 @@ impl Moves {
         match result {
             Ok(()) => of.step = Step::Written,
             Err(IoFailed) => {
-                // The next turn gives the unit back.
-                of.granules = 0;
-                of.step = Step::Durable;
+                of.fail();
                 self.failed.get_or_insert(Refusal::Medium);
             }
         }
@@ -201,7 +211,7 @@ impl Moves {
         for of in flushing.filter(|of| of.step == Step::Flushing) {
             of.step = Step::Durable;
             if result.is_err() {
-                of.granules = 0;
+                of.fail();
                 self.failed.get_or_insert(Refusal::Medium);
             }
         }
@@ -209,17 +219,31 @@ impl Moves {
 
     /// Takes every step that is possible. `is_ending`: units that are not read yet stay where they
     /// are, because the I/O that they wait for may never end.
-    pub(super) fn advance(&mut self, store: &mut Store, is_ending: bool) {
+    pub(super) fn advance(&mut self, store: &mut Store, looks: &mut Looks, is_ending: bool) {
         let (complete, ended) = (store.log.complete(), store.grace.ended());
         let mut is_late = false;
         for mut of in std::mem::take(&mut self.list) {
+            let is_waiting = match of.step {
+                Step::Grace { epoch, until } => {
+                    let is_over = ended >= epoch || Mutation::MoveWithoutGrace.is_active();
+                    !is_over && self.allowance < until && !is_ending
+                }
+                Step::Durable => false,
+                Step::Logged { lsn } => lsn > complete,
+                _ => true,
+            };
+            // A step looks at all versions that have the unit.
+            if is_waiting || looks.are_used() {
+                self.list.push(of);
+                continue;
+            }
             let stays = match of.step {
                 Step::Grace { .. } if is_ending => {
-                    give_up(store, &of);
+                    give_up(store, looks, &of);
                     false
                 }
                 Step::Grace { epoch, until } if ended < epoch && until <= self.allowance => {
-                    give_up(store, &of);
+                    give_up(store, looks, &of);
                     self.awaited = self.awaited.max(epoch);
                     is_late = true;
                     false
@@ -228,11 +252,12 @@ impl Moves {
                     if ended >= epoch {
                         self.patience = PATIENCE;
                     }
-                    read_after(store, &mut of, epoch)
+                    read_after(store, looks, &mut of, epoch)
                 }
-                Step::Durable => record(store, &mut of),
+                Step::Durable => record(store, looks, &mut of),
                 Step::Logged { lsn } if lsn <= complete => {
-                    store.note_users(of.place, of.to);
+                    let users = looks.users(store, &of, of.to);
+                    store.note_users(of.place, &users);
                     // Writes to the unit wait for this.
                     store.has_news = true;
                     false
@@ -269,15 +294,23 @@ impl Moves {
     }
 }
 
+impl Move {
+    /// There is no copy: the next turn gives the new unit back.
+    fn fail(&mut self) {
+        self.granules = 0;
+        self.step = Step::Durable;
+    }
+}
+
 /// Reads the unit once writes in place have ended. Returns false if nothing uses it any more.
-fn read_after(store: &mut Store, of: &mut Move, epoch: u64) -> bool {
+fn read_after(store: &mut Store, looks: &mut Looks, of: &mut Move, epoch: u64) -> bool {
     if store.grace.ended() < epoch && !Mutation::MoveWithoutGrace.is_active() {
         return true;
     }
-    let users = store.state.users(of.place, of.from);
+    let users = looks.users(store, of, of.from);
     let used = store.state.granules_of_users(&users, of.place, of.from);
     if used == 0 {
-        give_up(store, of);
+        stay(store, &users, of);
         return false;
     }
     of.granules = if Mutation::MoveUsedGranules.is_active() {
@@ -295,29 +328,64 @@ fn read_after(store: &mut Store, of: &mut Move, epoch: u64) -> bool {
 }
 
 /// Appends the record of a copy. Returns false if there is none to append.
-fn record(store: &mut Store, of: &mut Move) -> bool {
-    let users = store.state.users(of.place, of.from);
-    let used = store.state.granules_of_users(&users, of.place, of.from);
-    if used == 0 || used & !of.granules != 0 {
-        give_up(store, of);
-        return false;
-    }
+fn record(store: &mut Store, looks: &mut Looks, of: &mut Move) -> bool {
     let record = Record::Move {
         place: of.place,
         from: of.from,
         to: of.to,
     };
-    if store.log_takes(&record) {
-        let lsn = store.append(&record);
-        store.apply(lsn, &record);
-        of.step = Step::Logged { lsn };
+    if of.granules != 0 && !store.log_takes(&record) {
+        return true;
     }
+    let users = looks.users(store, of, of.from);
+    let used = store.state.granules_of_users(&users, of.place, of.from);
+    if used == 0 || used & !of.granules != 0 {
+        stay(store, &users, of);
+        return false;
+    }
+    store.note_users(of.place, &users);
+    let lsn = store.append(&record);
+    store.apply(lsn, &record);
+    of.step = Step::Logged { lsn };
     true
 }
 
 /// The unit stays where it is.
-fn give_up(store: &mut Store, of: &Move) {
+fn give_up(store: &mut Store, looks: &mut Looks, of: &Move) {
+    let users = looks.users(store, of, of.from);
+    stay(store, &users, of);
+}
+
+fn stay(store: &mut Store, users: &Users, of: &Move) {
     store.space.give_back(of.to);
-    store.note_users(of.place, of.from);
+    store.note_users(of.place, users);
     store.has_news = true;
+}
+
+/// Entries that the moves may look at until the next allowance. The last step may take more, which
+/// the next allowances make up for. So a unit of many versions does not hold up the reactor.
+#[derive(Debug, Default)]
+pub(super) struct Looks {
+    left: i64,
+}
+
+impl Looks {
+    pub(super) fn allow(&mut self, looks: u32) {
+        let looks = i64::from(looks);
+        self.left = (self.left + looks).min(looks);
+    }
+
+    pub(super) fn are_used(&self) -> bool {
+        self.left <= 0
+    }
+
+    pub(super) fn take(&mut self, users: &Users) {
+        self.left -= users.looks as i64;
+    }
+
+    fn users(&mut self, store: &Store, of: &Move, unit: u64) -> Users {
+        let users = store.state.users(of.version, of.place, unit);
+        self.take(&users);
+        users
+    }
 }
