@@ -38,7 +38,8 @@ pub use handle::PoolHandle;
 pub use identify::{Label, identify};
 pub use lvol::Lvol;
 pub use model::{
-    Command, Departed, DiskStatus, LeavingDisk, LvolInfo, Outcome, PoolError, PoolState, PoolStatus,
+    Command, Departed, DiskStatus, LeavingDisk, LvolInfo, NotErased, Outcome, PoolError, PoolState,
+    PoolStatus,
 };
 pub use nacre_bdev_pool_core::check::{CheckReport, Extent, Finding};
 pub use nacre_bdev_pool_core::import::{ImportError, ImportReport};

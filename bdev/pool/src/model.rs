@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nacre_bdev::Claim;
+use nacre_bdev::{Claim, Status};
 use nacre_bdev_pool_core::check::CheckReport;
 use nacre_bdev_pool_core::import::ImportError;
 use nacre_bdev_pool_core::interface::Refusal;
@@ -174,10 +174,30 @@ pub enum PoolError {
     Unfit { what: &'static str, why: String },
     #[error("the disk failed: {what}")]
     Io { what: String },
+    /// The pool is deleted, and no import opens the disks that keep superblocks.
+    #[error("the pool is deleted, but its superblocks are left on {}", list(.disks))]
+    NotErased { disks: Vec<NotErased> },
     #[error("the pool is closed")]
     Closed,
     #[error("too many commands are waiting for the pool; try again later")]
     Busy,
+}
+
+/// A disk of a deleted pool that has its superblocks yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotErased {
+    /// Name of its device.
+    pub disk: String,
+    /// `None`: the disk has not answered. The erasure goes on.
+    pub status: Option<Status>,
+}
+
+fn list(disks: &[NotErased]) -> String {
+    let disks = disks.iter().map(|of| match of.status {
+        Some(status) => format!("\"{}\" (a write ended with {status:?})", of.disk),
+        None => format!("\"{}\" (it does not answer)", of.disk),
+    });
+    disks.collect::<Vec<_>>().join(", ")
 }
 
 /// The state of a pool.

@@ -229,7 +229,7 @@ pub(crate) struct Shared {
     /// Records up to here are settled.
     pub settled: AtomicU64,
     /// The disks that the keeper's copies of data went to, a bit each.
-    filled: AtomicU64,
+    pub filled: AtomicU64,
     pub lanes: Mutex<Vec<Arc<LanePort>>>,
     next_lane: AtomicU64,
     pub status: Mutex<PoolStatus>,

@@ -99,6 +99,8 @@ pub(crate) enum Mutation {
     MoveWithoutGrace,
     /// Lets writes go on to a unit while it is copied.
     MoveBesideWrites,
+    /// Copies only the granules of a unit that a map has.
+    MoveUsedGranules,
     /// Changes the map for a copy that a loss of power may undo.
     MoveUnflushed,
     /// Moves a unit of one version, and not of the others that share it.
@@ -133,6 +135,10 @@ mod switch {
 
         pub(crate) fn is_active(self) -> bool {
             ACTIVE.get() == Some(self)
+        }
+
+        pub(crate) fn is_any_active() -> bool {
+            ACTIVE.get().is_some()
         }
     }
 }

@@ -122,6 +122,13 @@ impl Space {
         region.is_none_or(|region| region.is_barred)
     }
 
+    /// True for units of one disk that leaves, or has left.
+    fn is_all_barred(&self, units: &Range<u64>) -> bool {
+        let mut regions = self.regions.iter();
+        let region = regions.find(|region| units.start < region.end);
+        region.is_none_or(|region| region.is_barred && units.end <= region.end)
+    }
+
     /// Units of a disk that are not free.
     pub fn used_of(&self, disk: usize) -> u64 {
         let (mut used, mut first) = (0, 0);
@@ -435,7 +442,7 @@ impl Space {
     }
 
     /// Runs of whole blocks that are free and noted as freed: at most `runs`, each of at most
-    /// `units` or of one block. They are no longer noted.
+    /// `units` or of one block. They are no longer noted. Blocks of a disk that leaves stay noted.
     pub fn take_freed(&mut self, units: u64, runs: usize) -> Vec<Range<u64>> {
         let mut found: Vec<Range<u64>> = Vec::new();
         if self.block == 0 {
@@ -443,12 +450,17 @@ impl Space {
         }
         for word in 0..self.freed_blocks.len() {
             let mut bits = self.freed_blocks[word];
+            let start = word as u64 * 64 * self.block;
+            if bits == 0 || self.is_all_barred(&(start..start + 64 * self.block)) {
+                continue;
+            }
             while bits != 0 {
                 let bit = bits.trailing_zeros();
                 bits &= bits - 1;
                 let first = (word as u64 * 64 + u64::from(bit)) * self.block;
                 let run = first..first + self.block;
-                if run.end > self.units || run.clone().any(|unit| self.is_used(unit)) {
+                let is_in = run.end <= self.units && !self.is_all_barred(&run);
+                if !is_in || run.clone().any(|unit| self.is_used(unit)) {
                     continue;
                 }
                 if let Some(last) = found.last_mut()

@@ -1,28 +1,35 @@
 //! Commands of management: requests to the core, and scans of the maps.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
 
 use nacre_bdev_pool_core::format::record::Identity;
-use nacre_bdev_pool_core::geometry::PAGE;
 use nacre_bdev_pool_core::ids::{Token, VersionId};
 use nacre_bdev_pool_core::interface::{Answer as CoreAnswer, Refusal, Request};
 use nacre_bdev_pool_core::pool::Pool;
+use nacre_reactor::{Idle, Nanos};
 use slab::Slab;
 use uuid::Uuid;
 
+use super::departure::Departures;
 use super::disks::{Disks, grown};
+use super::erasure::Erasure;
 use super::maps::floor_of;
 use super::opening::{OpenAnswer, OpenSender};
-use super::{FILL, Keeper, Stage};
+use super::{Keeper, Stage};
 use crate::map::LvolMap;
-use crate::model::{Answer, Command, CommandRequest, KeeperCommand, LvolInfo, Outcome, PoolError};
+use crate::model::{
+    Answer, Command, CommandRequest, KeeperCommand, LvolInfo, NotErased, Outcome, PoolError,
+};
 use crate::port::Shared;
-use std::sync::Arc;
 
 /// Leaves that a scan visits in a turn: few, as reads and writes of the core wait meanwhile.
 const LEAVES: usize = 8;
 /// Commands in the keeper; more are refused.
 const COMMANDS: usize = 256;
+/// How long a keeper that ends waits for the erasure of disks that have left.
+const ERASURE: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 pub(super) struct Commands {
@@ -36,6 +43,9 @@ pub(super) struct Commands {
     is_last: bool,
     /// The superblocks go before that.
     wipes: bool,
+    erasure: Option<Erasure>,
+    /// The keeper waits until then for disks that have left.
+    erased_until: Option<Nanos>,
     /// The error of an opening that failed.
     pub failed: Option<(OpenAnswer, PoolError)>,
 }
@@ -44,6 +54,8 @@ pub(super) struct Commands {
 #[derive(Default)]
 pub(super) struct Farewell {
     closed: Vec<Answer>,
+    /// Disks of a deleted pool that have superblocks yet.
+    not_erased: Vec<NotErased>,
     /// An export that a close ended.
     not_exported: Option<Answer>,
     failed: Option<(OpenSender, PoolError)>,
@@ -52,7 +64,12 @@ pub(super) struct Farewell {
 impl Drop for Farewell {
     fn drop(&mut self) {
         for answer in self.closed.drain(..) {
-            answer.send(Outcome::Done);
+            if self.not_erased.is_empty() {
+                answer.send(Outcome::Done);
+            } else {
+                let disks = self.not_erased.clone();
+                answer.fail(PoolError::NotErased { disks });
+            }
         }
         if let Some(answer) = self.not_exported.take() {
             answer.closed();
@@ -102,16 +119,50 @@ impl Commands {
         self.is_last
     }
 
-    /// True when the keeper may end.
-    pub(super) fn is_closing_done(&self, disks: &Disks) -> bool {
-        (self.is_last || self.failed.is_some()) && disks.is_idle()
+    /// True when the keeper may end. A disk that has left is erased before, if that does not take
+    /// long: an import of the pool may not find it any more.
+    pub(super) fn is_closing_done(
+        &mut self,
+        now: Nanos,
+        disks: &Disks,
+        departures: &Departures,
+    ) -> bool {
+        if !self.is_last && self.failed.is_none() {
+            return false;
+        }
+        let until = *self.erased_until.get_or_insert(now + ERASURE);
+        let is_erased = self.erasure.as_ref().is_none_or(Erasure::is_done);
+        is_erased && disks.is_idle() && (departures.is_idle() || now >= until)
+    }
+
+    /// Goes on with the erasure of a pool that is deleted. Returns the amount of work.
+    pub(super) fn advance_erasure(&mut self, now: Nanos, disks: &mut Disks) -> u32 {
+        let Some(erasure) = &mut self.erasure else {
+            return 0;
+        };
+        let count = erasure.advance(now, disks);
+        if erasure.is_late(now) {
+            let disks = erasure.not_erased();
+            for answer in self.closing.drain(..) {
+                let disks = disks.clone();
+                answer.fail(PoolError::NotErased { disks });
+            }
+        }
+        count
+    }
+
+    pub(super) fn due(&self, now: Nanos) -> Idle {
+        let erasure = self.erasure.as_ref();
+        erasure.map_or(Idle::Quiet, |erasure| erasure.due(now))
     }
 
     /// The last answers, which the keeper gives when it no longer uses the disk.
     pub(super) fn farewell(&mut self) -> Farewell {
         let (failed, error) = self.failed.take().unzip();
+        let erasure = self.erasure.take();
         Farewell {
             closed: std::mem::take(&mut self.closing),
+            not_erased: erasure.map_or_else(Vec::new, |erasure| erasure.not_erased()),
             not_exported: self.export.take(),
             failed: failed.map(|failed| failed.sender).zip(error),
         }
@@ -276,8 +327,10 @@ impl Keeper {
                 }
                 self.commands.closing.extend(answer);
                 self.commands.is_last = true;
-                if self.commands.wipes {
-                    self.wipe();
+                if self.commands.wipes
+                    && let Stage::Open(pool) = &self.stage
+                {
+                    self.commands.erasure = Some(Erasure::of(pool, &self.shared));
                 }
                 return;
             }
@@ -299,21 +352,6 @@ impl Keeper {
                 answer.send(Outcome::Created(versions.iter().filter_map(id).collect()))
             }
             Ok(CoreAnswer::Checked(report)) => answer.send(Outcome::Checked(report)),
-        }
-    }
-
-    /// Overwrites the superblocks. The keeper ends when this I/O has ended.
-    fn wipe(&mut self) {
-        let Stage::Open(pool) = &self.stage else {
-            return;
-        };
-        let page = Arc::new([0; PAGE]);
-        let root = pool.superblock();
-        for disk in root.disks.present() {
-            for at in root.disks.superblocks(disk, &root.geometry) {
-                self.disks.write(FILL, at, Arc::clone(&page));
-            }
-            self.disks.flush(FILL, disk);
         }
     }
 

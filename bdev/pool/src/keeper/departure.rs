@@ -27,7 +27,7 @@ use crate::model::{Departed, DiskStatus, LeavingDisk, PoolError};
 use crate::port::Shared;
 
 /// How often the progress is looked at.
-const LOOK: Duration = Duration::from_millis(1);
+pub(super) const LOOK: Duration = Duration::from_millis(1);
 
 pub(super) struct Departures {
     shared: Arc<Shared>,
@@ -55,7 +55,8 @@ enum Step {
     Erasing(Box<Erasing>),
 }
 
-struct Erasing {
+/// The erasure of one disk's superblocks: all are overwritten, then a flush.
+pub(super) struct Erasing {
     disk: Disk,
     /// I/O in flight.
     left: usize,
@@ -83,6 +84,11 @@ impl Departures {
             step,
             claim,
         });
+    }
+
+    /// True when no disk that has left is in the keeper.
+    pub(super) fn is_idle(&self) -> bool {
+        self.list.is_empty()
     }
 
     /// A lane has no queue on a disk that has left, or it is gone.
@@ -178,7 +184,7 @@ impl Departures {
 }
 
 impl Erasing {
-    fn begin(mut disk: Disk, offsets: &[u64]) -> Self {
+    pub(super) fn begin(mut disk: Disk, offsets: &[u64]) -> Self {
         for (tag, offset) in (0..).zip(offsets) {
             disk.write(tag, *offset, Arc::new([0; PAGE]));
         }
@@ -192,7 +198,7 @@ impl Erasing {
     }
 
     /// Returns the outcome once the superblocks are erased, durably.
-    fn advance(&mut self, now: Nanos) -> Option<Result<(), Status>> {
+    pub(super) fn advance(&mut self, now: Nanos) -> Option<Result<(), Status>> {
         self.disk.poll(now, &mut self.ended);
         for ended in self.ended.drain(..) {
             let (Ended::Written(_, status)

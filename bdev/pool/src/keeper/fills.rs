@@ -9,6 +9,7 @@ use nacre_bdev_pool_core::format::{Page, data_checksum};
 use nacre_bdev_pool_core::geometry::{PAGE, granules_of};
 use nacre_bdev_pool_core::ids::Token;
 use nacre_bdev_pool_core::interface::IoFailed;
+use nacre_bdev_pool_core::pool::is_move;
 
 use super::disk::Tag;
 use super::{FILL, Keeper, Stage};
@@ -105,7 +106,9 @@ impl Keeper {
             };
             let tag = self.fills.tag(token, granule);
             let at = table.granule(unit, granule);
-            self.shared.note_fill(at.disk);
+            if !is_move(token) {
+                self.shared.note_fill(at.disk);
+            }
             self.disks.write(tag, at, page);
         }
     }

@@ -16,6 +16,7 @@ mod commands;
 mod departure;
 mod disk;
 mod disks;
+mod erasure;
 mod fills;
 mod full;
 mod maps;
@@ -631,7 +632,7 @@ impl Poller for Keeper {
             self.update_status();
             self.departures.announce_ended();
         }
-        count += departed;
+        count += departed + self.commands.advance_erasure(now, &mut self.disks);
         self.look_at_time(now);
         self.look_at_full(now);
         self.look_at_grace();
@@ -644,7 +645,10 @@ impl Poller for Keeper {
         }
         self.refresh_fds();
         self.look_at_status(now, count > 0);
-        if self.commands.is_closing_done(&self.disks) {
+        if self
+            .commands
+            .is_closing_done(now, &self.disks, &self.departures)
+        {
             self.farewell = self.commands.farewell();
             self.close();
             remove_current(&self.core);
@@ -665,6 +669,7 @@ impl Poller for Keeper {
         let idle = times.into_iter().flatten().chain(self.times.due());
         let disks = self.disks.arm(now).and(self.additions.due(now));
         let disks = disks.and(self.departures.due(now));
+        let disks = disks.and(self.commands.due(now));
         let idle = idle.fold(disks, |idle, at| idle.and(Idle::Until(at)));
         if self.commands.has_scan() || !self.backlog.is_empty() || self.full.has_new() {
             return Idle::Busy;

@@ -42,9 +42,10 @@ impl Times {
             return;
         }
         self.moves = Some(now + MOVES);
-        let bytes = if is_busy() { BUSY_BYTES } else { IDLE_BYTES };
+        let is_busy = is_busy();
+        let bytes = if is_busy { BUSY_BYTES } else { IDLE_BYTES };
         let unit = pool.superblock().geometry.unit_bytes();
-        pool.allow_moves((bytes / unit).max(1));
+        pool.allow_moves((bytes / unit).max(1), is_busy);
     }
 
     /// Begins upkeep that is due.

@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::rig::{self, HOLDER, Home, Host, POOL, block_on, memory};
 use crate::{Command, Create, EDGE, Import, PoolError, PoolHandle, identify};
 
-fn claim(home: &Home, disk: &str) -> Claim {
+pub(super) fn claim(home: &Home, disk: &str) -> Claim {
     loop {
         let user = Holder::User("pool".into());
         match home.registry.claim(disk, user, Usage::Exclusive) {

@@ -2,6 +2,7 @@
 
 mod conformance;
 mod disks;
+mod erasure;
 mod failures;
 mod full;
 mod leaving;

@@ -61,11 +61,13 @@ pub async fn close(engine: &Rc<Engine>, name: &str, end: Command) -> Result<(), 
                 .remedy("remove the namespaces and devices on its volumes first"));
         }
     }
-    close_one(engine, &pool, end).await?;
-    engine
-        .journal
-        .commit(Change::remove(key(pool.handle.id())))
-        .await
+    let closed = close_one(engine, &pool, end).await;
+    if closed.is_err() && !pool.is_deleted.get() {
+        return closed;
+    }
+    let change = Change::remove(key(pool.handle.id()));
+    engine.journal.commit(change).await?;
+    closed
 }
 
 /// Removes the devices of a pool and ends its keeper, with a closing command.
@@ -103,9 +105,15 @@ pub(super) async fn close_one(
         let closed = closing.await;
         let _one = engine.devices.pools.changing.lock().await;
         pool.is_closing.set(false);
-        if let Err(error) = close_ended(&engine, &pool, closed, forgets).await {
+        let ended = close_ended(&engine, &pool, closed, forgets).await;
+        let is_gone = ended.is_ok() || pool.is_deleted.get();
+        if let Err(error) = ended {
             warn!(pool = pool.name(), %error, "the pool was not closed as asked");
-        } else if forgets && let Err(error) = engine.journal.commit(Change::remove(key(id))).await {
+        }
+        if forgets
+            && is_gone
+            && let Err(error) = engine.journal.commit(Change::remove(key(id))).await
+        {
             warn!(%id, %error, "the next start imports a closed pool");
         }
     });
@@ -124,13 +132,14 @@ async fn close_ended(
     exports: bool,
 ) -> Result<(), RpcError> {
     match closed {
+        Err(left @ PoolError::NotErased { .. }) => {
+            pool.is_deleted.set(true);
+            forget(engine, pool);
+            warn!(pool = pool.name(), error = %left, "a deleted pool");
+            Err(left.refusal())
+        }
         Ok(_) | Err(PoolError::Closed) => {
-            // The pool may be open a second time: its disk returned meanwhile.
-            let mut open = engine.devices.pools.open.borrow_mut();
-            let id = pool.handle.id();
-            if open.get(&id).is_some_and(|other| Rc::ptr_eq(other, pool)) {
-                open.remove(&id);
-            }
+            forget(engine, pool);
             if exports && closed.is_err() {
                 let cause = "the pool was closed, but not exported: its disk went away";
                 return Err(RpcError::errno(Errno::ENODEV, cause)
@@ -144,6 +153,16 @@ async fn close_ended(
             register_all(engine, pool).await?;
             Err(refused.refusal())
         }
+    }
+}
+
+/// Takes a closed pool off the list.
+fn forget(engine: &Engine, pool: &Rc<OpenPool>) {
+    // The pool may be open a second time: its disk returned meanwhile.
+    let mut open = engine.devices.pools.open.borrow_mut();
+    let id = pool.handle.id();
+    if open.get(&id).is_some_and(|other| Rc::ptr_eq(other, pool)) {
+        open.remove(&id);
     }
 }
 

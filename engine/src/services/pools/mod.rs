@@ -127,6 +127,8 @@ pub struct OpenPool {
     pub names: Arc<Mutex<()>>,
     /// The keeper was told to end, and has not ended in time.
     is_closing: Cell<bool>,
+    /// The pool is no more, whatever its disks answered.
+    is_deleted: Cell<bool>,
     /// The name that it gets when its disk answers.
     new_name: RefCell<Option<String>>,
 }
@@ -547,6 +549,7 @@ where
         report,
         names: Arc::default(),
         is_closing: Cell::default(),
+        is_deleted: Cell::default(),
         new_name: RefCell::default(),
     })
 }

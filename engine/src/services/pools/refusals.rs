@@ -59,6 +59,9 @@ impl Refusal for PoolError {
                 .remedy("name the disk with the pool"),
             Self::Unfit { .. } => of(Errno::EINVAL).field("disk"),
             Self::Io { .. } => of(Errno::EIO).field("disk"),
+            Self::NotErased { .. } => of(Errno::EIO).field("pool").remedy(
+                "repair or detach these disks; nacre pool create --force overwrites the superblocks",
+            ),
             Self::Closed => of(Errno::ENODEV),
             Self::Busy => of(Errno::EAGAIN).remedy("ask again a little later"),
         }

@@ -388,7 +388,7 @@ impl Import {
         let Some((first, best)) = roots.next() else {
             let error = match found.first() {
                 None => ImportError::NoSuperblock,
-                Some((_, other)) => match self.copied_disk(other.pool) {
+                Some((_, other)) => match self.copied_disk(other) {
                     Some(disk) => ImportError::DiskTwice { disk },
                     None => missing(other, 0),
                 },
@@ -396,7 +396,7 @@ impl Import {
             return self.fail(error);
         };
         let (first, best) = (*first, best.clone());
-        if let Some(disk) = self.copied_disk(best.pool) {
+        if let Some(disk) = self.copied_disk(&best) {
             return self.fail(ImportError::DiskTwice { disk });
         }
         let (expected, present) = (best.geometry.disk_bytes, self.disk_bytes[first]);
@@ -434,9 +434,11 @@ impl Import {
         }
     }
 
-    /// A disk of the pool that two devices are.
-    fn copied_disk(&self, pool: Uuid) -> Option<Uuid> {
-        let ours = self.superblocks.iter().filter(|(_, of)| of.pool == pool);
+    /// A disk of a root that two devices are. Disks that have left do not matter.
+    fn copied_disk(&self, root: &Superblock) -> Option<Uuid> {
+        let is_in = |of: &Superblock| root.disks.position(of.disk).is_some();
+        let ours = self.superblocks.iter();
+        let ours = ours.filter(|(_, of)| of.pool == root.pool && is_in(of));
         let ours: Vec<(usize, Uuid)> = ours.map(|(at, of)| (at.disk, of.disk)).collect();
         let is_twice = |(at, id): &&(usize, Uuid)| ours.iter().any(|(b, of)| b != at && of == id);
         ours.iter().find(is_twice).map(|(_, id)| *id)
@@ -444,6 +446,10 @@ impl Import {
 
     /// The caller's number of each disk of a root.
     fn order_of(&self, root: &Superblock) -> Result<Vec<usize>, ImportError> {
+        // An older root may have a disk that the newest one leaves out.
+        if let Some(disk) = self.copied_disk(root) {
+            return Err(ImportError::DiskTwice { disk });
+        }
         let disks = root.disks.disks().iter().enumerate();
         let order = disks.map(|(number, disk)| {
             let mut found = self.superblocks.iter();

@@ -93,7 +93,7 @@ impl Deletion {
                 found = Some((*id, None));
                 break;
             }
-            let kind = match store.state.children(*id).len() {
+            let kind = match store.state.versions.children(*id).len() {
                 0 => PassKind::Free,
                 1 => PassKind::Merge,
                 _ if self.reclaimed.contains(id) => continue,
@@ -164,7 +164,7 @@ impl Deletion {
             if self.pass == Some(id) || !store.log.has_room() {
                 continue;
             }
-            let children = store.state.children(id).len();
+            let children = store.state.versions.children(id).len();
             let kind = match children {
                 0 => PassKind::Free,
                 1 => PassKind::Merge,

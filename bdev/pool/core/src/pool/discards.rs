@@ -62,8 +62,11 @@ impl Discards {
         while self.in_flight.is_none()
             && let Some(run) = self.queue.pop_front()
         {
-            // The contents of a disk that leaves do not matter any more.
+            // The contents of a disk that leaves do not matter any more, unless the disk stays.
             if store.space.is_barred(run.start) {
+                if !store.superblock.disks.is_hole(run.start) {
+                    store.space.note_freed(&run);
+                }
                 continue;
             }
             let len = run.end - run.start;

@@ -1,5 +1,6 @@
 //! For callers that keep a copy of the map: its changes, and how far the log has come.
 
+use super::leaving::MOVE_TOKENS;
 use super::store::OWN_TOKENS;
 use super::store::Store;
 use crate::ids::{Lsn, Token};
@@ -30,4 +31,10 @@ impl Follow<'_> {
 /// True when a request is the pool's own: a step of an inflation.
 pub fn is_own(token: Token) -> bool {
     token >= OWN_TOKENS
+}
+
+/// True for the copy of a unit to another disk. The pool flushes such a copy before its record, so
+/// no flush of a host concerns it.
+pub fn is_move(token: Token) -> bool {
+    token >= MOVE_TOKENS
 }

@@ -74,7 +74,7 @@ use leaving::Leaving;
 use store::{Flushes, NextRoot, Store};
 use writes::Writes;
 
-pub use follow::{Follow, is_own};
+pub use follow::{Follow, is_move, is_own};
 pub use leaving::LeavingStatus;
 pub(crate) use store::superblock_page;
 

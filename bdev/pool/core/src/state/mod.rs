@@ -17,13 +17,15 @@
 
 mod moving;
 mod parents;
-
-use std::collections::BTreeMap;
+mod versions;
 
 use crate::format::record::{Cut, Identity, PassKind, Record};
 use crate::geometry::Geometry;
 use crate::ids::{Generation, Lsn, MAX_GENERATION, MAX_VERSIONS, VersionId};
 use crate::map::{Entry, LostNode, MapError, Part, Shape, Tree};
+
+pub use moving::Users;
+pub use versions::Versions;
 
 /// A hidden version that no pass may free yet.
 pub const PREPARED: Lsn = Lsn::MAX;
@@ -78,8 +80,10 @@ impl From<MapError> for ApplyError {
 #[derive(Debug, Clone)]
 pub struct State {
     pub geometry: Geometry,
-    pub versions: BTreeMap<VersionId, Version>,
+    pub versions: Versions,
     pub next_generation: Generation,
+    /// A version whose unit moved last: a hint for the next move.
+    last_moved: VersionId,
     /// Nodes that changed since the last checkpoint began.
     pub changed_nodes: usize,
 }
@@ -88,8 +92,9 @@ impl State {
     pub fn new(geometry: Geometry) -> Self {
         Self {
             geometry,
-            versions: BTreeMap::new(),
+            versions: Versions::default(),
             next_generation: 1,
+            last_moved: VersionId(0),
             changed_nodes: 0,
         }
     }
@@ -122,9 +127,7 @@ impl State {
     }
 
     pub fn children(&self, of: VersionId) -> Vec<VersionId> {
-        let children = self.versions.iter();
-        let children = children.filter(|(_, version)| version.parent == Some(of));
-        children.map(|(id, _)| *id).collect()
+        self.versions.children(of).collect()
     }
 
     /// The first leaf with data at or after the place `from`. An unreadable leaf counts.
@@ -406,8 +409,8 @@ impl State {
         };
         self.insert(cut.snapshot, snapshot)?;
         let generation = self.take_generation()?;
+        self.versions.set_parent(cut.volume, Some(cut.snapshot));
         let volume = self.version_mut(cut.volume)?;
-        volume.parent = Some(cut.snapshot);
         volume.generation = generation;
         volume.owned = 0;
         Ok(())
@@ -483,7 +486,7 @@ impl State {
         if version.is_fixed() || version.parent.as_ref().is_some_and(is_passed) {
             return Err(ApplyError::WrongKind);
         }
-        self.version_mut(id)?.parent = None;
+        self.versions.set_parent(id, None);
         Ok(())
     }
 
@@ -566,7 +569,7 @@ impl State {
     }
 
     fn begin_pass(&mut self, id: VersionId, kind: PassKind) -> Result<(), ApplyError> {
-        let children = self.children(id).len();
+        let children = self.versions.children(id).len();
         let version = self.version_mut(id)?;
         let fits = match kind {
             PassKind::Free => children == 0,
@@ -585,7 +588,7 @@ impl State {
         let version = &self.versions[&id];
         let (_, cursor) = version.pass?;
         // A leaf that a child shares loses no unit. A thick child counts its leaves anew.
-        let child = self.children(id).into_iter().next();
+        let child = self.versions.children(id).next();
         let child = child.map(|child| &self.versions[&child]);
         let child = child.filter(|child| !child.is_thick);
         let other = child.map(|child| &child.tree);
@@ -642,10 +645,10 @@ impl State {
             return Ok(());
         }
         let parent = version.parent;
-        self.versions.remove(&id);
         for child in children {
-            self.version_mut(child)?.parent = parent;
+            self.versions.set_parent(child, parent);
         }
+        self.versions.remove(id);
         Ok(())
     }
 }

@@ -58,7 +58,7 @@ impl State {
         }
         let next = self.versions[&ancestor].parent;
         let next = next.filter(|_| !Mutation::DecoupleFromAll.is_active());
-        self.version_mut(id)?.parent = next;
+        self.versions.set_parent(id, next);
         Ok(())
     }
 

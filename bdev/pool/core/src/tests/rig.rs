@@ -17,7 +17,7 @@ use crate::ids::{IoId, Token, VersionId};
 use crate::import::{Holder, Import, ImportError, ImportIntent, ImportReport};
 use crate::interface::{Answer, Intent, IoFailed, Limits, Refusal, Request, Write};
 use crate::mutation::Mutation;
-use crate::pool::Pool;
+use crate::pool::{Pool, is_move};
 use crate::space::Allocation;
 
 pub(crate) const HOLDER: Holder = Holder {
@@ -259,7 +259,7 @@ impl Rig {
 
     /// Turns the pool's intents into I/O in flight.
     pub(crate) fn pump(&mut self) {
-        self.pool.allow_moves(self.moves);
+        self.pool.allow_moves(self.moves, false);
         while let Some(intent) = self.pool.poll() {
             let pending = match intent {
                 Intent::Write { io, at, bytes } => {
@@ -320,6 +320,7 @@ impl Rig {
         let disk = 1 << disks.disk_of(unit);
         match self.volumes.get(&token) {
             Some(version) => *self.touched.entry(*version).or_default() |= disk,
+            None if is_move(token) => {}
             None => self.filled |= disk,
         }
         if !(0..4).any(|granule| self.is_mapped(unit, granule)) {

@@ -1,4 +1,4 @@
-//! A disk that leaves the pool: it is emptied while hosts go on, and then dropped.
+//! A disk that leaves the pool: its units move while hosts work, then the roots drop the disk.
 //!
 //! ```text
 //!   RemoveDisk ─▶ Naming ──▶ Moving ───────────────▶ Dropping ──▶ Intent::Left
@@ -8,10 +8,10 @@
 //!                               └────────▶ Staying: two roots say that it is in ──▶ Intent::Left
 //! ```
 //!
-//! From the first step on no unit of the disk is allocated. A unit counts until it is free: until
-//! the record of its move is settled, and the reads of that time have ended. Two roots each, as an
-//! import may fall back to the root before the newest. The caller erases the disk after
-//! [`Intent::Left`], when no import needs it.
+//! From the first step on, the pool allocates no unit of the disk. A unit counts as used until the
+//! record of its move is settled and the reads of that time have ended. Each change takes two
+//! roots, as an import may fall back to the root before the newest. The caller erases the disk
+//! after [`Intent::Left`], when no import needs it.
 //!
 //! The caller paces the moves ([`Pool::allow_moves`]): so hosts come first.
 
@@ -32,10 +32,16 @@ use crate::interface::{Answer, Intent, Refusal};
 use crate::map::Entry;
 use crate::mutation::Mutation;
 
-pub(super) use moves::Moves;
+use moves::Looks;
+pub(super) use moves::{MOVE_TOKENS, Moves};
 
-/// Leaves that one allowance looks at, in search of units to move.
+/// Leaves that one allowance looks at, in search of units to move; fewer while hosts have I/O.
 const LEAVES: u64 = 1024;
+const BUSY_LEAVES: u64 = 64;
+/// Entries that one allowance looks at, for the versions that have the units on the move. A look
+/// takes about a tenth of a microsecond.
+const LOOKS: u32 = if cfg!(test) { 24 } else { 32 << 10 };
+const BUSY_LOOKS: u32 = 8 << 10;
 /// Roots after which no page is left that a change of its node has freed.
 const ROOTS: u32 = 3;
 
@@ -45,6 +51,7 @@ pub(super) struct Leaving {
     departure: Option<Departure>,
     /// Moves that may begin.
     allowed: u64,
+    looks: Looks,
     /// The pool is about to close: no move begins.
     is_paused: bool,
 }
@@ -197,13 +204,21 @@ impl Pool {
         self.leaving.moves.is_on(entry)
     }
 
-    /// So many moves may begin from now on; earlier allowances end.
-    pub fn allow_moves(&mut self, units: u64) {
+    /// So many moves may begin from now on; earlier allowances end. `is_busy`: hosts have I/O in
+    /// flight.
+    pub fn allow_moves(&mut self, units: u64, is_busy: bool) {
         let Some(departure) = &mut self.leaving.departure else {
             return;
         };
         self.leaving.allowed = units;
-        departure.search.left = LEAVES;
+        self.leaving.moves.note_allowance();
+        let (leaves, looks) = if is_busy {
+            (BUSY_LEAVES, BUSY_LOOKS)
+        } else {
+            (LEAVES, LOOKS)
+        };
+        departure.search.left = leaves;
+        self.leaving.looks.allow(looks);
         self.store.has_news = true;
     }
 }
@@ -251,11 +266,18 @@ impl Removal<'_> {
 
     /// Units that the other disks lack for the contents of a disk.
     fn missing_units(&self, disk: usize) -> u64 {
+        let (free, kept) = self.store.free_units();
+        let free = free - self.store.space.free_of(disk);
+        (self.units_without_place(disk) + kept).saturating_sub(free)
+    }
+
+    /// Units of a disk that need a place elsewhere: not those whose place is taken already.
+    fn units_without_place(&self, disk: usize) -> u64 {
         let (space, table) = (&self.store.space, &self.store.superblock.disks);
         let in_limbo = space.limbo().filter(|unit| table.disk_of(*unit) == disk);
-        let needed = space.used_of(disk) - in_limbo.count() as u64;
-        let (free, kept) = self.store.free_units();
-        (needed + kept).saturating_sub(free - space.free_of(disk))
+        // All moves are from the disk that leaves.
+        let moving = self.leaving.moves.new_units();
+        space.used_of(disk) - (in_limbo.count() + moving.count()) as u64
     }
 
     pub(super) fn attempt_keep_disk(
@@ -286,7 +308,8 @@ impl Removal<'_> {
         let departure = self.leaving.departure.as_ref();
         let is_stopping = departure.is_some_and(|departure| departure.stop.is_some());
         let is_ending = is_stopping || self.leaving.is_paused;
-        self.leaving.moves.advance(self.store, is_ending);
+        let Leaving { moves, looks, .. } = &mut *self.leaving;
+        moves.advance(self.store, looks, is_ending);
         let Some(departure) = &mut self.leaving.departure else {
             return;
         };
@@ -364,7 +387,8 @@ impl Removal<'_> {
         }
     }
 
-    /// No map has a unit of the disk: what is left becomes free with settling, and with roots.
+    /// Frees the units of the disk that no map has: those in limbo by settling, those of metadata
+    /// by further roots.
     fn free_the_rest(&mut self) {
         let Some(departure) = &mut self.leaving.departure else {
             return;
@@ -385,14 +409,18 @@ impl Removal<'_> {
 
     /// Begins the moves that are allowed, of the units that the search finds.
     fn begin_moves(&mut self) {
-        while self.leaving.allowed > 0 && self.leaving.moves.len() < moves::WINDOW {
+        while self.leaving.allowed > 0
+            && !self.leaving.looks.are_used()
+            && self.leaving.moves.may_begin(self.store)
+        {
             let Some(departure) = &mut self.leaving.departure else {
                 return;
             };
             let Some((place, unit)) = departure.search.next(self.store, departure.disk) else {
                 return;
             };
-            match self.begin_move(place, unit) {
+            let near = departure.search.version;
+            match self.begin_move(near, place, unit) {
                 Ok(true) => self.leaving.allowed -= 1,
                 Ok(false) => {}
                 Err(refusal) => {
@@ -407,14 +435,8 @@ impl Removal<'_> {
     }
 
     /// Returns false if the unit cannot move now: a later pass of the search finds it again.
-    fn begin_move(&mut self, place: u64, unit: u64) -> Result<bool, Refusal> {
-        let users = self.store.state.users(place, unit);
-        let Some(version) = users.first().copied() else {
-            return Ok(false);
-        };
-        let is_occupied = |user: &VersionId| self.writes.occupies(*user, place..place + 1);
-        if users.iter().any(is_occupied)
-            || self.leaving.moves.is_from(unit)
+    fn begin_move(&mut self, near: VersionId, place: u64, unit: u64) -> Result<bool, Refusal> {
+        if self.leaving.moves.is_from(unit)
             || self.writes.reads(unit)
             || !self
                 .store
@@ -424,6 +446,15 @@ impl Removal<'_> {
         }
         if self.store.settle.is_unsettled(unit, u16::MAX) {
             self.store.settle.want(self.store.log.next_lsn() - 1);
+            return Ok(false);
+        }
+        let users = self.store.state.users(near, place, unit);
+        self.leaving.looks.take(&users);
+        let Some(version) = users.versions.first().copied() else {
+            return Ok(false);
+        };
+        let is_occupied = |user: &VersionId| self.writes.occupies(*user, place..place + 1);
+        if users.versions.iter().any(is_occupied) {
             return Ok(false);
         }
         let before = place.checked_sub(1);
@@ -440,7 +471,8 @@ impl Removal<'_> {
         };
         match to {
             Some(to) => {
-                self.leaving.moves.begin(self.store, place, unit, to);
+                let moves = &mut self.leaving.moves;
+                moves.begin(self.store, &users, place, [unit, to]);
                 Ok(true)
             }
             None if self.is_space_returning() => {
@@ -449,7 +481,7 @@ impl Removal<'_> {
             }
             None => {
                 let disk = self.store.superblock.disks.disk_of(unit);
-                let missing = self.store.space.used_of(disk) + kept - free.min(kept);
+                let missing = self.units_without_place(disk) + kept - free.min(kept);
                 Err(Refusal::NoRoom { missing })
             }
         }

@@ -6,6 +6,9 @@
 //!   place end
 //! ```
 //!
+//! The grace period waits for reads, too, and a sick disk may never answer one. A move that waits
+//! for long is given up, so that writes go on. The next move begins when that period has ended.
+//!
 //! From the first step to the last, writes to the unit wait, whichever version they are about: so
 //! the copy stays right. Reads go on. Trims go on, too: a granule that nothing refers to any more
 //! is copied in vain. MOVE changes all versions that share the unit, at the moment of its record,
@@ -16,22 +19,33 @@
 //! it a newer granule: the old unit's one is in use again then. So the copy is of the whole unit.
 
 use crate::format::record::Record;
-use crate::ids::{Lsn, Token};
+use crate::ids::{Lsn, Token, VersionId};
 use crate::interface::{Intent, IoFailed, Refusal};
 use crate::map::Entry;
 use crate::mutation::Mutation;
 use crate::pool::Purpose;
 use crate::pool::store::{OWN_TOKENS, Store};
+use crate::state::Users;
 
 /// Moves in flight: with units of 64 KiB, the copies take 1 MiB.
-pub(super) const WINDOW: usize = 16;
+const WINDOW: usize = 16;
+/// Allowances for which a move waits for the grace period: 100 ms, as one comes every 10 ms.
+const PATIENCE: u64 = 10;
+/// The same after moves that were given up. A slow disk needs longer than the first patience.
+const MOST_PATIENCE: u64 = 80;
 /// Tokens of moves, beside those of other requests of the pool itself.
-const MOVE_TOKENS: Token = OWN_TOKENS | 1 << 62;
+pub(in crate::pool) const MOVE_TOKENS: Token = OWN_TOKENS | 1 << 62;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::pool) struct Moves {
     list: Vec<Move>,
     next: Token,
+    /// The number of the last allowance: the clock of the moves.
+    allowance: u64,
+    /// Allowances for which the next move waits for its grace period.
+    patience: u64,
+    /// No move begins before the end of this grace period: a move was given up for it.
+    awaited: u64,
     /// The first failure since it was taken.
     failed: Option<Refusal>,
 }
@@ -39,6 +53,8 @@ pub(in crate::pool) struct Moves {
 #[derive(Debug)]
 struct Move {
     token: Token,
+    /// A version that had the unit when the move began.
+    version: VersionId,
     place: u64,
     from: u64,
     to: u64,
@@ -48,22 +64,47 @@ struct Move {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    Grace { epoch: u64 },
+    /// `until`: the allowance that ends the wait.
+    Grace {
+        epoch: u64,
+        until: u64,
+    },
     Reading,
     Writing,
     Written,
     Flushing,
     Durable,
-    Logged { lsn: Lsn },
+    Logged {
+        lsn: Lsn,
+    },
+}
+
+impl Default for Moves {
+    fn default() -> Self {
+        Self {
+            list: Vec::new(),
+            next: 0,
+            allowance: 0,
+            patience: PATIENCE,
+            awaited: 0,
+            failed: None,
+        }
+    }
 }
 
 impl Moves {
-    pub(in crate::pool) fn is_empty(&self) -> bool {
-        self.list.is_empty()
+    /// Counts an allowance.
+    pub(super) fn note_allowance(&mut self) {
+        self.allowance += 1;
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.list.len()
+    /// True when a further move may begin.
+    pub(super) fn may_begin(&self, store: &Store) -> bool {
+        self.list.len() < WINDOW && self.awaited <= store.grace.ended()
+    }
+
+    pub(in crate::pool) fn is_empty(&self) -> bool {
+        self.list.is_empty()
     }
 
     /// True when a unit of this entry is on its way.
@@ -93,20 +134,33 @@ impl Moves {
         self.list.clear();
     }
 
-    /// Begins to move a unit that no record in flight is about.
-    pub(super) fn begin(&mut self, store: &mut Store, place: u64, from: u64, to: u64) {
+    /// Begins to move a unit of these versions. No record in flight is about it.
+    pub(super) fn begin(
+        &mut self,
+        store: &mut Store,
+        users: &Users,
+        place: u64,
+        [from, to]: [u64; 2],
+    ) {
+        let Some(version) = users.versions.first().copied() else {
+            return;
+        };
         self.next += 1;
         let epoch = store.grace.request();
         self.list.push(Move {
             token: MOVE_TOKENS | self.next,
+            version,
             place,
             from,
             to,
             granules: 0,
-            step: Step::Grace { epoch },
+            step: Step::Grace {
+                epoch,
+                until: self.allowance + self.patience,
+            },
         });
         // Lanes stop to write to the unit in place.
-        store.note_users(place, from);
+        store.note_users(place, users);
         store.has_news = true;
     }
 
@@ -122,9 +176,8 @@ impl Moves {
         };
         let of = &mut self.list[at];
         if result.is_err() {
-            let of = self.list.remove(at);
             self.failed.get_or_insert(Refusal::Medium);
-            give_up(store, &of);
+            of.fail();
             return true;
         }
         of.step = Step::Writing;
@@ -145,9 +198,7 @@ impl Moves {
         match result {
             Ok(()) => of.step = Step::Written,
             Err(IoFailed) => {
-                // The next turn gives the unit back.
-                of.granules = 0;
-                of.step = Step::Durable;
+                of.fail();
                 self.failed.get_or_insert(Refusal::Medium);
             }
         }
@@ -160,7 +211,7 @@ impl Moves {
         for of in flushing.filter(|of| of.step == Step::Flushing) {
             of.step = Step::Durable;
             if result.is_err() {
-                of.granules = 0;
+                of.fail();
                 self.failed.get_or_insert(Refusal::Medium);
             }
         }
@@ -168,18 +219,45 @@ impl Moves {
 
     /// Takes every step that is possible. `is_ending`: units that are not read yet stay where they
     /// are, because the I/O that they wait for may never end.
-    pub(super) fn advance(&mut self, store: &mut Store, is_ending: bool) {
-        let complete = store.log.complete();
+    pub(super) fn advance(&mut self, store: &mut Store, looks: &mut Looks, is_ending: bool) {
+        let (complete, ended) = (store.log.complete(), store.grace.ended());
+        let mut is_late = false;
         for mut of in std::mem::take(&mut self.list) {
+            let is_waiting = match of.step {
+                Step::Grace { epoch, until } => {
+                    let is_over = ended >= epoch || Mutation::MoveWithoutGrace.is_active();
+                    !is_over && self.allowance < until && !is_ending
+                }
+                Step::Durable => false,
+                Step::Logged { lsn } => lsn > complete,
+                _ => true,
+            };
+            // A step looks at all versions that have the unit.
+            if is_waiting || looks.are_used() {
+                self.list.push(of);
+                continue;
+            }
             let stays = match of.step {
                 Step::Grace { .. } if is_ending => {
-                    give_up(store, &of);
+                    give_up(store, looks, &of);
                     false
                 }
-                Step::Grace { epoch } => read_after(store, &mut of, epoch),
-                Step::Durable => record(store, &mut of),
+                Step::Grace { epoch, until } if ended < epoch && until <= self.allowance => {
+                    give_up(store, looks, &of);
+                    self.awaited = self.awaited.max(epoch);
+                    is_late = true;
+                    false
+                }
+                Step::Grace { epoch, .. } => {
+                    if ended >= epoch {
+                        self.patience = PATIENCE;
+                    }
+                    read_after(store, looks, &mut of, epoch)
+                }
+                Step::Durable => record(store, looks, &mut of),
                 Step::Logged { lsn } if lsn <= complete => {
-                    store.note_users(of.place, of.to);
+                    let users = looks.users(store, &of, of.to);
+                    store.note_users(of.place, &users);
                     // Writes to the unit wait for this.
                     store.has_news = true;
                     false
@@ -189,6 +267,9 @@ impl Moves {
             if stays {
                 self.list.push(of);
             }
+        }
+        if is_late {
+            self.patience = (2 * self.patience).min(MOST_PATIENCE);
         }
         self.flush(store);
     }
@@ -213,18 +294,30 @@ impl Moves {
     }
 }
 
+impl Move {
+    /// There is no copy: the next turn gives the new unit back.
+    fn fail(&mut self) {
+        self.granules = 0;
+        self.step = Step::Durable;
+    }
+}
+
 /// Reads the unit once writes in place have ended. Returns false if nothing uses it any more.
-fn read_after(store: &mut Store, of: &mut Move, epoch: u64) -> bool {
+fn read_after(store: &mut Store, looks: &mut Looks, of: &mut Move, epoch: u64) -> bool {
     if store.grace.ended() < epoch && !Mutation::MoveWithoutGrace.is_active() {
         return true;
     }
-    let users = store.state.users(of.place, of.from);
+    let users = looks.users(store, of, of.from);
     let used = store.state.granules_of_users(&users, of.place, of.from);
     if used == 0 {
-        give_up(store, of);
+        stay(store, &users, of);
         return false;
     }
-    of.granules = store.state.geometry.whole();
+    of.granules = if Mutation::MoveUsedGranules.is_active() {
+        used
+    } else {
+        store.state.geometry.whole()
+    };
     of.step = Step::Reading;
     store.out.push_back(Intent::ReadSource {
         token: of.token,
@@ -235,29 +328,64 @@ fn read_after(store: &mut Store, of: &mut Move, epoch: u64) -> bool {
 }
 
 /// Appends the record of a copy. Returns false if there is none to append.
-fn record(store: &mut Store, of: &mut Move) -> bool {
-    let users = store.state.users(of.place, of.from);
-    let used = store.state.granules_of_users(&users, of.place, of.from);
-    if used == 0 || used & !of.granules != 0 {
-        give_up(store, of);
-        return false;
-    }
+fn record(store: &mut Store, looks: &mut Looks, of: &mut Move) -> bool {
     let record = Record::Move {
         place: of.place,
         from: of.from,
         to: of.to,
     };
-    if store.log_takes(&record) {
-        let lsn = store.append(&record);
-        store.apply(lsn, &record);
-        of.step = Step::Logged { lsn };
+    if of.granules != 0 && !store.log_takes(&record) {
+        return true;
     }
+    let users = looks.users(store, of, of.from);
+    let used = store.state.granules_of_users(&users, of.place, of.from);
+    if used == 0 || used & !of.granules != 0 {
+        stay(store, &users, of);
+        return false;
+    }
+    store.note_users(of.place, &users);
+    let lsn = store.append(&record);
+    store.apply(lsn, &record);
+    of.step = Step::Logged { lsn };
     true
 }
 
 /// The unit stays where it is.
-fn give_up(store: &mut Store, of: &Move) {
+fn give_up(store: &mut Store, looks: &mut Looks, of: &Move) {
+    let users = looks.users(store, of, of.from);
+    stay(store, &users, of);
+}
+
+fn stay(store: &mut Store, users: &Users, of: &Move) {
     store.space.give_back(of.to);
-    store.note_users(of.place, of.from);
+    store.note_users(of.place, users);
     store.has_news = true;
+}
+
+/// Entries that the moves may look at until the next allowance. The last step may take more, which
+/// the next allowances make up for. So a unit of many versions does not hold up the reactor.
+#[derive(Debug, Default)]
+pub(super) struct Looks {
+    left: i64,
+}
+
+impl Looks {
+    pub(super) fn allow(&mut self, looks: u32) {
+        let looks = i64::from(looks);
+        self.left = (self.left + looks).min(looks);
+    }
+
+    pub(super) fn are_used(&self) -> bool {
+        self.left <= 0
+    }
+
+    pub(super) fn take(&mut self, users: &Users) {
+        self.left -= users.looks as i64;
+    }
+
+    fn users(&mut self, store: &Store, of: &Move, unit: u64) -> Users {
+        let users = store.state.users(of.version, of.place, unit);
+        self.take(&users);
+        users
+    }
 }

@@ -22,7 +22,7 @@ use crate::log::Log;
 use crate::map::PageGarbage;
 use crate::settle::Settle;
 use crate::space::Space;
-use crate::state::State;
+use crate::state::{State, Users};
 use crate::zones::Zones;
 
 /// Tokens from here on are the pool's own.
@@ -187,7 +187,7 @@ impl Store {
             }
             // The children get another parent.
             Record::End { version } => {
-                let children = self.state.children(*version).into_iter();
+                let children = self.state.versions.children(*version);
                 changes.extend(children.map(Change::Version));
             }
             Record::Restore { version, .. } | Record::Adopt { version, .. } => {
@@ -205,18 +205,18 @@ impl Store {
             | Record::Step { .. }
             | Record::Rename { .. }
             | Record::Cancel { .. } => {}
-            Record::Move { place, from, .. } => self.note_users(*place, *from),
+            // The move notes them, as it knows the users.
+            Record::Move { .. } => {}
         }
     }
 
-    /// Notes the entries with a unit at a place.
-    pub(super) fn note_users(&mut self, place: u64, unit: u64) {
+    /// Notes the entries of these versions at a place.
+    pub(super) fn note_users(&mut self, place: u64, users: &Users) {
         let Some(changes) = &mut self.changes else {
             return;
         };
-        let users = self.state.users(place, unit).into_iter();
-        changes.extend(users.map(|version| Change::Places {
-            version,
+        changes.extend(users.versions.iter().map(|version| Change::Places {
+            version: *version,
             first: place,
             end: place + 1,
         }));
