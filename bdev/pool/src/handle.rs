@@ -38,6 +38,11 @@ impl PoolHandle {
         std::mem::take(&mut self.shared.departed.lock())
     }
 
+    /// The names of the devices that a close, an export or a deletion has waited for.
+    pub fn late_disks(&self) -> Vec<String> {
+        self.shared.late.lock().clone()
+    }
+
     /// The names of the pool's devices, that with the log first. A device that is being added is
     /// not among them.
     pub fn bases(&self) -> Vec<String> {

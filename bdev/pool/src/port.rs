@@ -236,6 +236,8 @@ pub(crate) struct Shared {
     pub news: Arc<Notify>,
     /// Disks that left, or stay after all, which no caller has taken.
     pub departed: Mutex<Vec<Departed>>,
+    /// Disks that the end of the keeper waits for, once it has waited for a while.
+    pub late: Mutex<Vec<String>>,
     /// Number of updates of the status.
     #[cfg(test)]
     pub statuses: AtomicU64,
@@ -259,6 +261,7 @@ impl Shared {
             status: Mutex::new(status),
             news: Arc::default(),
             departed: Mutex::default(),
+            late: Mutex::default(),
             #[cfg(test)]
             statuses: AtomicU64::new(0),
         })

@@ -326,7 +326,7 @@ fn roles_decide_about_methods() {
 /// object by one of the known parameters, or is one of those without an object.
 #[test]
 fn changes_name_their_object() {
-    const WITHOUT: [&str; 14] = [
+    const WITHOUT: [&str; 15] = [
         // Settings of the whole daemon, and actions on it.
         "_set_options",
         "_set_config",

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{
     self, DeserializeOwned, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, Visitor,
@@ -131,7 +131,7 @@ fn names<P: Part>() -> &'static [&'static str] {
 fn joined(own: &'static [&'static str], part: &'static [&'static str]) -> &'static [&'static str] {
     type Names = &'static [&'static str];
     static JOINED: Mutex<BTreeMap<(Names, Names), Names>> = Mutex::new(BTreeMap::new());
-    let mut joined = JOINED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut joined = JOINED.lock();
     joined
         .entry((own, part))
         .or_insert_with(|| [own, part].concat().leak())

@@ -26,6 +26,8 @@ AUTHENTICATION=(041 042 043 044 045)
 BASIC=(003 004 005 006 008 010 014 018 019 021 022 023 025 026 027 028 029 040 047 061)
 # Failures that the tests provoke.
 allow_errors '.*'
+# Else the first test finds no loop device.
+modprobe loop
 
 run() { # run TRTYPE TEST…
     local test passed

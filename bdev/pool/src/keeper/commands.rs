@@ -30,6 +30,8 @@ const LEAVES: usize = 8;
 const COMMANDS: usize = 256;
 /// How long a keeper that ends waits for the erasure of disks that have left.
 const ERASURE: Duration = Duration::from_secs(5);
+/// A disk is late when the end of its pool has waited so long for it.
+const LATE: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub(super) struct Commands {
@@ -44,6 +46,8 @@ pub(super) struct Commands {
     /// The superblocks go before that.
     wipes: bool,
     erasure: Option<Erasure>,
+    /// When the callers learn which disks the end waits for.
+    late_at: Option<Nanos>,
     /// The keeper waits until then for disks that have left.
     erased_until: Option<Nanos>,
     /// The error of an opening that failed.
@@ -135,8 +139,17 @@ impl Commands {
         is_erased && disks.is_idle() && (departures.is_idle() || now >= until)
     }
 
-    /// Goes on with the erasure of a pool that is deleted. Returns the amount of work.
-    pub(super) fn advance_erasure(&mut self, now: Nanos, disks: &mut Disks) -> u32 {
+    /// Goes on with the end of the pool, if it has begun. Returns the amount of work.
+    pub(super) fn advance_end(&mut self, now: Nanos, disks: &mut Disks) -> u32 {
+        if self.export.is_some() || self.is_last {
+            let until = *self.late_at.get_or_insert(now + LATE);
+            if until <= now {
+                disks.note_late();
+            }
+        } else if self.late_at.take().is_some() {
+            // The export was refused.
+            disks.note_late();
+        }
         let Some(erasure) = &mut self.erasure else {
             return 0;
         };
@@ -152,8 +165,10 @@ impl Commands {
     }
 
     pub(super) fn due(&self, now: Nanos) -> Idle {
+        let late = self.late_at.filter(|at| *at > now);
+        let late = late.map_or(Idle::Quiet, Idle::Until);
         let erasure = self.erasure.as_ref();
-        erasure.map_or(Idle::Quiet, |erasure| erasure.due(now))
+        late.and(erasure.map_or(Idle::Quiet, |erasure| erasure.due(now)))
     }
 
     /// The last answers, which the keeper gives when it no longer uses the disk.

@@ -172,6 +172,17 @@ impl Disks {
         self.list.iter().flatten().all(Disk::is_idle)
     }
 
+    /// Tells the callers which disks have I/O in flight, while the end of the pool waits for it.
+    pub(super) fn note_late(&self) {
+        let claims = self.shared.claims.load();
+        let disks = self.list.iter().zip(claims.iter());
+        let late = disks.filter_map(|(disk, claim)| {
+            let is_busy = disk.as_ref().is_some_and(|disk| !disk.is_idle());
+            is_busy.then(|| Some(claim.as_ref()?.layer().name().to_owned()))?
+        });
+        *self.shared.late.lock() = late.collect();
+    }
+
     pub(super) fn poll(&mut self, now: Nanos, ended: &mut Vec<Ended>) {
         let disks = self.list.iter_mut().flatten();
         disks.for_each(|disk| disk.poll(now, ended));

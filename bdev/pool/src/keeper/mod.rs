@@ -632,7 +632,7 @@ impl Poller for Keeper {
             self.update_status();
             self.departures.announce_ended();
         }
-        count += departed + self.commands.advance_erasure(now, &mut self.disks);
+        count += departed + self.commands.advance_end(now, &mut self.disks);
         self.look_at_time(now);
         self.look_at_full(now);
         self.look_at_grace();

@@ -96,3 +96,26 @@ fn a_deletion_erases_all_disks() {
         home.create_on(disk, false).unwrap();
     }
 }
+
+/// Goal: an export names the disk that it waits for, and ends when the disk answers. Method: writes
+/// to all superblocks of a disk hang.
+#[test]
+fn an_export_names_the_disk_that_it_waits_for() {
+    let (_home, pool, device) = three();
+    for place in 0..4 {
+        let fault = at_superblock(place, Action::Hang);
+        device.inject(fault).unwrap();
+    }
+    std::thread::scope(|scope| {
+        let export = Command::Close { export: true };
+        let closing = scope.spawn(|| block_on(pool.run(export)).map(drop));
+        let began = std::time::Instant::now();
+        while pool.late_disks() != ["EE_more"] {
+            assert!(began.elapsed().as_secs() < 20, "{:?}", pool.late_disks());
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        device.clear();
+        device.resume_pending();
+        assert_eq!(closing.join().unwrap(), Ok(()));
+    });
+}

@@ -153,7 +153,7 @@ fn volumes_have_the_contents_of_their_sources() {
     assert_eq!(clone.content_source, Some(of_volume(&source)));
     assert_eq!(
         all(&world),
-        [snapshot.snapshot_id.clone()],
+        std::slice::from_ref(&snapshot.snapshot_id),
         "a clone leaves no snapshot"
     );
     for id in [&restored.volume_id, &clone.volume_id] {
@@ -166,7 +166,7 @@ fn volumes_have_the_contents_of_their_sources() {
     world.unpublish(&source, HOST);
 
     world.delete(&source);
-    assert_eq!(all(&world), [snapshot.snapshot_id.clone()]);
+    assert_eq!(all(&world), std::slice::from_ref(&snapshot.snapshot_id));
     let late = with_source("late", 4 * MIB, of_snapshot(&snapshot.snapshot_id));
     let late = volume(&world, late).volume_id;
     delete(&world, &snapshot.snapshot_id);
@@ -295,7 +295,7 @@ fn snapshots_are_listed_in_pages() {
         list(&world, asked).expect("a list").0
     };
     assert!(of(&two, "").contains(&other) && !of(&one, "").contains(&other));
-    assert_eq!(of("", &other), [other.clone()]);
+    assert_eq!(of("", &other), std::slice::from_ref(&other));
     assert_eq!(of(&one, &other), [""; 0]);
     assert_eq!(of("", ABSENT), [""; 0]);
     assert_eq!(of("no id", ""), [""; 0]);
@@ -352,7 +352,11 @@ fn sources_are_refused() {
     };
     let why = world.refused(CREATE_VOLUME, elsewhere, Code::InvalidArgument);
     assert!(why.contains("parameter pool"), "{why}");
-    assert_eq!(all(&world), [snapshot.clone()], "no copy is left");
+    assert_eq!(
+        all(&world),
+        std::slice::from_ref(&snapshot),
+        "no copy is left"
+    );
 
     volume(&world, make("taken", 0, of_snapshot(&snapshot)));
     volume(&world, make("taken", 0, of_snapshot(&snapshot)));

@@ -376,3 +376,59 @@ fn a_disk_leaves_while_the_daemon_is_killed() {
         kills(seed, Disks::Leaves);
     }
 }
+
+/// Goal: `nacre doctor`, `nacre pool show` and the event name a pool whose disk went while the pool
+/// was in use. Method: the RAM disk of a pool is deleted.
+#[test]
+fn a_pool_without_its_disk_is_named() {
+    let place = Place::new();
+    let (daemon, mut client) = place.serve(&[]).ready();
+    let mut call = |method: &str, params: Value| {
+        let answer = client.call_by_name(method, params);
+        answer.unwrap_or_else(|error| panic!("{error}\n{}", daemon.log()))
+    };
+    let ram = json!({ "name": "ram", "num_blocks": 32768, "block_size": 4096 });
+    call("bdev_malloc_create", ram);
+    call("pool_create", json!({ "name": "pool0", "disk": "ram" }));
+    call("bdev_malloc_delete", json!({ "name": "ram" }));
+    let until = Instant::now() + Duration::from_secs(30);
+    let has_failed = |state: &Value| {
+        let objects = state["objects"].as_array().unwrap();
+        objects.iter().any(|of| of["state"] == "failed")
+    };
+    while !has_failed(&call("state_get", Value::Null)) {
+        assert!(Instant::now() < until, "{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let cause = "pool \"pool0\" is closed: its disk \"ram\" went away";
+    let shown = place.client(&["pool", "show", "pool0"]);
+    assert!(!shown.status.success());
+    assert!(
+        text(&shown.stderr).contains(cause),
+        "{}",
+        text(&shown.stderr)
+    );
+    let config = place.path("doctor.toml");
+    let socket = place.socket();
+    std::fs::write(&config, format!("[rpc]\nsocket = {socket:?}\n")).unwrap();
+    let mut doctor = place.nacre();
+    doctor.args(["doctor", "--json", "--config"]).arg(&config);
+    let doctor = doctor.output().unwrap();
+    assert!(!doctor.status.success());
+    let report: Value = serde_json::from_slice(&doctor.stdout).unwrap();
+    let findings = report["findings"].as_array().unwrap().iter();
+    let found: Vec<&Value> = findings.filter(|of| of["id"] == "pool.open").collect();
+    let [found] = found[..] else {
+        panic!("{report}");
+    };
+    assert_eq!(found["status"], "FAIL");
+    assert!(
+        found["evidence"].as_str().unwrap().contains(cause),
+        "{found}"
+    );
+    assert!(found["remedy"].is_string(), "{found}");
+    let events = call("events_get", json!({}));
+    let events = events["events"].as_array().unwrap();
+    let lost = events.iter().find(|of| of["type"] == "pool_lost").unwrap();
+    assert_eq!(lost["facts"]["disk"], "ram", "{lost}");
+}

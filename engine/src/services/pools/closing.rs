@@ -8,12 +8,53 @@ use nacre_bdev_pool::{Command, Outcome, PoolError};
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use super::{Late, OpenPool, key, lvols_of, register_all};
+use super::{Late, OpenPool, Pools, key, lvols_of, register_all};
 use crate::refusal::Refusal;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
 use crate::store::Change;
+
+/// A pool that was closed because its disk went away.
+#[derive(Debug)]
+pub(super) struct Gone {
+    /// Name of the pool.
+    pub pool: String,
+    pub disk: String,
+}
+
+impl Gone {
+    fn refusal(&self) -> RpcError {
+        let cause = format!(
+            "pool \"{}\" is closed: its disk \"{}\" went away",
+            self.pool, self.disk
+        );
+        RpcError::errno(Errno::ENODEV, cause)
+            .field("pool")
+            .remedy("attach the disk again, and the daemon imports the pool; or forget the pool: pool_export")
+    }
+}
+
+impl Pools {
+    /// The UUID of a pool by its name, if its disk went away.
+    fn gone_id(&self, name: &str) -> Option<Uuid> {
+        let gone = self.gone.borrow();
+        let found = gone.iter().find(|(_, gone)| gone.pool == name);
+        found.map(|(id, _)| *id)
+    }
+
+    /// The refusal of a call about a pool that is not open.
+    pub(super) fn not_open(&self, name: &str) -> RpcError {
+        let id = Uuid::parse_str(name).ok().or_else(|| self.gone_id(name));
+        let gone = self.gone.borrow();
+        if let Some(gone) = id.and_then(|id| gone.get(&id)) {
+            return gone.refusal();
+        }
+        RpcError::errno(Errno::ENODEV, format!("there is no open pool \"{name}\""))
+            .field("pool")
+            .remedy("pool_list lists them; pool_import opens one")
+    }
+}
 
 /// Removes the device of a volume that nothing uses, and waits until its queues are closed.
 pub async fn withdraw(engine: &Engine, name: &str) -> Result<(), RpcError> {
@@ -37,8 +78,9 @@ pub async fn close(engine: &Rc<Engine>, name: &str, end: Command) -> Result<(), 
     let _one = pools.changing.lock().await;
     let Ok(pool) = pools.find(name) else {
         // An import that failed is forgotten, and a pool whose disk went away.
-        let id = Uuid::parse_str(name).ok();
+        let id = Uuid::parse_str(name).ok().or_else(|| pools.gone_id(name));
         pools.lost.borrow_mut().retain(|_, lost| Some(*lost) != id);
+        pools.gone.borrow_mut().retain(|gone, _| Some(*gone) != id);
         let record = id.map(key);
         let record = record.filter(|key| engine.journal.find(key).is_some());
         let Some(key) = record else {
@@ -47,7 +89,7 @@ pub async fn close(engine: &Rc<Engine>, name: &str, end: Command) -> Result<(), 
         return engine.journal.commit(Change::remove(key)).await;
     };
     if pool.is_closing.get() {
-        return Err(Late::Close.refusal());
+        return Err(late(&pool));
     }
     let plane = engine.plane()?;
     for lvol in lvols_of(&plane, pool.handle.id()) {
@@ -100,6 +142,7 @@ pub(super) async fn close_one(
         return close_ended(engine, pool, closed, forgets).await;
     }
     pool.is_closing.set(true);
+    let refusal = late(pool);
     let (engine, pool) = (Rc::clone(engine), Rc::clone(pool));
     tokio::task::spawn_local(async move {
         let closed = closing.await;
@@ -117,7 +160,20 @@ pub(super) async fn close_one(
             warn!(%id, %error, "the next start imports a closed pool");
         }
     });
-    Err(Late::Close.refusal())
+    Err(refusal)
+}
+
+/// The refusal of a close that waits for disks.
+fn late(pool: &OpenPool) -> RpcError {
+    let disks = pool.handle.late_disks();
+    let refusal = Late::Close.refusal();
+    if disks.is_empty() {
+        return refusal;
+    }
+    let disks = disks.join("\", \"");
+    refusal.cause(format!(
+        "the pool's keeper does not end: no answer from \"{disks}\""
+    ))
 }
 
 fn is_export(end: &Command) -> bool {
@@ -180,14 +236,19 @@ pub fn disk_gone(engine: &Rc<Engine>, disk: &str) {
         let (name, id) = (pool.name(), pool.handle.id());
         warn!(pool = name, disk, "the disk went away: the pool is closed");
         let text = format!("pool \"{name}\": its disk {disk} went away");
-        engine
-            .notes
-            .report("pool_lost", name, text, serde_json::json!({ "id": id }));
+        let facts = serde_json::json!({ "id": id, "disk": disk });
+        engine.notes.report("pool_lost", name.clone(), text, facts);
         // This also ends an export that still waits for the disk.
         if let Err(error) = close_one(&engine, &pool, Command::Close { export: false }).await {
             warn!(disk, %error, "a pool without its disk is not closed yet");
         }
         if engine.journal.find(&key(id)).is_some() {
+            let gone = Gone {
+                pool: name,
+                disk: disk.clone(),
+            };
+            engine.journal.restored(&key(id), Err(gone.refusal()));
+            pools.gone.borrow_mut().insert(id, gone);
             pools.lost.borrow_mut().insert(disk, id);
         }
     });

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use nacre_bdev::registry::Usage;
-use nacre_bdev::{Bdev, Claim, Holder, Layer};
+use nacre_bdev::{Bdev, Claim, Holder, Layer, Registry};
 use nacre_bdev_pool::{Command, ImportError, Label, Lvol, PoolError, identify};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -150,6 +150,40 @@ pub(super) async fn refuse_open(
         .remedy("name another device; wipe the disk if it is a copy"))
 }
 
+/// The devices that an import claims.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Devices {
+    pub names: Vec<String>,
+    /// Disks that have left the pool, and were not erased. The import goes on without them.
+    pub leftovers: Vec<String>,
+}
+
+impl Devices {
+    pub(super) fn one(name: &str) -> Self {
+        Self {
+            names: vec![name.to_owned()],
+            leftovers: Vec::new(),
+        }
+    }
+
+    /// Claims all, except leftovers that are in use.
+    pub(super) fn claim(&self, bdevs: &Registry, holder: &Holder) -> Result<Vec<Claim>, RpcError> {
+        let claim = |name: &String| bdevs.claim(name, holder.clone(), Usage::Exclusive);
+        let of_pool = self.names.iter().map(claim);
+        let of_pool = of_pool.map(|claim| claim.map_err(|error| error.refusal().field("disk")));
+        let mut claims = of_pool.collect::<Result<Vec<Claim>, RpcError>>()?;
+        for name in &self.leftovers {
+            match claim(name) {
+                Ok(claim) => claims.push(claim),
+                Err(error) => {
+                    warn!(disk = name, %error, "a disk that has left its pool is not erased")
+                }
+            }
+        }
+        Ok(claims)
+    }
+}
+
 /// The devices of the pool that is on a device: those with the last names of its disks, and free
 /// ones.
 pub(super) async fn find(
@@ -157,19 +191,19 @@ pub(super) async fn find(
     disk: &str,
     id: Option<Uuid>,
     known: &[KnownDisk],
-) -> Result<Vec<String>, RpcError> {
+) -> Result<Devices, RpcError> {
     let plane = engine.plane()?;
     let lookup = |name: &str| plane.bdevs.lookup(name);
     let present = known.iter().filter_map(|known| lookup(&known.name));
     // The disk that the import names may be the one that is away.
     let Some(first) = lookup(disk).or_else(|| present.clone().next()) else {
-        return Ok(vec![disk.to_owned()]);
+        return Ok(Devices::one(disk));
     };
     let label = read_label(engine, &plane, Arc::clone(&first)).await;
     let of_one = label.as_ref().is_none_or(|label| label.disks.len() < 2);
     let pool = id.or_else(|| label.as_ref().map(|label| label.pool));
     let Some(pool) = pool.filter(|_| !of_one || known.len() > 1) else {
-        return Ok(vec![first.name().to_owned()]);
+        return Ok(Devices::one(first.name()));
     };
     let listed = plane.bdevs.list();
     let free = listed.iter().filter(|listed| listed.claims.is_empty());
@@ -191,25 +225,36 @@ pub(super) async fn find(
     let label = label.map(|label| (first.name().to_owned(), label));
     let mut labels: Vec<(String, Label)> = label.into_iter().collect();
     labels.extend(read.into_iter().flatten());
-    let names = disks_among(labels, pool);
-    if names.is_empty() {
-        return Ok(vec![first.name().to_owned()]);
+    let mut devices = disks_among(labels, pool);
+    if devices.names.is_empty() {
+        return Ok(Devices::one(first.name()));
     }
-    Ok(names)
+    let is_writable = |layer: Arc<Layer>| !layer.limits().read_only;
+    devices
+        .leftovers
+        .retain(|name| lookup(name).is_some_and(is_writable));
+    Ok(devices)
 }
 
 /// The devices of the disks that the pool's first disk names, and of those that were leaving: the
 /// keeper erases them if they have left. Without the first disk, all devices of the pool: the
 /// import names the missing one.
-fn disks_among(mut labels: Vec<(String, Label)>, pool: Uuid) -> Vec<String> {
+fn disks_among(mut labels: Vec<(String, Label)>, pool: Uuid) -> Devices {
     labels.retain(|(_, label)| label.pool == pool);
     let roots = labels.iter().map(|(_, label)| label);
     let roots = roots.filter(|label| label.disks.first() == Some(&label.disk));
     let root = roots.max_by_key(|label| label.sequence);
-    if let Some(disks) = root.map(|root| root.disks.clone()) {
-        labels.retain(|(_, label)| disks.contains(&label.disk) || label.is_leaving);
+    let disks = root.map(|root| root.disks.clone());
+    let is_in = |label: &Label| {
+        let disks = disks.as_ref();
+        disks.is_none_or(|disks| disks.contains(&label.disk))
+    };
+    let (ours, others): (Vec<_>, Vec<_>) = labels.into_iter().partition(|(_, of)| is_in(of));
+    let left = others.into_iter().filter(|(_, label)| label.is_leaving);
+    Devices {
+        names: ours.into_iter().map(|(name, _)| name).collect(),
+        leftovers: left.map(|(name, _)| name).collect(),
     }
-    labels.into_iter().map(|(name, _)| name).collect()
 }
 
 /// Reads the superblocks of a device. A device that fails, or takes long, has none.
@@ -320,6 +365,11 @@ mod tests {
             let labels = labels.map(|(name, label)| ((*name).to_owned(), label.clone()));
             disks_among(labels.collect(), Uuid::from_u128(1))
         };
+        let names = |labels: &[(&str, Label)]| {
+            let found = of(labels);
+            assert_eq!(found.leftovers, Vec::<String>::new());
+            found.names
+        };
         let first = ("first", label(1, 10, 9, &[10, 11]));
         let old_first = ("old", label(1, 10, 3, &[10]));
         let second = ("second", label(1, 11, 5, &[10, 11]));
@@ -327,19 +377,53 @@ mod tests {
         let never = ("never", label(1, 12, 6, &[10, 11, 12]));
         let other = ("other", label(2, 20, 90, &[20]));
         let all = [first.clone(), second.clone(), never.clone(), other.clone()];
-        assert_eq!(of(&all), ["first", "second"]);
+        assert_eq!(names(&all), ["first", "second"]);
         assert_eq!(
-            of(&[second.clone(), first, copy]),
+            names(&[second.clone(), first, copy]),
             ["second", "first", "copy"]
         );
-        assert_eq!(of(&[old_first, second.clone()]), ["old"]);
-        assert_eq!(of(&[second, never, other.clone()]), ["second", "never"]);
-        assert_eq!(of(&[other]), Vec::<String>::new());
+        assert_eq!(names(&[old_first, second.clone()]), ["old"]);
+        assert_eq!(names(&[second, never, other.clone()]), ["second", "never"]);
+        assert_eq!(names(&[other]), Vec::<String>::new());
         let left = Label {
             is_leaving: true,
             ..label(1, 12, 6, &[10, 11, 12])
         };
         let of_one = ("first", label(1, 10, 9, &[10]));
-        assert_eq!(of(&[of_one, ("left", left)]), ["first", "left"]);
+        assert_eq!(of(&[of_one, ("left", left)]), with_leftover());
+    }
+
+    fn with_leftover() -> Devices {
+        Devices {
+            leftovers: vec!["left".to_owned()],
+            ..Devices::one("first")
+        }
+    }
+
+    /// Goal: a disk that has left its pool, and that something else uses, does not prevent the
+    /// import. Method: claims of both devices, while each of them is in use.
+    #[test]
+    fn a_leftover_in_use_is_left_out() {
+        let bdevs = Registry::new();
+        for name in ["first", "left"] {
+            let config = serde_json::json!({
+                "name": name, "block_size": 512, "num_blocks": 2048,
+            });
+            let config = serde_json::from_value(config).unwrap();
+            let device = nacre_bdev::malloc::create(config).unwrap();
+            bdevs.register(device as Arc<dyn Bdev>).unwrap();
+        }
+        let claimed = || {
+            let claims = with_leftover().claim(&bdevs, &Holder::User("pool".into()))?;
+            let names = claims.iter().map(|claim| claim.layer().name().to_owned());
+            Ok::<Vec<String>, RpcError>(names.collect())
+        };
+        let hold = |name| bdevs.claim(name, Holder::User("other".into()), Usage::Exclusive);
+        assert_eq!(claimed().unwrap(), ["first", "left"]);
+        let held = hold("left").unwrap();
+        assert_eq!(claimed().unwrap(), ["first"]);
+        drop(held);
+        let _held = hold("first").unwrap();
+        assert!(claimed().is_err());
     }
 }

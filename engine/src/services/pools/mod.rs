@@ -24,7 +24,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_bdev::registry::Usage;
 use nacre_bdev::{Bdev, Holder};
 use nacre_bdev_pool::{
     Command, Create, Import, ImportReport, Lvol, LvolInfo, Outcome, PoolError, PoolHandle,
@@ -46,8 +45,9 @@ use crate::services::deferred;
 use crate::services::lifecycle::Phase;
 use crate::store::{Change, Edit, Record};
 
-use closing::close_one;
+use closing::{Gone, close_one};
 pub use closing::{close, close_all, disk_gone, withdraw};
+use disks::Devices;
 pub use disks::{KnownDisk, add_disk, grow};
 pub use lvols::{
     alias, check_alias, check_name, check_same_pool, delete, find_lvol, register, register_new,
@@ -68,6 +68,8 @@ pub struct Pools {
     open: RefCell<BTreeMap<Uuid, Rc<OpenPool>>>,
     /// Pools whose disk went away, by the disk's name.
     lost: RefCell<BTreeMap<String, Uuid>>,
+    /// Those that were open when it went.
+    gone: RefCell<BTreeMap<Uuid, Gone>>,
     /// A lost disk appeared while the daemon was starting.
     came_early: Cell<bool>,
     /// Serialises changes. Its owner waits for a disk no longer than `patience`.
@@ -81,6 +83,7 @@ impl Default for Pools {
         Self {
             open: RefCell::default(),
             lost: RefCell::default(),
+            gone: RefCell::default(),
             came_early: Cell::default(),
             changing: Mutex::default(),
             copies: copies::Copies::default(),
@@ -181,11 +184,7 @@ impl Pools {
             let status = pool.handle.status();
             status.name == name || Some(status.id) == id
         });
-        found.cloned().ok_or_else(|| {
-            RpcError::errno(Errno::ENODEV, format!("there is no open pool \"{name}\""))
-                .field("pool")
-                .remedy("pool_list lists them; pool_import opens one")
-        })
+        found.cloned().ok_or_else(|| self.not_open(name))
     }
 
     fn of(&self, id: Uuid) -> Result<Rc<OpenPool>, RpcError> {
@@ -289,10 +288,10 @@ pub async fn create(
     if let Some(layer) = plane.bdevs.lookup(disk).filter(|_| force) {
         disks::refuse_open(engine, &plane, layer).await?;
     }
-    let names = [disk.to_owned()];
+    let devices = Devices::one(disk);
     let opened = open(
         engine,
-        &names,
+        &devices,
         id,
         undo,
         move |core, memory, mut claims| async move {
@@ -400,10 +399,10 @@ async fn import_one(
         force,
     };
     let (holder, undo) = (id.unwrap_or_default(), Command::Close { export: false });
-    let names = disks::find(engine, disk, id, &known).await?;
+    let devices = disks::find(engine, disk, id, &known).await?;
     let opened = open(
         engine,
-        &names,
+        &devices,
         holder,
         undo,
         move |core, memory, claims| async move {
@@ -431,6 +430,7 @@ async fn import_one(
         return Err(refused);
     }
     pools.lost.borrow_mut().retain(|_, lost| *lost != id);
+    pools.gone.borrow_mut().remove(&id);
     let (name, report) = (pool.name(), &pool.report);
     info!(
         pool = name,
@@ -498,7 +498,7 @@ pub async fn rename(
 /// Opens a pool on a reactor. A pool that opens late is closed again by `undo`.
 async fn open<Work>(
     engine: &Rc<Engine>,
-    disks: &[String],
+    devices: &Devices,
     id: Uuid,
     undo: Command,
     work: impl FnOnce(CoreHandle, Memory, Vec<nacre_bdev::Claim>) -> Work + Send + 'static,
@@ -512,11 +512,7 @@ where
     } else {
         format!("pool {id}")
     });
-    let mut claims = Vec::new();
-    for disk in disks {
-        let claim = plane.bdevs.claim(disk, holder.clone(), Usage::Exclusive);
-        claims.push(claim.map_err(|error| error.refusal().field("disk"))?);
-    }
+    let claims = devices.claim(&plane.bdevs, &holder)?;
     let reactor = least_loaded(engine, &plane)
         .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "there is no reactor"))?;
     let mut opened = Box::pin(reactor.run_future(move |core| async move {
@@ -531,7 +527,7 @@ where
     let opened = match pools.in_time(Late::Open, &mut opened).await {
         Ok(opened) => opened.map_err(|error| RpcError::errno(Errno::EIO, error.to_string()))?,
         Err(late) => {
-            let disk = disks.join(", ");
+            let disk = devices.names.join(", ");
             tokio::task::spawn_local(async move {
                 if let Ok(Ok((handle, _))) = opened.await
                     && let Err(error) = handle.run(undo).await

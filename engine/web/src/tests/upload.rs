@@ -74,11 +74,12 @@ fn an_admin_uploads_a_file() {
         let again = rig.post_with("/api/upload", &ours, "new").await;
         assert_eq!(again.status, 200, "{}", again.body);
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "new");
-        let acts = rig.fake.acts.borrow();
-        let noted = acts.iter().filter(|act| act.name == Act::UPLOAD);
-        let noted: Vec<bool> = noted.map(|act| act.outcome.is_ok()).collect();
-        assert_eq!(noted, [true, false, false, false, false, false, true]);
-        drop(acts);
+        let noted = || -> Vec<bool> {
+            let acts = rig.fake.acts.borrow();
+            let uploads = acts.iter().filter(|act| act.name == Act::UPLOAD);
+            uploads.map(|act| act.outcome.is_ok()).collect()
+        };
+        assert_eq!(noted(), [true, false, false, false, false, false, true]);
 
         // A session that ends meanwhile ends its upload.
         let mut ending = rig.connect().await;

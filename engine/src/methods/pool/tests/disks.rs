@@ -156,3 +156,76 @@ fn a_disk_that_is_newer_than_the_namespaces() {
     let namespaces = found[0]["namespaces"].as_array().unwrap();
     assert_eq!(namespaces.len(), 1, "{found}");
 }
+
+/// Goal: refusals, the state and the doctor name a pool whose further disk went in use, and the
+/// disk, until it is back. Method: the disk's device is deleted and made again.
+#[test]
+fn a_disk_that_goes_is_named_until_it_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (dir, state) = (dir.path(), dir.path().join("state"));
+    file(dir, "first", 128);
+    file(dir, "second", 64);
+    let daemon = start(&state);
+    for disk in ["first", "second"] {
+        attach(&daemon, dir, disk);
+    }
+    let create = json!({ "name": "pool0", "disk": "first", "uuid": POOL });
+    daemon.call("pool_create", create);
+    let add = json!({ "pool": "pool0", "disk": "second" });
+    daemon.call("pool_add_disk", add);
+    let volume = json!({ "pool": "pool0", "name": "v1", "size": "8MiB" });
+    daemon.call("lvol_create", volume);
+    let doctor = || {
+        let report = daemon.call("doctor_run", json!({}));
+        let findings = report["findings"].as_array().unwrap().clone();
+        let mut found = findings.into_iter().filter(|of| of["id"] == "pool.open");
+        let one = found.next().unwrap();
+        assert_eq!(found.next(), None);
+        one
+    };
+    assert_eq!(doctor()["status"], "PASS");
+    daemon.call("bdev_aio_delete", json!({ "name": "second" }));
+    let refused = loop {
+        daemon.run(async { tokio::time::sleep(std::time::Duration::from_millis(10)).await });
+        if daemon.call("pool_list", Value::Null) == json!([]) {
+            let refused = daemon.refused("pool_get", json!({ "pool": "pool0" }));
+            if refused.to_string().contains("went away") {
+                break refused;
+            }
+        }
+    };
+    assert_eq!(refused.message, "No such device");
+    let cause = "pool \"pool0\" is closed: its disk \"second\" went away";
+    assert!(refused.to_string().contains(cause), "{refused}");
+    let object = || {
+        let state = daemon.call("state_get", Value::Null);
+        let objects = state["objects"].as_array().unwrap().clone();
+        let mut pools = objects
+            .into_iter()
+            .filter(|of| of["method"] == "pool_import");
+        pools.next().unwrap()
+    };
+    assert_eq!(object()["state"], "failed");
+    assert!(object()["error"].as_str().unwrap().contains(cause));
+    let found = doctor();
+    assert_eq!(
+        (&found["status"], &found["subject"]),
+        (&json!("FAIL"), &json!("first"))
+    );
+    assert!(
+        found["evidence"].as_str().unwrap().contains(cause),
+        "{found}"
+    );
+    attach(&daemon, dir, "second");
+    wait_for_pool(&daemon);
+    assert_eq!(object()["state"], "live");
+    assert_eq!(doctor()["status"], "PASS");
+    // The pool can be forgotten by its name as well.
+    daemon.call("bdev_aio_delete", json!({ "name": "first" }));
+    while daemon.call("pool_list", Value::Null) != json!([]) || object()["state"] == "live" {
+        daemon.run(async { tokio::time::sleep(std::time::Duration::from_millis(10)).await });
+    }
+    daemon.call("pool_export", json!({ "pool": "pool0" }));
+    let unknown = daemon.refused("pool_get", json!({ "pool": "pool0" }));
+    assert!(unknown.to_string().contains("no open pool"), "{unknown}");
+}
