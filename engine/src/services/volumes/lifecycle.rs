@@ -379,7 +379,10 @@ pub async fn create(engine: &Rc<Engine>, new: NewVolume) -> Result<Rc<OpenedVolu
 }
 
 /// As [`create`], with the contents of the first device: a copy of another volume's replica.
-pub async fn create_copy(engine: &Rc<Engine>, new: NewVolume) -> Result<Rc<OpenedVolume>, RpcError> {
+pub async fn create_copy(
+    engine: &Rc<Engine>,
+    new: NewVolume,
+) -> Result<Rc<OpenedVolume>, RpcError> {
     create_and_open(engine, new, true).await
 }
 
