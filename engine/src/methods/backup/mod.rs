@@ -31,7 +31,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<CancelJob>();
 }
 
-/// The place of backups: the parameter `store` of the methods, and arguments of `nacre backup`.
+/// The place of backups.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema, clap::Args)]
 #[serde(deny_unknown_fields)]
 pub struct BackupStore {
