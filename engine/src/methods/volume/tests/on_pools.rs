@@ -295,7 +295,8 @@ fn an_lvol_of_a_lost_pool_goes_later() {
     assert_eq!((lvols(&daemon), notes(&daemon)), (vec![], 1));
     let objects = daemon.call("state_get", Value::Null)["objects"].clone();
     let failed = objects.as_array().unwrap().iter();
-    let failed: Vec<_> = failed.filter(|one| one["state"] == "failed").collect();
+    let is_lvols = |one: &&Value| one["method"] == "volume_drop_lvols" && one["state"] == "failed";
+    let failed: Vec<_> = failed.filter(is_lvols).collect();
     assert_eq!(failed.len(), 1, "{failed:?}");
     let error = failed[0]["error"].as_str().unwrap();
     assert!(error.contains("pool is not open"), "{error}");
