@@ -169,9 +169,9 @@ mod tests {
         }
     }
 
-    /// Goal: a host counts as cut off only when each node with a lease has said so of this
-    /// publication, and the holder has a lease and has opened the volume. Method: leases and
-    /// records that lack one of the facts.
+    /// Goal: a host counts as cut off only when each node with a lease has confirmed this
+    /// publication. The holder has a lease, and has opened the volume. Method: leases and records
+    /// that lack one of the facts.
     #[test]
     fn each_node_with_a_lease_confirms() {
         let volume = VolumeId(Uuid::from_u128(7));

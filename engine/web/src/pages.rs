@@ -10,8 +10,8 @@
 //! ```
 //!
 //! A POST must have `Content-Type: application/json` (an upload: `application/octet-stream`),
-//! `X-Nacre` and an `Origin` that equals `Host`: a page of another origin cannot send such a
-//! request without the browser asking here first, and that question has no answer.
+//! `X-Nacre` and an `Origin` that equals `Host`. For such a request of another origin's page, the
+//! browser asks here first, and that question has no answer.
 //!
 //! A program sends `Authorization: Bearer TOKEN` instead, which no browser does by itself: such a
 //! request needs neither `X-Nacre` nor `Origin`. It may call, see its role and read live data.

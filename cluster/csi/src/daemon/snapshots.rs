@@ -1,6 +1,6 @@
 //! Snapshots of volumes of a daemon in no cluster.
 //!
-//! A snapshot of a volume is one of the lvol of a replica that is in sync: each acknowledged write
+//! A snapshot of a volume is one of the lvol of a replica that is in sync. Each acknowledged write
 //! is in it, and a write that was not acknowledged may be. The name of the lvol has the facts:
 //!
 //! ```text

@@ -1,6 +1,6 @@
 //! The versions of a pool by id, with the children of each.
 //!
-//! A pool has tens of thousands of versions: neither a pass nor a move may look at all of them to
+//! A pool has tens of thousands of versions. Neither a pass nor a move may look at all of them to
 //! find the children of one.
 
 use std::collections::{BTreeMap, BTreeSet};
