@@ -176,9 +176,18 @@ impl Controller {
             ContentSource::Volume(id) => {
                 let volume = self.daemon.volume(id)?;
                 let volume = volume.ok_or_else(|| absent(&id.to_string()))?;
-                let made = self
-                    .daemon
-                    .make_snapshot(copy_id(new), SnapshotKind::Copy, &volume);
+                let make = || {
+                    let daemon = &self.daemon;
+                    daemon.make_snapshot(copy_id(new), SnapshotKind::Copy, &volume)
+                };
+                let made = match make() {
+                    // Left by a call of the same name with another source.
+                    Ok(found) if found.facts.volume != volume.id => {
+                        self.daemon.delete_snapshot(found.id)?;
+                        make()
+                    }
+                    made => made,
+                };
                 made.map_err(|refused| match refused.code() {
                     Code::FailedPrecondition => unsupported(refused),
                     _ => refused,

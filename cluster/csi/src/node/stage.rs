@@ -203,6 +203,10 @@ impl Node {
         if is_read_only && !options.iter().any(|option| option == "ro") {
             options.push("ro".to_owned());
         }
+        // A clone may be mounted beside its source, which has the same UUID.
+        if fs_type == "xfs" && !options.iter().any(|option| option == "nouuid") {
+            options.push("nouuid".to_owned());
+        }
         let options = options.join(",");
         let (from, to) = (
             device.path.to_string_lossy(),
@@ -213,7 +217,12 @@ impl Node {
             words.extend(["-o", &options]);
         }
         words.extend([&*from, &*to]);
-        must(host, "mount", &words).map(drop)
+        must(host, "mount", &words)?;
+        // The contents may be those of a smaller volume.
+        if !is_read_only && matches!(fs_type, "ext4" | "xfs") {
+            format::grow(host, &self.devices, device, &staged.staging)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn unstage(&self, asked: &NodeUnstageVolumeRequest) -> Result<Nothing, Status> {

@@ -645,13 +645,15 @@ fn usage_is_returned() {
     }
 }
 
-/// NodeExpandVolume: idempotent, after the controller's part; the file system grows.
+/// NodeExpandVolume: idempotent, after the controller's part; the file system grows. NodeStageVolume
+/// grows it, too: its contents may be those of a smaller volume.
 #[test]
 fn expand_grows_the_file_system() {
     const EXPAND: &str = "Node/NodeExpandVolume";
     for (fs_type, program) in [("ext4", "resize2fs"), ("xfs", "xfs_growfs")] {
         let world = World::new();
         world.stage(of_type(fs_type, &[]));
+        assert_eq!(world.machine.runs(program), 1);
         world.publish(of_type(fs_type, &[]));
         let ask = |volume_path: &str| NodeExpandVolumeRequest {
             volume_id: VOLUME.to_string(),
@@ -674,7 +676,7 @@ fn expand_grows_the_file_system() {
             assert_eq!(found.capacity_bytes, 2 * SIZE as i64);
         }
         later.join().expect("no panic");
-        assert_eq!(world.machine.runs(program), 2);
+        assert_eq!(world.machine.runs(program), 3);
         world.refused(EXPAND, ask("/nowhere"), Code::NotFound);
         world.refused(EXPAND, ask(""), Code::InvalidArgument);
     }

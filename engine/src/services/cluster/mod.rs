@@ -501,6 +501,9 @@ impl Running {
             tasks.insert(id, Rc::clone(&changed));
             let (engine, running) = (Rc::clone(engine), Rc::clone(self));
             tokio::task::spawn_local(volumes::follow(engine, running, id, changed));
+        } else {
+            // Not shown here, and not to be: no task would say so.
+            self.inbox.set_in_effect(id, None);
         }
     }
 }
