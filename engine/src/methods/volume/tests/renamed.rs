@@ -136,7 +136,12 @@ fn objects_made_after_a_rename_survive_a_restart() {
         (&json!("v"), &json!([now["uuid"]]))
     );
     daemon.refused("bdev_get_bdevs", json!({ "name": "old" }));
-    daemon.call("bdev_get_bdevs", json!({ "name": "top" }));
+    // Its volume may open later than the other one.
+    until(&daemon, "with the stacked device", |_| {
+        daemon
+            .try_call("bdev_get_bdevs", json!({ "name": "top" }))
+            .is_ok()
+    });
     nothing_failed(&daemon);
     assert_eq!(
         daemon.call("volume_unpublish", json!({ "name": "v" })),
