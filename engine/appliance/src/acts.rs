@@ -55,6 +55,15 @@ impl Request {
     }
 }
 
+/// A request in its file. Only the boot that left it executes it: a machine that stops with a
+/// waiting restart would restart again after its start.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Left {
+    boot: String,
+    request: Request,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActKind {
@@ -135,9 +144,8 @@ pub fn ask(places: &Places, request: &Request) -> Result<(), RequestError> {
     if path.try_exists().map_err(failed)? {
         return Err(RequestError::Waiting);
     }
-    if let Some(act) = history(places).into_iter().next()
-        && act.state == ActState::Running
-    {
+    let mut acts = history(places).into_iter();
+    if let Some(act) = acts.find(|act| act.state == ActState::Running) {
         return Err(RequestError::Running {
             text: format!("{:?}", act.act).to_lowercase(),
             seconds: now_ms().saturating_sub(act.began_ms) / 1000,
@@ -147,7 +155,11 @@ pub fn ask(places: &Places, request: &Request) -> Result<(), RequestError> {
         check_bundle(file)?;
     }
     create_folder(&places.notes(), 0o700).map_err(failed)?;
-    let text = serde_json::to_vec(request).map_err(|error| failed(error.into()))?;
+    let left = Left {
+        boot: boot_id(places),
+        request: request.clone(),
+    };
+    let text = serde_json::to_vec(&left).map_err(|error| failed(error.into()))?;
     files::replace_private(&path, &text).map_err(failed)
 }
 
@@ -169,10 +181,12 @@ fn check_bundle(file: &Path) -> Result<(), RequestError> {
 
 /// The request that waits for its turn.
 pub fn waiting(places: &Places) -> Option<Request> {
-    serde_json::from_str(&small_text(&places.request())?).ok()
+    let left: Left = serde_json::from_str(&small_text(&places.request())?).ok()?;
+    Some(left.request)
 }
 
-/// Takes the request that waits. It is removed first: systemd starts `obey` while it exists.
+/// Takes the request that waits. It is removed first: systemd starts `obey` while it exists. A
+/// request of an earlier boot goes to the history as interrupted.
 pub fn take(places: &Places) -> Result<Option<Request>, RequestError> {
     let path = places.request();
     let failed = |source| RequestError::Io {
@@ -185,11 +199,19 @@ pub fn take(places: &Places) -> Result<Option<Request>, RequestError> {
         Err(error) => return Err(failed(error)),
     };
     fs::remove_file(&path).map_err(failed)?;
-    files::sync_folder(&places.notes()).map_err(failed)?;
-    match serde_json::from_slice(&text) {
-        Ok(request) => Ok(Some(request)),
-        Err(source) => Err(RequestError::Malformed { path, source }),
+    files::sync_folder(&path).map_err(failed)?;
+    let left: Left =
+        serde_json::from_slice(&text).map_err(|source| RequestError::Malformed { path, source })?;
+    if left.boot == boot_id(places) {
+        return Ok(Some(left.request));
     }
+    let file = match &left.request {
+        Request::Update { file, .. } => Some(file.as_path()),
+        Request::Rollback { .. } | Request::Restart => None,
+    };
+    let entry = Entry::begin(places, left.request.kind(), file)?;
+    entry.end(ActState::Interrupted, "the machine started before it began")?;
+    Ok(None)
 }
 
 /// The acts of this machine, the newest first.
@@ -342,8 +364,8 @@ mod tests {
         (root, places)
     }
 
-    /// Goal: a request is executed once, and a second one waits. Method: requests of each kind,
-    /// taken and asked for in turn; a damaged one.
+    /// Goal: a request is executed once, by the boot that left it, and a second one waits. Method:
+    /// requests of each kind, taken and asked for in turn; one of another boot; a damaged one.
     #[test]
     fn a_request_is_taken_once() {
         let (root, places) = appliance();
@@ -374,6 +396,15 @@ mod tests {
             assert_eq!(take(&places).unwrap(), Some(request));
             assert_eq!(take(&places).unwrap(), None);
         }
+        ask(&places, &Request::Restart).unwrap();
+        fs::write(places.boot_id(), "two\n").unwrap();
+        assert_eq!(take(&places).unwrap(), None);
+        assert!(!places.request().exists());
+        let noted = history(&places).remove(0);
+        assert_eq!(
+            (noted.act, noted.state),
+            (ActKind::Restart, ActState::Interrupted)
+        );
         fs::write(places.request(), "{\"act\":\"shell\"}").unwrap();
         assert!(matches!(take(&places), Err(RequestError::Malformed { .. })));
         assert_eq!(take(&places).unwrap(), None);
@@ -395,8 +426,14 @@ mod tests {
             (found[0].state, found[0].percent),
             (ActState::Running, Some(35))
         );
+        // Also while a later act, which it refused, is the newest one.
+        let mut later = Entry::begin(&places, ActKind::Rollback, None).unwrap();
+        later.act.pid = 999_999;
+        later.end(ActState::Failed, "another command").unwrap();
         let refused = ask(&places, &Request::Restart);
         assert!(matches!(refused, Err(RequestError::Running { .. })));
+        fs::remove_file(places.history()).unwrap();
+        entry.step("unpacks the bundle", Some(35)).unwrap();
         for end in ["boot", "process"] {
             match end {
                 "boot" => fs::write(places.boot_id(), "two").unwrap(),

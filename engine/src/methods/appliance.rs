@@ -106,6 +106,7 @@ impl Method<Engine> for Update {
     const ABOUT: &'static str = "Has the appliance check a signed update bundle and write it to the other slot; the next \
          restart boots it. The call returns at once: `appliance_get` shows progress and result.";
     const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Exclusive;
     type Params = UpdateParams;
     type Reply = bool;
 
@@ -139,6 +140,7 @@ impl Method<Engine> for Rollback {
     const ABOUT: &'static str =
         "Has the appliance boot the other version from the next restart on.";
     const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Exclusive;
     type Params = RollbackParams;
     type Reply = bool;
 
@@ -157,6 +159,7 @@ impl Method<Engine> for Restart {
     const ABOUT: &'static str =
         "Restarts the appliance. Hosts lose their connections until it serves again.";
     const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Exclusive;
     type Params = NoParams;
     type Reply = bool;
 

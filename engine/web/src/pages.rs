@@ -298,26 +298,36 @@ async fn upload<B: Backend>(
         let text = "send a body with Content-Length\n";
         return plain(StatusCode::LENGTH_REQUIRED, text);
     };
-    let stored = match of.role {
-        Role::Admin => {
-            let may_end = || web.logins.is_valid(&of);
-            let (body, patience) = (request.into_body(), web.limits.body);
-            web.uploads.store(body, length, patience, may_end).await
-        }
-        Role::Operator | Role::Viewer => {
-            let cause = "an upload needs the role admin";
-            Err(RpcError::errno(Errno::EACCES, cause))
-        }
-    };
-    let act = Act {
-        name: Act::UPLOAD,
-        account: (of.by == By::Session).then(|| of.name.clone()),
-        api_token: (of.by == By::ApiToken).then(|| of.name.clone()),
-        role: Some(of.role),
-        address: client.address,
-        outcome: stored.as_ref().map(|_| ()).map_err(Clone::clone),
-    };
-    web.backend.note(act).await;
+    let (uploads, logins) = (Rc::clone(&web.uploads), Rc::clone(&web.logins));
+    let (backend, patience) = (Rc::clone(&web.backend), web.limits.body);
+    let (address, body) = (client.address, request.into_body());
+    // A task of its own: an upload that is whole gets its audit line, although the client has gone.
+    let stored = tokio::task::spawn_local(async move {
+        let stored = match of.role {
+            Role::Admin => {
+                let may_end = || logins.is_valid(&of);
+                uploads.store(body, length, patience, may_end).await
+            }
+            Role::Operator | Role::Viewer => {
+                let cause = "an upload needs the role admin";
+                Err(RpcError::errno(Errno::EACCES, cause))
+            }
+        };
+        let act = Act {
+            name: Act::UPLOAD,
+            account: (of.by == By::Session).then(|| of.name.clone()),
+            api_token: (of.by == By::ApiToken).then(|| of.name.clone()),
+            role: Some(of.role),
+            address,
+            outcome: stored.as_ref().map(|_| ()).map_err(Clone::clone),
+        };
+        backend.note(act).await;
+        stored
+    });
+    let stored = stored.await.unwrap_or_else(|panic| {
+        let cause = format!("the upload failed: {panic}");
+        Err(RpcError::internal(cause))
+    });
     match stored {
         Ok(file) => {
             let text = serde_json::json!({ "file": file, "bytes": length });

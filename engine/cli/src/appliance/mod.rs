@@ -360,7 +360,7 @@ fn obey(places: &Places, programs: &impl Run, connection: &Connection) -> Result
             force,
         } => {
             let done = update(places, connection, &file, allow_older, force)?;
-            if file.starts_with(places.uploads()) {
+            if file == places.uploads().join(acts::UPLOAD) {
                 std::fs::remove_file(&file).with_context(|| file.display().to_string())?;
             }
             say_installed(places, &done, false)
@@ -368,12 +368,26 @@ fn obey(places: &Places, programs: &impl Run, connection: &Connection) -> Result
         Request::Rollback { force } => output::line(&roll_back(places, force)?),
         Request::Restart => {
             let entry = Noted::begin(places, ActKind::Restart, None);
-            let asked = programs
-                .run("systemctl", &["reboot"])
-                .map(|_| "the machine restarts".to_owned())
-                .map_err(|error| Failure::Failed(error.into()));
-            entry.end(asked.as_ref().map(Clone::clone));
-            output::line(&asked?)
+            // No restart in the middle of an update or a restore.
+            let lock = match Lock::of_system(places) {
+                Ok(lock) => lock,
+                Err(error) => {
+                    let failure = Failure::Failed(error.into());
+                    entry.end(Err(&failure));
+                    return Err(failure);
+                }
+            };
+            let text = "the machine restarts";
+            // Noted first: the restart ends this process.
+            entry.end(Ok(text.to_owned()));
+            let asked = programs.run("systemctl", &["reboot"]);
+            drop(lock);
+            if let Err(error) = asked {
+                let failure = Failure::Failed(error.into());
+                Noted::begin(places, ActKind::Restart, None).end(Err(&failure));
+                return Err(failure);
+            }
+            output::line(text)
         }
     }
 }

@@ -23,14 +23,18 @@ export const updateMachine = (host: string, now: Appliance): Act => ({
   },
 });
 
+/** Starts that the boot menu gives a new version. With fewer failures and none left, a rollback put it aside. */
+export const TRIES = 3;
+
 export const rollBack = (host: string, now: Appliance): Act => {
   const other = now.slots.find((slot) => slot.version !== now.version);
   const bad = other?.tries?.left === 0;
+  const history = (other?.tries?.failed ?? 0) < TRIES ? 'was put aside by a rollback' : 'has failed in all its tries';
   return {
     title: 'Roll back',
     about: `Version ${other?.version} starts at the next restart, with three tries. Version ${now.version} runs until then, and starts again if the other fails.`,
     label: 'Roll back',
-    danger: { lost: `what version ${now.version} added${bad ? `. Version ${other?.version} has failed in all its tries before` : ''}. Data of volumes stays.`, name: host },
+    danger: { lost: `what version ${now.version} added${bad ? `. Version ${other?.version} ${history} before` : ''}. Data of volumes stays.`, name: host },
     command: () => line('appliance', 'rollback', bad && '--force'),
     async run() {
       await rpc('appliance_rollback', given({ force: bad || undefined }));
