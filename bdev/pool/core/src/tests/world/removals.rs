@@ -63,10 +63,10 @@ impl World {
             let fits = match (state, found) {
                 (Removal::Begun, None | Some(DiskState::Leaving)) => true,
                 (Removal::Stays, Some(DiskState::In)) | (Removal::Gone, None) => true,
-                (Removal::Stays, Some(DiskState::Leaving)) => {
-                    // Another removal was not answered yet.
+                (Removal::Stays, None | Some(DiskState::Leaving)) => {
+                    // Another removal was not answered yet. A disk without data is gone at once.
                     let mut ops = self.ops.values();
-                    ops.any(|op| matches!(op, Op::Removal { disk: of, .. } if of == disk))
+                    ops.any(|op| matches!(op, Op::Removal { disk: of, keeps: false } if of == disk))
                 }
                 _ => false,
             };
