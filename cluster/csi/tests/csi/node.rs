@@ -645,8 +645,8 @@ fn usage_is_returned() {
     }
 }
 
-/// NodeExpandVolume: idempotent, after the controller's part; the file system grows. NodeStageVolume
-/// grows it, too: its contents may be those of a smaller volume.
+/// NodeExpandVolume: idempotent, after the controller's part; the file system grows.
+/// NodeStageVolume grows it, too: its contents may be those of a smaller volume.
 #[test]
 fn expand_grows_the_file_system() {
     const EXPAND: &str = "Node/NodeExpandVolume";

@@ -121,8 +121,8 @@ fn read(world: &World, id: &str) -> Vec<u8> {
 }
 
 /// Goal: a snapshot has the contents of its moment while a host writes. A volume of it, and a clone
-/// of a volume, have the contents of their sources, with all their replicas. Snapshots outlive their
-/// volume (DeleteVolume), and clones their sources. Method: a host over NVMe/TCP.
+/// of a volume, have the contents of their sources, with all their replicas. Snapshots outlive
+/// their volume (DeleteVolume), and clones their sources. Method: a host over NVMe/TCP.
 #[test]
 fn volumes_have_the_contents_of_their_sources() {
     let mut world = World::new();
