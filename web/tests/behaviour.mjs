@@ -113,6 +113,8 @@ export const CASES = {
       await page.getByLabel('Method').fill('key_generate');
       await button(page, 'Search').click();
       await page.getByText('nacre audit --limit 25 --user admin --method key_generate', { exact: true }).waitFor();
+      // The command changes before the answer comes.
+      await page.locator('main tbody tr').nth(2).waitFor({ state: 'detached' });
       assert.deepEqual(await page.locator('main tbody tr td[data-label=Result]').allTextContents(), [' done', ' started']);
       assert.equal(await page.getByText(secret).count(), 0);
       const screens = SCREENS.map(([, hash]) => hash.replace('disk8', 'disk0').replace('drives/Nvme0', 'disks/disk0').replace('Nvme1n1', 'disk1').replace('fast', 'pool0').replace(/orders|scratch|archive/, 'vol0'));
