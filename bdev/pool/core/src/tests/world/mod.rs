@@ -540,13 +540,7 @@ impl World {
         } else {
             Crash::Power
         };
-        self.take_left()?;
-        let leaving = self.rig.pool.leaving();
-        if let Some(leaving) = leaving.filter(|leaving| leaving.is_staying) {
-            // A root may have said so, and the message is due.
-            let id = self.rig.pool.superblock().disks.disks()[leaving.disk].id;
-            self.removals.remove(&id);
-        }
+        self.take_left_before_crash()?;
         let disk = self.crashed(crash);
         let mut lost_power = crash == Crash::Power;
         let import = |disk: Disk| rig::import(disk).map_err(|error| format!("import: {error}"));
@@ -568,6 +562,7 @@ impl World {
                 Crash::Power
             };
             lost_power |= crash == Crash::Power;
+            self.take_left_before_crash()?;
             let disk = self.crashed(crash);
             (rig, _) = import(disk)?;
             self.rig = rig;

@@ -56,6 +56,17 @@ impl World {
         Ok(())
     }
 
+    /// The same, and of a disk that stays: a root may have said so, and the message is due.
+    pub(super) fn take_left_before_crash(&mut self) -> Result<(), String> {
+        self.take_left()?;
+        let leaving = self.rig.pool.leaving();
+        if let Some(leaving) = leaving.filter(|leaving| leaving.is_staying) {
+            let id = self.rig.pool.superblock().disks.disks()[leaving.disk].id;
+            self.removals.remove(&id);
+        }
+        Ok(())
+    }
+
     pub(super) fn check_removals(&mut self) -> Result<(), String> {
         let table = &self.rig.pool.superblock().disks;
         for (disk, state) in &self.removals {
