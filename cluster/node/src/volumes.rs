@@ -248,6 +248,12 @@ impl Volumes {
         self.has_new_states = true;
     }
 
+    /// True if a poll has followed the last news of the volumes.
+    #[cfg(test)]
+    pub(crate) fn are_polled(&self) -> bool {
+        self.awake.is_empty()
+    }
+
     /// Polls the machines that have news, and at a turn of the clock those for which time counts.
     pub(crate) fn poll(
         &mut self,

@@ -17,6 +17,8 @@ pub(super) struct SeenPublications {
     /// The last revision up to which the engine has been shown all publications. `None`: their list
     /// has not arrived.
     revision: Option<i64>,
+    /// The revision of the last whole list.
+    listed: Option<i64>,
     /// Volumes whose publication cannot be read. The former one is in effect.
     unread: BTreeSet<VolumeId>,
 }
@@ -37,10 +39,18 @@ impl SeenPublications {
     /// The engine has been shown the change. Before the first list, single changes say nothing
     /// about the others.
     pub(super) fn shown(&mut self, revision: i64, is_list: bool) {
+        if is_list {
+            self.listed = Some(revision);
+        }
         match self.revision {
             None if !is_list => {}
             known => self.revision = known.max(Some(revision)),
         }
+    }
+
+    /// True if the engine has been shown a list that etcd made after this revision.
+    pub(super) fn are_listed_since(&self, revision: i64) -> bool {
+        self.listed.is_some_and(|listed| listed >= revision)
     }
 
     /// The engine has been shown the publication of the volume, or its deletion. False: it is
@@ -85,8 +95,11 @@ mod tests {
         let mut engine = Engine::default();
         seen.shown(7, false);
         assert_eq!(seen.in_effect(&mut engine), None);
+        assert!(!seen.are_listed_since(1));
         seen.shown(8, true);
         seen.shown(6, false);
+        seen.shown(8, false);
+        assert!(seen.are_listed_since(8) && !seen.are_listed_since(9));
         let in_effect = |revision, behind: &[u128]| {
             let behind = behind.iter().map(|number| Uuid::from_u128(*number));
             let behind = behind.collect();

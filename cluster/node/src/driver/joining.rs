@@ -162,6 +162,7 @@ impl Driver {
         self.shared.word.set(lease.until());
         self.phase = Phase::In(lease);
         self.has_earlier = false;
+        self.must_list_publications = true;
         self.volumes.restart(&self.shared.events);
         // Volumes of an earlier incarnation were dropped.
         let revision = incarnation.0 as i64;

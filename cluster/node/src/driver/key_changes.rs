@@ -92,7 +92,7 @@ impl Driver {
         }
     }
 
-    fn prefix_of(&self, kind: Kind) -> String {
+    pub(super) fn prefix_of(&self, kind: Kind) -> String {
         match kind {
             Kind::Leases | Kind::Renewals => self.prefix.leases(),
             Kind::Nodes => self.prefix.nodes(),

@@ -164,8 +164,10 @@ pub(crate) struct Driver {
     /// etcd has other data than before: the views begin anew when the cluster is found.
     is_other_store: bool,
     /// The tasks that follow the keys of etcd.
-    followers: Vec<AbortHandle>,
+    followers: BTreeMap<Kind, AbortHandle>,
     must_follow: bool,
+    /// The node has a new lease, and lists the publications again.
+    must_list_publications: bool,
     /// The keys for hosts whose first list has not arrived.
     awaited: BTreeSet<Kind>,
     publications: SeenPublications,
@@ -217,8 +219,9 @@ impl Driver {
             watched: BTreeMap::new(),
             store: None,
             is_other_store: false,
-            followers: Vec::new(),
+            followers: BTreeMap::new(),
             must_follow: false,
+            must_list_publications: false,
             awaited: BTreeSet::from(AWAITED),
             publications: SeenPublications::default(),
             operations: BTreeMap::new(),
@@ -249,6 +252,9 @@ impl Driver {
             if std::mem::take(&mut self.must_follow) {
                 // Changes of the former store that wait in the channel end with it.
                 (sender, news) = self.follow_all();
+            }
+            if std::mem::take(&mut self.must_list_publications) {
+                self.follow_again(Kind::Publications, &sender);
             }
             if matches!(self.phase, Phase::Releasing) {
                 if self.jobs.is_empty() {
@@ -289,23 +295,28 @@ impl Driver {
 
     /// Lists and watches all keys, and nothing else any more.
     fn follow_all(&mut self) -> (Sender, mpsc::Receiver<(Kind, KeyChange)>) {
-        for former in self.followers.drain(..) {
-            former.abort();
-        }
         let (sender, news) = mpsc::channel(NEWS);
-        let followed = [
-            (Kind::Leases, self.prefix.leases()),
-            (Kind::Nodes, self.prefix.nodes()),
-            (Kind::Volumes, self.prefix.volumes()),
-            (Kind::Publications, self.prefix.publications()),
-            (Kind::Operations, self.prefix.operations()),
-            (Kind::Exports, self.prefix.exports(self.me.id)),
-        ];
-        for (kind, prefix) in followed {
-            let follower = self.follow(kind, prefix, &sender);
-            self.followers.push(follower);
+        for kind in [
+            Kind::Leases,
+            Kind::Nodes,
+            Kind::Volumes,
+            Kind::Publications,
+            Kind::Operations,
+            Kind::Exports,
+        ] {
+            self.follow_again(kind, &sender);
         }
         (sender, news)
+    }
+
+    /// Lists and watches the keys of this kind. What the former task has sent arrives before the
+    /// list.
+    fn follow_again(&mut self, kind: Kind, news: &Sender) {
+        if let Some(former) = self.followers.remove(&kind) {
+            former.abort();
+        }
+        let follower = self.follow(kind, self.prefix_of(kind), news);
+        self.followers.insert(kind, follower);
     }
 
     fn follow(&mut self, kind: Kind, prefix: String, news: &Sender) -> AbortHandle {
@@ -484,6 +495,10 @@ impl Driver {
             return;
         };
         let (of, events) = (lease.holder().incarnation, &self.shared.events);
+        // A host that lost its permission while this node had no lease counts as cut off.
+        if !self.publications.are_listed_since(of.0 as i64) {
+            return;
+        }
         for commit in self.volumes.poll(now, lease, &self.nodes, events, is_turn) {
             self.commit(of, commit);
         }

@@ -1,6 +1,6 @@
 //! The driver without etcd: its end, its tasks, and the first lists of keys.
 
-use nacre_cluster_core::Holder;
+use nacre_cluster_core::{Holder, Revision};
 use nacre_cluster_etcd::{Endpoints, KeyValue};
 use serde_json::json;
 
@@ -307,5 +307,38 @@ fn a_cluster_may_come_later() {
         let obstacle = Some(Error::LostCluster { key, expected });
         let waits = (true, NodeState::Joining { obstacle });
         assert_eq!(look(&mut driver, absent()), waits);
+    });
+}
+
+/// Goal: a node with a new lease takes no volume before it has listed the publications again: a
+/// host that lost its permission meanwhile counts as cut off. Method: lists of earlier and later
+/// revisions than the lease's.
+#[test]
+fn a_new_lease_needs_the_publications() {
+    block_on(async {
+        let mut driver = driver(Engine::default());
+        for kind in AWAITED {
+            let change = list(&driver, kind);
+            driver.news(kind, change);
+        }
+        driver.phase = Phase::Looking {
+            not_before: clock::now(),
+            is_asked: true,
+        };
+        let cluster = keys::Cluster::new("lab", Duration::from_secs(2)).expect("a lease");
+        let now = clock::now();
+        driver.found_cluster(Ok(cluster), now);
+        driver.turn(now);
+        driver.found_lease(Ok(None), now);
+        driver.turn(now);
+        driver.created(Ok(Outcome::Made(Revision(5))), now);
+        assert!(matches!(driver.phase, Phase::In(_)) && driver.must_list_publications);
+        let mut is_polled_after = |revision| {
+            let change = list_at(&driver, Kind::Publications, revision, 4);
+            driver.news(Kind::Publications, change);
+            driver.turn(clock::now());
+            driver.volumes.are_polled()
+        };
+        assert_eq!([3, 4, 5].map(&mut is_polled_after), [false, false, true]);
     });
 }
