@@ -14,6 +14,7 @@ use nacre_engine::methods::pool::ListPools;
 use nacre_engine::methods::pool::lvols::{
     DeleteLvol, GetLvol, ListLvols, RenameLvol, SnapshotLvols,
 };
+use nacre_engine::methods::state::GetState;
 use nacre_engine::methods::volume::create::{Create, Delete};
 use nacre_engine::methods::volume::list::{GetVolume, List, Records};
 use nacre_engine::methods::volume::operate::Grow;
@@ -63,6 +64,7 @@ called! {
     GetConnections => Vec<ConnectionAnswer>,
     GetSubsystems => Vec<SubsystemAnswer>,
     ListPools => Vec<PoolAnswer>,
+    GetState => StateAnswer,
     GetLvol => LvolAnswer,
     ListLvols => Vec<LvolAnswer>,
 }
@@ -220,6 +222,21 @@ pub(super) struct RecordAnswer {
     pub id: Uuid,
     /// Each change of the record has another one.
     pub revision: u64,
+    #[serde(default)]
+    pub replicas: Vec<ReplicaRecordAnswer>,
+}
+
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct ReplicaRecordAnswer {
+    pub device: String,
+    pub state: ReplicaStateAnswer,
+}
+
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct ReplicaStateAnswer {
+    pub state: String,
 }
 
 /// A volume or snapshot of a pool.
@@ -252,6 +269,22 @@ pub(super) struct SubsystemAnswer {
 #[cfg_attr(test, derive(JsonSchema))]
 pub(super) struct HostAnswer {
     pub nqn: String,
+}
+
+/// The stored objects of this daemon.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct StateAnswer {
+    pub objects: Vec<ObjectAnswer>,
+}
+
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct ObjectAnswer {
+    /// `pool/UUID` is a pool.
+    pub key: String,
+    /// `live`, `waiting` or `failed`.
+    pub state: String,
 }
 
 /// A pool of this daemon.

@@ -18,16 +18,18 @@ use nacre_engine::methods::pool::lvols::{
     DeleteLvol, GetLvol, ListLvols, ListLvolsParams, LvolParams, NewSnapshot, RenameLvol,
     RenameLvolParams, SnapshotLvols, SnapshotParams,
 };
+use nacre_engine::methods::state::GetState;
 use nacre_engine::methods::volume::list::{GetVolume, Records};
 use nacre_engine_rpc::NoParams;
 use tonic::Status;
 use uuid::Uuid;
 
-use super::calls::LvolAnswer;
+use super::calls::{LvolAnswer, RecordAnswer};
 use super::{Daemon, Volume, by_id, is_absent, status};
 
 /// The smallest block of volumes.
 const SECTOR: u64 = 512;
+const IN_SYNC: &str = "in_sync";
 /// Times that a snapshot is made, if replicas leave and return meanwhile.
 const ATTEMPTS: usize = 3;
 
@@ -114,8 +116,22 @@ impl Daemon {
     pub(crate) fn snapshot(&self, id: Uuid) -> Result<Option<Snapshot>, Status> {
         match self.call::<GetLvol>(&lvol(id)) {
             Ok(found) => Ok(Snapshot::read(found)),
-            Err(error) if is_absent(&error) => Ok(None),
+            Err(error) if is_absent(&error) => self.all_pools_are_open().map(|()| None),
             Err(error) => Err(status(&error)),
+        }
+    }
+
+    /// Refuses while a stored pool is not open: it may have what was not found.
+    fn all_pools_are_open(&self) -> Result<(), Status> {
+        let objects = self.ask::<GetState>(&NoParams {})?.objects;
+        let mut away = objects.iter().filter(|one| one.state != "live");
+        match away.find(|one| one.key.starts_with("pool/")) {
+            None => Ok(()),
+            Some(pool) => Err(Status::unavailable(format!(
+                "{}: this pool is not open, and may have the snapshot: attach its disks, or have \
+                 the daemon forget it with pool_export",
+                pool.key
+            ))),
         }
     }
 
@@ -145,8 +161,8 @@ impl Daemon {
                 Some(found) => return Ok(found),
                 None => {}
             }
-            let before = self.revision(volume.id)?;
-            let (replica, bytes) = self.replica_in_sync(volume)?;
+            let before = self.record(volume.id)?;
+            let (replica, bytes) = self.replica_in_sync(volume, before.as_ref())?;
             let cut = SnapshotFacts {
                 kind: SnapshotKind::Cut,
                 volume: volume.id,
@@ -163,7 +179,10 @@ impl Daemon {
             })?;
             // A replica that left before the snapshot would lack writes. Its volume would have
             // changed its record before it acknowledged them. So does a volume that grows.
-            if before.is_some() && self.revision(volume.id)? == before {
+            let after = self.record(volume.id)?;
+            if let (Some(before), Some(after)) = (before, after)
+                && before.revision == after.revision
+            {
                 let facts = SnapshotFacts { kind, ..cut };
                 self.ask::<RenameLvol>(&RenameLvolParams {
                     lvol: id.to_string(),
@@ -191,7 +210,17 @@ impl Daemon {
     }
 
     /// The lvol of a replica in sync, and the present size of the volume.
-    fn replica_in_sync(&self, volume: &Volume) -> Result<(Uuid, u64), Status> {
+    ///
+    /// The record counts, too: it changes before the volume does without a replica.
+    fn replica_in_sync(
+        &self,
+        volume: &Volume,
+        record: Option<&RecordAnswer>,
+    ) -> Result<(Uuid, u64), Status> {
+        let in_record = |device: &str| {
+            let mut replicas = record.into_iter().flat_map(|record| &record.replicas);
+            replicas.any(|one| one.device == device && one.state.state == IN_SYNC)
+        };
         let found = self.ask::<GetVolume>(&by_id(volume.id))?;
         let bytes = found.num_blocks.saturating_mul(found.block_size);
         let mut has_pool = false;
@@ -200,11 +229,16 @@ impl Daemon {
                 continue;
             };
             match self.call::<GetLvol>(&lvol(device)) {
-                Ok(_) if replica.state == "in_sync" => return Ok((device, bytes)),
+                Ok(_) if replica.state == IN_SYNC && in_record(&replica.device) => {
+                    return Ok((device, bytes));
+                }
                 Ok(_) => has_pool = true,
                 Err(error) if is_absent(&error) => {}
                 Err(error) => return Err(status(&error)),
             }
+        }
+        if !has_pool {
+            self.all_pools_are_open()?;
         }
         Err(if has_pool {
             Status::unavailable(format!(
@@ -220,11 +254,9 @@ impl Daemon {
         })
     }
 
-    /// The revision of the volume's record. `None`: it has none.
-    fn revision(&self, volume: Uuid) -> Result<Option<u64>, Status> {
+    fn record(&self, volume: Uuid) -> Result<Option<RecordAnswer>, Status> {
         let records = self.ask::<Records>(&NoParams {})?.volumes;
-        let found = records.into_iter().find(|one| one.id == volume);
-        Ok(found.map(|one| one.revision))
+        Ok(records.into_iter().find(|one| one.id == volume))
     }
 }
 

@@ -255,6 +255,41 @@ fn snapshots_are_made_and_deleted_once() {
     assert_eq!(left.as_array().expect("a list").len(), lvols.len() - 1);
 }
 
+/// Goal: a snapshot of a pool that is away is neither gone nor made anew: UNAVAILABLE, until the
+/// daemon forgets the pool. Method: the disk of the pool is removed.
+#[test]
+fn snapshots_of_a_pool_that_is_away() {
+    const DELETE: &str = "Controller/DeleteSnapshot";
+    let mut world = World::new();
+    let first = CreateVolumeRequest {
+        parameters: texts(&[("replicas", "2"), ("thin", "true")]),
+        ..wanted("data", 4 * MIB)
+    };
+    let source = volume(&world, first).volume_id;
+    let id = made(&world, &source, "s").snapshot_id;
+    let lvol = world.process.call("lvol_get", json!({ "lvol": id }));
+    let pool = lvol["pool"].as_str().expect("a name").to_owned();
+    let disk = pool.trim_start_matches("pool-");
+    let removed = world
+        .process
+        .call("bdev_malloc_delete", json!({ "name": disk }));
+    assert_eq!(removed, true);
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    let pools = |world: &mut World| world.process.call("pool_list", json!({}));
+    while pools(&mut world).as_array().expect("a list").len() == 2 {
+        assert!(std::time::Instant::now() < end, "{pool} stays open");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let ask = |id: &str| DeleteSnapshotRequest {
+        snapshot_id: id.to_owned(),
+    };
+    world.refused(DELETE, ask(&id), Code::Unavailable);
+    world.refused(CREATE, asked(&source, "s"), Code::Unavailable);
+    world.process.call("pool_export", json!({ "pool": pool }));
+    delete(&world, &id);
+    assert_ne!(made(&world, &source, "s").creation_time, None);
+}
+
 /// ListSnapshots: pages by max_entries and next_token; filters by snapshot and volume, where an
 /// unknown one is an empty list; ABORTED for a strange token; INVALID_ARGUMENT for a negative
 /// number.
@@ -392,11 +427,13 @@ fn a_replica_that_leaves_makes_no_snapshot() {
                 "cluster_get_status" => return Reply::Refuse(-95),
                 "volume_get_records" => {
                     let revision = looks.fetch_add(1, Ordering::Relaxed).min(changes);
+                    let replica = json!({ "device": ABSENT, "state": { "state": "in_sync" } });
                     json!({
                         "holder": ABSENT,
-                        "volumes": [{ "id": ABSENT, "revision": revision }],
+                        "volumes": [{ "id": ABSENT, "revision": revision, "replicas": [replica] }],
                     })
                 }
+                "state_get" => json!({ "objects": [] }),
                 "volume_get" => json!({
                     "name": "v", "uuid": ABSENT, "block_size": 4096, "num_blocks": 1024,
                     "replicas": [{ "device": ABSENT, "state": "in_sync" }],
