@@ -514,6 +514,9 @@ pub struct NewVolume {
     pub settings: Settings,
     /// Accept devices that are not empty.
     pub force: bool,
+    /// The first device is a copy of another volume's replica that was in sync: the volume has its
+    /// contents. The other replicas are filled from it once the volume is open.
+    pub is_copy: bool,
 }
 
 impl VolumeStatus {

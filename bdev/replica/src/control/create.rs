@@ -360,36 +360,7 @@ pub async fn create(
     devices: Arc<dyn Devices>,
     new: NewVolume,
 ) -> Result<Uuid, VolumeError> {
-    create_with(core, pool, store, devices, new, Contents::Discarded).await
-}
-
-/// As [`create`], with the contents of the first device: a copy of another volume's replica that
-/// was in sync. The other replicas are filled from it once the volume is open.
-pub async fn create_copy(
-    core: &CoreHandle,
-    pool: Pool,
-    store: Arc<dyn VolumeStore>,
-    devices: Arc<dyn Devices>,
-    new: NewVolume,
-) -> Result<Uuid, VolumeError> {
-    create_with(core, pool, store, devices, new, Contents::OfFirst).await
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Contents {
-    Discarded,
-    OfFirst,
-}
-
-async fn create_with(
-    core: &CoreHandle,
-    pool: Pool,
-    store: Arc<dyn VolumeStore>,
-    devices: Arc<dyn Devices>,
-    new: NewVolume,
-    contents: Contents,
-) -> Result<Uuid, VolumeError> {
-    let is_kept = |slot: usize| contents == Contents::OfFirst && slot == 0;
+    let is_kept = |slot: usize| new.is_copy && slot == 0;
     let invalid = |what, why: String| VolumeError::Invalid { what, why };
     check_name(&new.name)?;
     let count = new.devices.len();
@@ -440,7 +411,7 @@ async fn create_with(
         }
     }
     let mut wanted = new.bytes;
-    if contents == Contents::OfFirst {
+    if new.is_copy {
         let disk = &replicas[0].1;
         let copied = offline.copied_bytes(disk).await?;
         let given = *wanted.get_or_insert(copied);

@@ -67,7 +67,7 @@ use nacre_reactor::Nanos;
 use tokio::sync::Mutex as AsyncMutex;
 use uuid::Uuid;
 
-pub use self::create::{create, create_copy, delete, force_in_sync};
+pub use self::create::{create, delete, force_in_sync};
 pub use self::open::{open, open_prepared};
 
 use self::attach::Attacher;

@@ -141,6 +141,7 @@ impl Method<Engine> for CreateRaid {
             devices,
             settings,
             force: false,
+            is_copy: false,
         };
         volumes::create(&engine, new).await?;
         Ok(true)

@@ -54,6 +54,7 @@ pub async fn create(
             devices,
             settings,
             force,
+            is_copy: false,
         };
         lifecycle::create_record(engine, new).await.map(drop)
     };

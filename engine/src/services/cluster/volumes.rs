@@ -156,7 +156,7 @@ impl Done {
                 is_in_effect &= (any_host || !subsystem.allows_any_host())
                     && subsystem.hosts().iter().all(|host| may(host.as_str()));
             }
-            // A deleted one lets nobody in.
+            // A deleted one takes no new host.
             is_present || !controllers.is_empty()
         });
         is_in_effect

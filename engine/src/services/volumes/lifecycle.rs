@@ -338,15 +338,6 @@ pub(in crate::services) async fn create_record(
     engine: &Engine,
     new: NewVolume,
 ) -> Result<VolumeRecord, RpcError> {
-    record_of(engine, new, false).await
-}
-
-/// As [`create_record`]. `is_copy`: the volume has the contents of its first device.
-async fn record_of(
-    engine: &Engine,
-    new: NewVolume,
-    is_copy: bool,
-) -> Result<VolumeRecord, RpcError> {
     let plane = engine.plane()?;
     let store = engine.volumes.store()?;
     if plane.bdevs.lookup(&new.name).is_some() {
@@ -361,11 +352,7 @@ async fn record_of(
     let (on_store, replicas) = (Arc::clone(&store), VolumeDevices::of(engine, &plane));
     let id = on_reactor(reactor, move |core, pool| async move {
         let replicas = Arc::new(replicas);
-        if is_copy {
-            control::create_copy(&core, pool, on_store, replicas, new).await
-        } else {
-            control::create(&core, pool, on_store, replicas, new).await
-        }
+        control::create(&core, pool, on_store, replicas, new).await
     })
     .await
     .or_refuse()?;
@@ -375,25 +362,9 @@ async fn record_of(
 
 /// Creates a volume and opens it.
 pub async fn create(engine: &Rc<Engine>, new: NewVolume) -> Result<Rc<OpenedVolume>, RpcError> {
-    create_and_open(engine, new, false).await
-}
-
-/// As [`create`], with the contents of the first device: a copy of another volume's replica.
-pub async fn create_copy(
-    engine: &Rc<Engine>,
-    new: NewVolume,
-) -> Result<Rc<OpenedVolume>, RpcError> {
-    create_and_open(engine, new, true).await
-}
-
-async fn create_and_open(
-    engine: &Rc<Engine>,
-    new: NewVolume,
-    is_copy: bool,
-) -> Result<Rc<OpenedVolume>, RpcError> {
     let volumes = &engine.volumes;
     let _one = volumes.changing.lock().await;
-    let record = record_of(engine, new, is_copy).await?;
+    let record = create_record(engine, new).await?;
     let id = record.id;
     let name = record.name.clone();
     volumes

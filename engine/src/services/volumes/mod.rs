@@ -48,7 +48,7 @@ pub use self::etcd::{OfStore, endpoints};
 pub use self::events::{check_other_copies, device_changed, poll_queues, recheck_device};
 pub use self::frozen::{fail_io, stop_opening, thaw};
 pub use self::lifecycle::{
-    begin, close_all, create, create_copy, end, force_in_sync, open_all, wait_until_tried,
+    begin, close_all, create, end, force_in_sync, open_all, wait_until_tried,
 };
 pub use self::lvols::delete;
 pub(in crate::services) use self::membership::{AbsentDevices, Membership};

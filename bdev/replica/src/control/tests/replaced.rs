@@ -82,6 +82,7 @@ fn is_finished(world: &mut World) {
             devices: vec!["d0".into()],
             settings: Settings::default(),
             force: true,
+            is_copy: false,
         })
         .unwrap();
 }

@@ -361,6 +361,7 @@ impl World {
             devices: (0..disks).map(|at| format!("d{at}")).collect(),
             settings,
             force: false,
+            is_copy: false,
         };
         self.create_new(new)
     }

@@ -203,11 +203,9 @@ async fn make(
             devices,
             settings,
             force: params.force,
+            is_copy: source.is_some(),
         };
-        match source {
-            Some(_) => volumes::create_copy(engine, new).await,
-            None => volumes::create(engine, new).await,
-        }
+        volumes::create(engine, new).await
     };
     let made = made.await;
     lvols::delete_unused(engine, id).await;

@@ -177,7 +177,7 @@ fn a_refused_volume_leaves_no_lvol() {
 }
 
 /// Goal: a volume begins with the contents of another one's snapshot: in sync at once on its pool,
-/// filled on the others. What is no such snapshot is refused, and leaves no lvol.
+/// filled on the others. A snapshot of anything else is refused, and leaves no lvol.
 #[test]
 fn a_volume_begins_with_a_snapshot() {
     let dir = tempfile::tempdir().unwrap();
