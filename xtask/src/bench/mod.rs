@@ -18,9 +18,11 @@ mod volume;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
+
+use crate::process::End;
 
 #[derive(Subcommand)]
 pub(crate) enum Benchmark {
@@ -100,6 +102,19 @@ fn median(values: &[f64]) -> f64 {
         .get(sorted.len().saturating_sub(1) / 2)
         .copied()
         .unwrap_or(f64::NAN)
+}
+
+/// The figures that a guest's script wrote to the folder. Without its last line, it did not finish.
+fn guest_results(out: &Path, end: &End) -> Result<String> {
+    let results = std::fs::read_to_string(out.join("results")).unwrap_or_default();
+    if !results.lines().any(|line| line == "done") {
+        let log = std::fs::read_to_string(out.join("log")).unwrap_or_default();
+        bail!(
+            "the guest did not finish ({end}); see {}\n{log}",
+            out.display()
+        );
+    }
+    Ok(results)
 }
 
 /// One line of a comparison: pairs of (ours, the limit's) figures, one pair per round.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
-use super::{Line, VmOptions, instructions, print_table};
+use super::{Line, VmOptions, guest_results, instructions, print_table};
 use crate::vm::{self, Hardware, Vm};
 use crate::{process, setup};
 
@@ -68,15 +68,7 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<ExitCode> {
         .start(root, &line, &out, &out, Hardware::EmptyDrives)?
         .wait(limit);
     vm::clean_drives(&out);
-    let results = std::fs::read_to_string(out.join("results")).unwrap_or_default();
-    if !results.lines().any(|line| line == "done") {
-        let log = std::fs::read_to_string(out.join("log")).unwrap_or_default();
-        let end = end?;
-        bail!(
-            "the guest did not finish ({end}); see {}\n{log}",
-            out.display()
-        );
-    }
+    let results = guest_results(&out, &end?)?;
     let (lines, means) = read(&results)?;
     print_table("nacre", "kernel", &lines);
     println!(

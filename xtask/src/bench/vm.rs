@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{Line, VmOptions, print_table};
+use super::{Line, VmOptions, guest_results, print_table};
 use crate::vm::{self, Vm};
 
 const BOOT_ALLOWANCE: Duration = Duration::from_secs(300);
@@ -71,14 +71,7 @@ pub(super) fn run(root: &Path, options: &VmOptions, over: BenchTransport) -> Res
             options.rounds * over.measurements_per_round() * (options.seconds + 8),
         );
     let end = vm.boot(root, &line, &out, limit)?;
-    let results = std::fs::read_to_string(out.join("results")).unwrap_or_default();
-    if !results.lines().any(|line| line == "done") {
-        let log = std::fs::read_to_string(out.join("log")).unwrap_or_default();
-        bail!(
-            "the guest did not finish ({end}); see {}\n{log}",
-            out.display()
-        );
-    }
+    let results = guest_results(&out, &end)?;
     let figures = Figures::read(&results)?;
     let lines = figures.lines;
     print_table("nacre", &format!("nvmet-{}", over.word()), &lines);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::super::guest_results;
 use super::{Bar, FIRST_PASS, FRESH, Options, Row, Table};
 use crate::setup::{self, Need};
 use crate::vm::{self, Vm};
@@ -49,14 +50,7 @@ pub(super) fn measure(
     let rounds = options.rounds as u64;
     let limit = BOOT_ALLOWANCE + Duration::from_secs(rounds * (SECONDS_PER_ROUND + 4 * seconds));
     let end = vm.boot(root, &line, &out, limit)?;
-    let results = std::fs::read_to_string(out.join("results")).unwrap_or_default();
-    if !results.lines().any(|line| line == "done") {
-        let log = std::fs::read_to_string(out.join("log")).unwrap_or_default();
-        bail!(
-            "the guest did not finish ({end}); see {}\n{log}",
-            out.display()
-        );
-    }
+    let results = guest_results(&out, &end)?;
     let mut rows = read(&results)?;
     rows.retain(|row| options.wants(&row.line.name));
     table.rows.extend(rows);
