@@ -203,9 +203,9 @@ fn be_lost(url: String) {
 }
 
 /// The times from the sending of renewals until etcd's answers, by the time that is left of each
-/// lease: just before an answer it is the least.
+/// lease. Just before an answer it is the least.
 struct Renewals {
-    /// What was left at the last look, and the least of this renewal.
+    /// The time left at the last look, and the least of this renewal.
     last: Vec<(Duration, Duration)>,
     took: Vec<Duration>,
 }
