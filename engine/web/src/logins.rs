@@ -153,6 +153,14 @@ impl Logins {
         })
     }
 
+    /// As [`Logins::is_valid`] of a request that takes long. Its session is in use meanwhile.
+    pub fn goes_on(&self, of: &SignedIn) -> bool {
+        match of.by {
+            By::Session => self.signed_in(of.id, true).is_some(),
+            By::ApiToken => self.is_valid(of),
+        }
+    }
+
     /// False: the session or the API token is over.
     pub fn is_valid(&self, of: &SignedIn) -> bool {
         match of.by {

@@ -305,8 +305,8 @@ async fn upload<B: Backend>(
     let stored = tokio::task::spawn_local(async move {
         let stored = match of.role {
             Role::Admin => {
-                let may_end = || logins.is_valid(&of);
-                uploads.store(body, length, patience, may_end).await
+                let goes_on = || logins.goes_on(&of);
+                uploads.store(body, length, patience, goes_on).await
             }
             Role::Operator | Role::Viewer => {
                 let cause = "an upload needs the role admin";

@@ -60,17 +60,18 @@ impl Uploads {
         }
     }
 
-    /// Stores a body of this length. An error leaves the last upload as it was. `patience`: the
-    /// longest time without a byte. `may_end`: whether the client still may upload when the body
-    /// has arrived, which may take minutes.
+    /// Stores a body of this length. An error leaves the last upload as it was, unless there was
+    /// room for one only. `patience`: the
+    /// longest time without a byte. `goes_on`: whether the client still may upload, which it is
+    /// asked with each piece.
     pub(crate) async fn store(
         &self,
         mut body: Incoming,
         length: u64,
         patience: Duration,
-        may_end: impl Fn() -> bool,
+        goes_on: impl Fn() -> bool,
     ) -> Result<PathBuf, RpcError> {
-        let stored = self.receive(&mut body, length, patience, may_end).await;
+        let stored = self.receive(&mut body, length, patience, goes_on).await;
         if stored.is_err() {
             // A browser that still sends reads no answer: it reports the end of the connection.
             let most = self.place.as_ref().map_or(MOST_IGNORED, |place| place.most);
@@ -84,7 +85,7 @@ impl Uploads {
         body: &mut Incoming,
         length: u64,
         patience: Duration,
-        may_end: impl Fn() -> bool,
+        goes_on: impl Fn() -> bool,
     ) -> Result<PathBuf, RpcError> {
         let Some(place) = self.place.clone() else {
             return Err(RpcError::errno(
@@ -114,6 +115,7 @@ impl Uploads {
             loop {
                 match tokio::time::timeout(patience, body.frame()).await {
                     Ok(None) => return Ok(()),
+                    Ok(Some(Ok(_))) if !goes_on() => return Ok(()),
                     Ok(Some(Ok(frame))) => {
                         if let Ok(data) = frame.into_data()
                             && parts.send(Some(data)).await.is_err()
@@ -128,7 +130,7 @@ impl Uploads {
             }
         };
         let read = read.await;
-        let may_end = may_end();
+        let may_end = goes_on();
         if read.is_ok() && may_end {
             // A writer that is gone has failed: its error counts.
             let _ = parts.send(None).await;
@@ -175,8 +177,17 @@ fn write(
     builder.create(folder).map_err(failed)?;
     // An upload that a power failure ended takes room.
     remove(&part).map_err(failed)?;
-    let free = (place.free_bytes)(folder).map_err(failed)?;
-    if free < length.saturating_add(RESERVE) {
+    let needed = length.saturating_add(RESERVE);
+    let mut free = (place.free_bytes)(folder).map_err(failed)?;
+    // There may be room for one only: nobody can sign in to remove a bundle that was refused.
+    if free < needed
+        && let Ok(last) = fs::metadata(path)
+        && free.saturating_add(last.len()) >= needed
+    {
+        remove(path).map_err(failed)?;
+        free = (place.free_bytes)(folder).map_err(failed)?;
+    }
+    if free < needed {
         let cause = format!("{free} bytes are free; the upload needs {length} and a reserve");
         return Err(RpcError::errno(Errno::ENOSPC, cause).remedy("remove files of this machine"));
     }
@@ -219,5 +230,41 @@ fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: an upload takes the room of the last one where there is room for one only, and no
+    /// other. Method: a file system whose files take from a few bytes beside the reserve.
+    #[test]
+    fn a_small_disk_has_room_for_one() {
+        fn free_bytes(folder: &Path) -> io::Result<u64> {
+            let files = fs::read_dir(folder)?.map(|file| Ok(file?.metadata()?.len()));
+            let used: u64 = files.sum::<io::Result<u64>>()?;
+            Ok(RESERVE + 10 - used)
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let place = UploadPlace {
+            file: folder.path().join("bundle.tar"),
+            most: 100,
+            free_bytes,
+        };
+        let upload = |text: &'static str| {
+            let (parts, queue) = mpsc::channel(QUEUE);
+            for part in [Some(Bytes::from(text)), None] {
+                parts.try_send(part).unwrap();
+            }
+            drop(parts);
+            write(&place, text.len() as u64, queue)
+        };
+        for text in ["one", "seven..", "12345678"] {
+            upload(text).unwrap();
+            assert_eq!(fs::read_to_string(&place.file).unwrap(), text);
+        }
+        assert!(upload("more than ten").is_err());
+        assert_eq!(fs::read_to_string(&place.file).unwrap(), "12345678");
     }
 }
