@@ -172,7 +172,8 @@ export class Mock {
       case 'bdev_nvme_get_controller_logs': return w.logs;
       case 'bdev_nvme_apply_firmware': return 'firmware MPK95B5Q runs; it was MPK93B5Q';
       case 'audit_get': {
-        const of = w.audit.filter((c) => (!p.method || c.method === p.method) && (!p.object || c.object === p.object) && (!p.refused || c.result === 'refused') && (!p.user || [c.account, c.api_token, String(c.uid)].includes(p.user)));
+        const of = w.audit.filter((c) => (!p.method || c.method === p.method) && (!p.object || c.object === p.object) && (!p.refused || c.result === 'refused') && (!p.user || [c.account, c.api_token, String(c.uid)].includes(p.user)) && (!p.until || c.time <= p.until));
+        w.audit = [...w.audit, { ...w.audit.at(-1), time: '2099-01-01T00:00:00.000Z', method: 'audit_get', object: null, result: 'done', error: undefined, account: 'admin' }];
         const from = of.slice(0, of.length - (p.skip ?? 0));
         return { calls: from.slice(-p.limit), file: '/var/lib/nacre/audit.log' };
       }

@@ -47,6 +47,10 @@ pub struct GetParams {
     #[serde(default)]
     #[arg(long)]
     pub refused: bool,
+    /// Only calls that began up to this `time` of a line: pages do not move while calls are added.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[arg(long, value_name = "TIME")]
+    pub until: Option<String>,
     /// Leave out this many of the newest selected calls, to page back; at most 10000.
     #[serde(default)]
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
@@ -61,6 +65,10 @@ impl GetParams {
             && self.uid.is_none_or(|uid| line["uid"] == uid)
             && self.user.as_deref().is_none_or(|user| is_of(line, user))
             && (!self.refused || line["result"] == "refused")
+            && self.until.as_deref().is_none_or(|until| {
+                let time = line["time"].as_str();
+                time.is_some_and(|time| time <= until)
+            })
     }
 }
 
