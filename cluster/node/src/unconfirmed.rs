@@ -9,8 +9,8 @@
 //! A node without a lease was fenced, and serves nothing that another node has opened. The holder
 //! in the record is the exception: no node took the volume, and the holder may serve as long as its
 //! replicas confirm it. The same holds for the former holder while the volume was taken and not
-//! opened: the gates of the replicas still have its key. A node with a new lease takes a volume only
-//! after it has listed the publications again.
+//! opened: the gates of the replicas still have its key. A node with a new lease takes a volume
+//! only after it has listed the publications again.
 
 use nacre_cluster_core::{Holder, NodeId, Record, VolumeId};
 use nacre_cluster_etcd::{KeyValue, LeaseKey, Prefix, Txn};

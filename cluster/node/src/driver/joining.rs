@@ -9,7 +9,7 @@ use nacre_cluster_core::{BootTime, Incarnation, Join};
 use nacre_cluster_etcd::{Error as Said, LeaseKey, Outcome};
 use tokio::time::sleep;
 
-use super::{AGAIN, Done, Driver, NodeState, Phase, no_record};
+use super::{AGAIN, Again, Done, Driver, NodeState, Phase, no_record};
 use crate::error::Error;
 use crate::events::Decision;
 use crate::keys;
@@ -162,7 +162,7 @@ impl Driver {
         self.shared.word.set(lease.until());
         self.phase = Phase::In(lease);
         self.has_earlier = false;
-        self.must_list_publications = true;
+        self.again = self.again.max(Again::Publications);
         self.volumes.restart(&self.shared.events);
         // Volumes of an earlier incarnation were dropped.
         let revision = incarnation.0 as i64;

@@ -150,6 +150,17 @@ enum Phase {
     Out,
 }
 
+/// The keys to list and watch again.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Again {
+    #[default]
+    Nothing,
+    /// The node has a new lease.
+    Publications,
+    /// The store is another one.
+    All,
+}
+
 pub(crate) struct Driver {
     me: Me,
     client: Arc<Client>,
@@ -165,9 +176,7 @@ pub(crate) struct Driver {
     is_other_store: bool,
     /// The tasks that follow the keys of etcd.
     followers: BTreeMap<Kind, AbortHandle>,
-    must_follow: bool,
-    /// The node has a new lease, and lists the publications again.
-    must_list_publications: bool,
+    again: Again,
     /// The keys for hosts whose first list has not arrived.
     awaited: BTreeSet<Kind>,
     publications: SeenPublications,
@@ -220,8 +229,7 @@ impl Driver {
             store: None,
             is_other_store: false,
             followers: BTreeMap::new(),
-            must_follow: false,
-            must_list_publications: false,
+            again: Again::Nothing,
             awaited: BTreeSet::from(AWAITED),
             publications: SeenPublications::default(),
             operations: BTreeMap::new(),
@@ -249,12 +257,11 @@ impl Driver {
         });
         loop {
             self.turn(clock::now());
-            if std::mem::take(&mut self.must_follow) {
+            match std::mem::take(&mut self.again) {
+                Again::Nothing => {}
+                Again::Publications => self.follow_again(Kind::Publications, &sender),
                 // Changes of the former store that wait in the channel end with it.
-                (sender, news) = self.follow_all();
-            }
-            if std::mem::take(&mut self.must_list_publications) {
-                self.follow_again(Kind::Publications, &sender);
+                Again::All => (sender, news) = self.follow_all(),
             }
             if matches!(self.phase, Phase::Releasing) {
                 if self.jobs.is_empty() {
@@ -597,7 +604,7 @@ impl Driver {
         for (_, watch) in std::mem::take(&mut self.watched) {
             watch.abort();
         }
-        self.must_follow = true;
+        self.again = Again::All;
     }
 
     fn look_again(&mut self, now: BootTime) {

@@ -219,7 +219,7 @@ fn a_restored_store_begins_anew() {
             let calls = engine.all_calls();
             let is_kept = |call: &String| call == "show" || call == "publish";
             assert!(calls.iter().all(is_kept), "{calls:?}");
-            assert!(!driver.must_follow);
+            assert_eq!(driver.again, Again::Nothing);
 
             let late = Leases {
                 revision: 600,
@@ -234,7 +234,8 @@ fn a_restored_store_begins_anew() {
                 is_asked: true,
             };
             driver.found_cluster(Ok(restored.clone()), clock::now());
-            assert!(driver.must_follow && matches!(driver.phase, Phase::Joining(_)));
+            assert_eq!(driver.again, Again::All);
+            assert!(matches!(driver.phase, Phase::Joining(_)));
             for kind in AWAITED {
                 let change = list_at(&driver, kind, 3, 9);
                 driver.news(kind, change);
@@ -259,13 +260,13 @@ fn a_restored_store_begins_anew() {
             assert_eq!(driver.nodes.standing.len(), 2);
 
             // The same store: a node that was fenced goes on with its views.
-            driver.must_follow = false;
+            driver.again = Again::Nothing;
             driver.phase = Phase::Looking {
                 not_before: clock::now(),
                 is_asked: true,
             };
             driver.found_cluster(Ok(restored), clock::now());
-            assert!(!driver.must_follow);
+            assert_eq!(driver.again, Again::Nothing);
         });
     }
 }
@@ -332,7 +333,8 @@ fn a_new_lease_needs_the_publications() {
         driver.found_lease(Ok(None), now);
         driver.turn(now);
         driver.created(Ok(Outcome::Made(Revision(5))), now);
-        assert!(matches!(driver.phase, Phase::In(_)) && driver.must_list_publications);
+        assert_eq!(driver.again, Again::Publications);
+        assert!(matches!(driver.phase, Phase::In(_)));
         let mut is_polled_after = |revision| {
             let change = list_at(&driver, Kind::Publications, revision, 4);
             driver.news(Kind::Publications, change);
