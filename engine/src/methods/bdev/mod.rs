@@ -37,6 +37,7 @@ use crate::rpc::{Registry, RpcError};
 use crate::services::Engine;
 use crate::services::device_records::{forget_uses_of, key};
 use crate::services::devices::known_files;
+use crate::services::volumes::is_claimed;
 use crate::store::{Change, Edit, Record};
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -213,11 +214,12 @@ async fn delete(engine: &Engine, name: &str, product: &str) -> Result<bool, RpcE
 /// Refuses to delete a device that has the last good replica of a volume, also while the device is
 /// not connected. A replica whose volume has another good one in use may go.
 fn refuse_last_copies(engine: &Engine, going: &[String]) -> Result<(), RpcError> {
+    let plane = engine.plane()?;
     let last = |volume: &crate::services::volumes::Listed| {
         let status = volume.status()?;
         let in_sync = status.replicas.iter();
         let mut in_sync = in_sync.filter(|m| m.state == ReplicaState::InSync);
-        let stays = |m: &ReplicaStatus| m.attached && !going.contains(&m.device);
+        let stays = |m: &ReplicaStatus| !going.contains(&m.device) && is_claimed(&plane.bdevs, m);
         if in_sync.clone().any(stays) {
             return None;
         }

@@ -19,6 +19,7 @@ use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
+use crate::services::volumes::is_claimed;
 use crate::values::size;
 
 /// Capacity of the queue to the management thread.
@@ -164,7 +165,8 @@ pub async fn recheck_device(engine: &Engine, device: &str) -> Result<(), RpcErro
 
 /// Refuses to shrink a device to `bytes` if a volume would lose its last copy of data beyond.
 pub fn check_other_copies(engine: &Engine, device: &str, bytes: u64) -> Result<(), RpcError> {
-    let devices = engine.plane()?.bdevs.stacked_on(device).or_refuse()?;
+    let bdevs = &engine.plane()?.bdevs;
+    let devices = bdevs.stacked_on(device).or_refuse()?;
     for volume in engine.volumes.list() {
         let Some(status) = volume.status() else {
             continue;
@@ -179,7 +181,8 @@ pub fn check_other_copies(engine: &Engine, device: &str, bytes: u64) -> Result<(
         else {
             continue;
         };
-        let whole = |m: &&ReplicaStatus| m.attached && m.resync.is_none() && m.id != replica.id;
+        let whole =
+            |m: &&ReplicaStatus| is_claimed(bdevs, m) && m.resync.is_none() && m.id != replica.id;
         let others = status.replicas.iter().filter(in_sync).any(|m| whole(&m));
         if bytes < needed && !others {
             let cause = format!(

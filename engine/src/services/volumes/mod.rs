@@ -52,7 +52,7 @@ pub use self::lifecycle::{
 };
 pub use self::lvols::delete;
 pub(in crate::services) use self::membership::{AbsentDevices, Membership};
-pub use self::replica_devices::{REMOTE_PRODUCT, is_local};
+pub use self::replica_devices::{REMOTE_PRODUCT, is_claimed, is_local};
 pub(super) use self::store_report::store_for_doctor;
 pub use paths::of_listener;
 

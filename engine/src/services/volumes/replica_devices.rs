@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use nacre_bdev::registry::{Holder, Registry, RegistryError, Usage};
+use nacre_bdev::registry::{Holder, Listed, Registry, RegistryError, Usage};
 use nacre_bdev::{Bdev, Layer};
-use nacre_bdev_replica::handle::{Devices, NoDevice, ReplicaDevice};
+use nacre_bdev_replica::handle::{Devices, NoDevice, ReplicaDevice, ReplicaStatus};
 
 use crate::plane::Plane;
 use crate::services::Engine;
@@ -12,6 +12,8 @@ use crate::services::volumes::AbsentDevices;
 
 /// `product_name` of remote namespaces, as in SPDK.
 pub const REMOTE_PRODUCT: &str = "NVMe disk";
+
+const REPLICA_OF: &str = "replica of volume";
 
 pub(super) struct VolumeDevices {
     registry: Registry,
@@ -58,7 +60,17 @@ impl Devices for VolumeDevices {
 
 /// The text that names the owner of a claimed device.
 pub(super) fn holder(volume: &str) -> String {
-    format!("replica of volume \"{volume}\"")
+    format!("{REPLICA_OF} \"{volume}\"")
+}
+
+/// True if a volume still has the device of the replica. The registry takes the device from the
+/// volume first, and the volume's own state follows.
+pub fn is_claimed(registry: &Registry, replica: &ReplicaStatus) -> bool {
+    // The volume may have had another name when it claimed the device.
+    let is_volume = |user: &Holder| matches!(user, Holder::User(of) if of.starts_with(REPLICA_OF));
+    let device = registry.get(&replica.device);
+    let is_used = |device: Listed| device.claims.iter().any(|(user, _)| is_volume(user));
+    replica.attached && device.is_ok_and(is_used)
 }
 
 /// True if all devices below are local.
