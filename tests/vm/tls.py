@@ -2,11 +2,14 @@
 """TLS for the kernel of the guest: what tlshd (ktls-utils) and a newer nvme-cli do elsewhere.
 
 tls.py agent LOG
-    Removes all keys of the kernel. Then does the handshakes that the kernel asks for, with GnuTLS,
-    until it is killed. LOG gets a line each: `ROLE RESULT IDENTITY`, and first of all `ready`.
+    Removes all keys of the kernel. Then does the handshakes that the kernel asks for, until it is
+    killed. LOG gets a line each: `ROLE RESULT IDENTITY`, and first of all `ready`. GnuTLS does them
+    as tlshd does, and OpenSSL those of a client with a key of SHA-384.
 tls.py key FILE HOST SUBSYSTEM [v0|v1|legacy]
     Puts the PSK of a key file into the keyring `.nvme`, under the identity of version 0 or 1, or of
     version 0 as libnvme before 1.16 derives it. Prints the serial number of the kernel's key.
+tls.py sha384 FILE
+    Makes a configured PSK of 48 bytes, for SHA-384.
 tls.py expire SERIAL
     Makes a key of the kernel expire in a second.
 
@@ -23,6 +26,7 @@ import socket
 import struct
 import sys
 import threading
+import zlib
 
 # ---- keys
 
@@ -64,16 +68,18 @@ def hkdf_expand(algorithm, secret, info, length):
     return blocks[:length]
 
 
+def label_info(length, label, context=b"", is_legacy=False):
+    label = b"tls13 " + label
+    if is_legacy:
+        return struct.pack("<H", length) + label + context
+    return struct.pack(">HB", length, len(label)) + label + bytes([len(context)]) + context
+
+
 def expand_label(algorithm, secret, label, context, is_legacy):
     """HKDF-Extract with a zero salt, then HKDF-Expand-Label."""
     length = hashlib.new(algorithm).digest_size
     extracted = hmac.digest(bytes(length), secret, algorithm)
-    label = b"tls13 " + label
-    if is_legacy:
-        info = struct.pack("<H", length) + label + context
-    else:
-        info = struct.pack(">HB", length, len(label)) + label + bytes([len(context)]) + context
-    return hkdf_expand(algorithm, extracted, info, length)
+    return hkdf_expand(algorithm, extracted, label_info(length, label, context, is_legacy), length)
 
 
 def derive(text, host, subsystem, form):
@@ -98,6 +104,13 @@ def add_key(path, host, subsystem, form="v0"):
     with open(path) as file:
         identity, psk = derive(file.read(), host, subsystem, form)
     print(checked(keys.add_key(b"psk", identity, psk, len(psk), nvme_keyring())))
+
+
+def make_sha384(path):
+    secret = os.urandom(48)
+    checked_secret = secret + struct.pack("<I", zlib.crc32(secret))
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write("NVMeTLSkey-1:02:%s:\n" % base64.b64encode(checked_secret).decode())
 
 
 # ---- the kernel's requests
@@ -169,12 +182,16 @@ class Handshake:
         self.gnutls, self.libc, self.keyring = gnutls, libc, keyring
         self.serial, self.identity = 0, b"-"
         self.session, self.credentials = ctypes.c_void_p(), ctypes.c_void_p()
+        self.openssl = None
 
     def as_client(self, serial):
         self.serial, self.identity = serial, key_identity(serial)
+        psk = key_text(keys.keyctl_read, serial)
+        if len(psk) == 48:
+            self.openssl = OpenSslClient(self.identity, psk)
+            return
         self.gnutls.gnutls_init(ctypes.byref(self.session), CLIENT)
         self.gnutls.gnutls_psk_allocate_client_credentials(ctypes.byref(self.credentials))
-        psk = key_text(keys.keyctl_read, serial)
         datum = Datum(ctypes.cast(ctypes.c_char_p(psk), ctypes.c_void_p), len(psk))
         # It copies both.
         self.gnutls.gnutls_psk_set_client_credentials(self.credentials, self.identity, ctypes.byref(datum), 0)
@@ -198,6 +215,8 @@ class Handshake:
 
     def run(self, stream):
         """None, or why it failed. Afterwards the kernel seals and opens the socket's records."""
+        if self.openssl:
+            return self.openssl.run(stream)
         gnutls = self.gnutls
         gnutls.gnutls_credentials_set(self.session, CREDENTIALS_PSK, self.credentials)
         gnutls.gnutls_priority_set_direct(self.session, PRIORITIES, None)
@@ -211,14 +230,79 @@ class Handshake:
             gnutls.gnutls_alert_send_appropriate(self.session, result)
             return gnutls.gnutls_strerror(result).decode().replace(" ", "_")
         stream.setsockopt(socket.SOL_TCP, TCP_ULP, b"tls")
-        for is_receiving, option in ((0, 1), (1, 2)):
+        for is_receiving, option in ((0, TX), (1, RX)):
             mac, iv, key, sequence = Datum(), Datum(), Datum(), ctypes.create_string_buffer(8)
             gnutls.gnutls_record_get_state(
                 self.session, is_receiving, ctypes.byref(mac), ctypes.byref(iv), ctypes.byref(key), sequence)
-            # AES-128-GCM or AES-256-GCM. The first four bytes of the nonce are the salt.
-            cipher = 51 if key.size == 16 else 52
-            nonce = iv.bytes()
-            stream.setsockopt(SOL_TLS, option, struct.pack("=HH", TLS_1_3, cipher) + nonce[4:] + key.bytes() + nonce[:4] + sequence.raw)
+            give_key(stream, option, key.bytes(), iv.bytes(), sequence.raw)
+        return None
+
+
+TX, RX = 1, 2
+
+
+def give_key(stream, direction, key, nonce, sequence):
+    """AES-128-GCM or AES-256-GCM. The first four bytes of the nonce are the salt."""
+    cipher = 51 if len(key) == 16 else 52
+    given = struct.pack("=HH", TLS_1_3, cipher) + nonce[4:] + key + nonce[:4] + sequence
+    stream.setsockopt(SOL_TLS, direction, given)
+
+
+USE_SESSION = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p),
+    ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_void_p))
+KEY_LOG = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)
+SET_MIN_VERSION, AES_256_GCM_SHA384, ALERT_REASONS = 123, b"\x13\x02", 1000
+
+
+class OpenSslClient:
+    """A client with a PSK of SHA-384: GnuTLS before 3.8.11 binds all PSKs with SHA-256."""
+
+    def __init__(self, identity, psk):
+        self.identity, self.psk, self.secrets = identity, psk, {}
+        self.ssl, self.crypto = ctypes.CDLL("libssl.so.3"), ctypes.CDLL("libcrypto.so.3")
+        for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new", "SSL_SESSION_new", "SSL_CIPHER_find"):
+            getattr(self.ssl, name).restype = ctypes.c_void_p
+        self.crypto.ERR_get_error.restype = ctypes.c_ulong
+
+    def use_session(self, ssl, _digest, identity, length, session):
+        made = ctypes.c_void_p(self.ssl.SSL_SESSION_new())
+        self.ssl.SSL_SESSION_set1_master_key(made, self.psk, ctypes.c_size_t(len(self.psk)))
+        cipher = self.ssl.SSL_CIPHER_find(ctypes.c_void_p(ssl), AES_256_GCM_SHA384)
+        self.ssl.SSL_SESSION_set_cipher(made, ctypes.c_void_p(cipher))
+        self.ssl.SSL_SESSION_set_protocol_version(made, TLS_1_3)
+        # OpenSSL copies the identity, and frees the session.
+        identity[0] = ctypes.cast(ctypes.c_char_p(self.identity), ctypes.c_void_p)
+        length[0], session[0] = len(self.identity), made
+        return 1
+
+    def log_key(self, _ssl, line):
+        name, _, secret = line.split(b" ")
+        self.secrets[name] = bytes.fromhex(secret.decode())
+
+    def run(self, stream):
+        """None, or why it failed. Afterwards the kernel seals and opens the socket's records."""
+        use_session, log_key = USE_SESSION(self.use_session), KEY_LOG(self.log_key)
+        context = ctypes.c_void_p(self.ssl.SSL_CTX_new(ctypes.c_void_p(self.ssl.TLS_client_method())))
+        self.ssl.SSL_CTX_ctrl(context, SET_MIN_VERSION, ctypes.c_long(TLS_1_3), None)
+        self.ssl.SSL_CTX_set_ciphersuites(context, b"TLS_AES_256_GCM_SHA384")
+        self.ssl.SSL_CTX_set_psk_use_session_callback(context, use_session)
+        self.ssl.SSL_CTX_set_keylog_callback(context, log_key)
+        ssl = ctypes.c_void_p(self.ssl.SSL_new(context))
+        self.ssl.SSL_set_fd(ssl, stream.fileno())
+        connected = self.ssl.SSL_connect(ssl)
+        reason = self.crypto.ERR_get_error() & 0x7FFFFF
+        self.ssl.SSL_free(ssl)
+        self.ssl.SSL_CTX_free(context)
+        if connected != 1:
+            return "alert %d" % (reason - ALERT_REASONS) if reason > ALERT_REASONS else "reason_%d" % reason
+        stream.setsockopt(socket.SOL_TCP, TCP_ULP, b"tls")
+        for direction, name in ((TX, b"CLIENT_TRAFFIC_SECRET_0"), (RX, b"SERVER_TRAFFIC_SECRET_0")):
+            key, nonce = (
+                hkdf_expand("sha384", self.secrets[name], label_info(length, label), length)
+                for label, length in ((b"key", 32), (b"iv", 12)))
+            # No record has been sealed with these keys yet: there are no tickets.
+            give_key(stream, direction, key, nonce, bytes(8))
         return None
 
 
@@ -278,6 +362,8 @@ def main(command, *given):
         Agent(*given).run()
     elif command == "key":
         add_key(*given)
+    elif command == "sha384":
+        make_sha384(*given)
     elif command == "expire":
         nvme_keyring()
         checked(keys.keyctl_set_timeout(int(given[0]), 1))

@@ -37,6 +37,11 @@ tls_connect() { # tls_connect HOSTNQN NQN PORT [OPTIONS]
     echo "transport=tcp,traddr=$ADDR,trsvcid=$3,nqn=$2,hostnqn=$1,hostid=${1##*:},nr_io_queues=2,tls${4:-}" >/dev/nvme-fabrics
 }
 
+# Connects with secure channel concatenation: authentication in clear makes the key of TLS.
+concat_connect() { # concat_connect KEY HOSTNQN PORT [OPTIONS]
+    echo "transport=tcp,traddr=$ADDR,trsvcid=$3,nqn=$NQN,hostnqn=$2,hostid=${2##*:},nr_io_queues=2,dhchap_secret=$(secret "$1"),concat${4:-}" >/dev/nvme-fabrics
+}
+
 tls_connect_and_find() { # tls_connect_and_find HOSTNQN NQN PORT [OPTIONS]: sets CTRL and DEV
     tls_connect "$@"
     CTRL=$(ctrl_of "$2")

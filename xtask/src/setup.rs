@@ -107,8 +107,8 @@ pub(crate) fn apt_install(packages: &[&str]) -> Result<()> {
 }
 
 /// Refreshes the package lists.
-pub(crate) fn apt_update() -> Result<()> {
-    process::capture(apt().arg("update"), APT_LIMIT).map(drop)
+fn apt_update() -> Result<()> {
+    Suite::of_this_machine().update()
 }
 
 /// `apt-get` without questions; waits while another process holds its lock.
@@ -124,20 +124,79 @@ fn apt() -> Command {
     command
 }
 
-/// Downloads a package and unpacks it into `dir`: nothing is installed or started.
+/// Downloads a package of this machine's suites and unpacks it into `dir`: nothing is installed or
+/// started.
 pub(crate) fn unpack(package: &str, dir: &Path, limit: Duration) -> Result<()> {
-    let download = || {
-        process::capture(
-            apt().args(["download", package]).current_dir(dir),
-            APT_LIMIT,
-        )
-    };
-    if download().is_err() {
-        // The lists may be older than the mirror.
-        apt_update()?;
-        download()?;
+    Suite::of_this_machine().unpack(package, dir, limit)
+}
+
+const MIRROR: &str = "http://deb.debian.org/debian";
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// Where packages come from: the suites of this machine, or another one of Debian.
+pub(crate) struct Suite {
+    /// Options of apt.
+    options: Vec<String>,
+}
+
+impl Suite {
+    pub(crate) fn of_this_machine() -> Self {
+        let options = Vec::new();
+        Self { options }
     }
-    unpack_all(dir, dir, limit)
+
+    /// Another suite of Debian, signed by Debian's keys. Its package lists are in `dir`, so this
+    /// machine's stay as they are.
+    pub(crate) fn open(name: &str, dir: &Path) -> Result<Self> {
+        create_dir(&dir.join("lists/partial"))?;
+        create_dir(&dir.join("cache/archives/partial"))?;
+        let list = dir.join("sources.list");
+        let line = format!("deb [signed-by={KEYRING}] {MIRROR} {name} main\n");
+        std::fs::write(&list, line).with_context(|| format!("writing {}", list.display()))?;
+        let dir = dir.display();
+        let options = [
+            format!("Dir::Etc::SourceList={dir}/sources.list"),
+            "Dir::Etc::SourceParts=/dev/null".to_owned(),
+            format!("Dir::State::Lists={dir}/lists"),
+            format!("Dir::Cache={dir}/cache"),
+            "Acquire::Languages=none".to_owned(),
+            // apt's own user may not enter the folder.
+            "APT::Sandbox::User=root".to_owned(),
+        ];
+        let options = options.into_iter().flat_map(|o| ["-o".to_owned(), o]);
+        let options = options.collect();
+        Ok(Self { options })
+    }
+
+    /// Refreshes the package lists.
+    pub(crate) fn update(&self) -> Result<()> {
+        process::capture(apt().args(&self.options).arg("update"), APT_LIMIT).map(drop)
+    }
+
+    /// The packages whose names match.
+    pub(crate) fn search(&self, pattern: &str) -> Result<Vec<String>> {
+        let mut command = Command::new("apt-cache");
+        command.args(&self.options);
+        command.args(["search", "--names-only", pattern]);
+        let out = process::capture(&mut command, Duration::from_secs(60))?;
+        let names = out.lines().filter_map(|line| line.split(' ').next());
+        Ok(names.map(str::to_owned).collect())
+    }
+
+    /// Downloads a package and unpacks it into `dir`: nothing is installed or started.
+    pub(crate) fn unpack(&self, package: &str, dir: &Path, limit: Duration) -> Result<()> {
+        let download = || {
+            let mut command = apt();
+            command.args(&self.options).args(["download", package]);
+            process::capture(command.current_dir(dir), APT_LIMIT)
+        };
+        if download().is_err() {
+            // The lists may be older than the mirror.
+            self.update()?;
+            download()?;
+        }
+        unpack_all(dir, dir, limit)
+    }
 }
 
 /// Like [`unpack`], with all dependencies that this machine lacks. For packages of daemons, because

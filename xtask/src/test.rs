@@ -177,6 +177,7 @@ fn suites(root: &Path, options: &Options, strict: bool) -> (Tally, Vec<Stage>) {
             target: vm::Target::Nacre,
             nacre,
             guests: None,
+            kernel: vm::Series::default(),
         };
         suite("virtual machine", &mut || {
             virtual_machine(root, &selection, strict)

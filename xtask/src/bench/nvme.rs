@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use super::{Line, VmOptions, guest_results, instructions, print_table};
-use crate::vm::{self, Hardware, Vm};
+use crate::vm::{self, Machine, Vm};
 use crate::{process, setup};
 
 #[derive(Args)]
@@ -65,7 +65,7 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<ExitCode> {
         );
     }
     let end = vm
-        .start(root, &line, &out, &out, Hardware::EmptyDrives)?
+        .start(root, &line, &out, &out, Machine::EmptyDrives)?
         .wait(limit);
     vm::clean_drives(&out);
     let results = guest_results(&out, &end?)?;

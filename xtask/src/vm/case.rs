@@ -1,9 +1,10 @@
 //! Lists the tests of the virtual machine: the scripts in `tests/vm/cases`. Comments at the start
-//! of a script declare its limit, hardware and transports.
+//! of a script declare its limit, hardware, kernel and transports.
 //!
 //! ```text
 //! # limit: SECONDS        see tests/vm/guest.sh
 //! # hardware: drives      boots a machine with NVMe drives
+//! # kernel: newer         boots a newer kernel of Debian (see kernel.rs)
 //! # also: rdma            makes a second case NAME-over-rdma
 //! # A sentence on the goal.
 //! ```
@@ -12,13 +13,13 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-use super::Hardware;
+use super::Machine;
 
 /// One run of a script. Its name is that of the script, with the transport if that is not TCP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Case {
     pub(super) name: String,
-    pub(super) hardware: Hardware,
+    pub(super) machine: Machine,
 }
 
 /// The cases whose names contain one of `filter`, in the order of their names.
@@ -44,10 +45,13 @@ pub(super) fn list(root: &Path, filter: &[String]) -> Result<Vec<Case>> {
 
 fn cases_of(name: &str, script: &str) -> Result<Vec<Case>> {
     let head = |key: &str| script.lines().find_map(|line| line.strip_prefix(key));
-    let hardware = match head("# hardware: ") {
-        None => Hardware::Plain,
-        Some("drives") => Hardware::Drives,
-        Some(other) => bail!("there is no hardware {other:?}, only \"drives\""),
+    let machine = match (head("# hardware: "), head("# kernel: ")) {
+        (None, None) => Machine::Plain,
+        (Some("drives"), None) => Machine::Drives,
+        (None, Some("newer")) => Machine::NewerKernel,
+        (Some(_), Some(_)) => bail!("a case has drives or another kernel, not both"),
+        (Some(other), None) => bail!("there is no hardware {other:?}, only \"drives\""),
+        (None, Some(other)) => bail!("there is no kernel {other:?}, only \"newer\""),
     };
     let mut names = vec![name.to_owned()];
     match head("# also: ") {
@@ -55,7 +59,7 @@ fn cases_of(name: &str, script: &str) -> Result<Vec<Case>> {
         Some("rdma") => names.push(format!("{name}-over-rdma")),
         Some(other) => bail!("a case cannot run over {other:?} also, only over \"rdma\""),
     }
-    let cases = names.into_iter().map(|name| Case { name, hardware });
+    let cases = names.into_iter().map(|name| Case { name, machine });
     Ok(cases.collect())
 }
 
@@ -63,25 +67,28 @@ fn cases_of(name: &str, script: &str) -> Result<Vec<Case>> {
 mod tests {
     use super::*;
 
-    fn of(script: &str) -> Option<Vec<(String, Hardware)>> {
+    fn of(script: &str) -> Option<Vec<(String, Machine)>> {
         let cases = cases_of("070-fio", script).ok()?;
-        Some(cases.into_iter().map(|c| (c.name, c.hardware)).collect())
+        Some(cases.into_iter().map(|c| (c.name, c.machine)).collect())
     }
 
     #[test]
     fn a_script_selects_its_hardware() {
-        let one = |hardware| Some(vec![("070-fio".to_owned(), hardware)]);
-        assert_eq!(of("# A goal.\nserve"), one(Hardware::Plain));
+        let one = |machine| Some(vec![("070-fio".to_owned(), machine)]);
+        assert_eq!(of("# A goal.\nserve"), one(Machine::Plain));
         assert_eq!(
             of("# A goal.\n# hardware: drives\nserve"),
-            one(Hardware::Drives)
+            one(Machine::Drives)
         );
+        assert_eq!(of("# kernel: newer\n# A goal."), one(Machine::NewerKernel));
         assert_eq!(of("# hardware: disks"), None);
+        assert_eq!(of("# kernel: 6.18"), None);
+        assert_eq!(of("# kernel: newer\n# hardware: drives"), None);
     }
 
     #[test]
     fn a_script_can_run_over_rdma_also() {
-        let both = ["070-fio", "070-fio-over-rdma"].map(|name| (name.to_owned(), Hardware::Plain));
+        let both = ["070-fio", "070-fio-over-rdma"].map(|name| (name.to_owned(), Machine::Plain));
         assert_eq!(of("# also: rdma\n# A goal."), Some(both.to_vec()));
         assert_eq!(of("# also: fc\n# A goal."), None);
     }

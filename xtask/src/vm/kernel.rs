@@ -1,4 +1,4 @@
-//! The stock Debian kernel, unpacked with its modules in a cache folder; nothing is installed on
+//! The stock Debian kernels, unpacked with their modules in a cache folder; nothing is installed on
 //! this machine.
 
 use std::path::{Path, PathBuf};
@@ -6,12 +6,52 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 
+use crate::setup::Suite;
 use crate::{process, setup};
 
-/// Debian's newest 6.12 for bookworm: the unsigned package, because it contains the image itself.
-const PACKAGE_PATTERN: &str = r"^linux-image-6\.12\..*deb12-amd64-unsigned$";
 const UNPACK_LIMIT: Duration = Duration::from_secs(300);
+
+/// A series of Debian's kernels. A guest boots the newest one of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Series {
+    /// 6.12 of Debian 12.
+    #[default]
+    Usual,
+    /// 6.18 of Debian 13's backports, for hosts with secure channel concatenation.
+    Newer,
+}
+
+impl Series {
+    /// Names of packages; the first pattern with a match counts.
+    fn patterns(self) -> &'static [&'static str] {
+        match self {
+            // The unsigned package, because it contains the image itself.
+            Self::Usual => &[r"^linux-image-6\.12\..*deb12-amd64-unsigned$"],
+            // Backports may drop a series: then the newest kernel that they have.
+            Self::Newer => &[
+                r"^linux-image-6\.18\.[0-9.]+\+deb13-amd64$",
+                r"^linux-image-[0-9.]+\+deb13-amd64$",
+            ],
+        }
+    }
+
+    /// The folder of its kernels in the cache.
+    fn folder(self, cache: &Path) -> PathBuf {
+        cache.join(match self {
+            Self::Usual => "kernels",
+            Self::Newer => "kernels-newer",
+        })
+    }
+
+    fn suite(self, cache: &Path) -> Result<Suite> {
+        match self {
+            Self::Usual => Ok(Suite::of_this_machine()),
+            Self::Newer => Suite::open("trixie-backports", &cache.join("lists-newer")),
+        }
+    }
+}
 
 /// An unpacked kernel: `<dir>/boot/vmlinuz-<version>` and `<dir>/lib/modules/<version>`.
 pub(super) struct Kernel {
@@ -19,55 +59,69 @@ pub(super) struct Kernel {
     pub image: PathBuf,
 }
 
-/// The newest kernel in the cache, downloaded if there is none.
-pub(super) fn ensure(cache: &Path) -> Result<Kernel> {
-    let kernels = cache.join("kernels");
-    match newest(&kernels)? {
+/// The newest kernel of the series in the cache, downloaded if there is none.
+pub(super) fn ensure(series: Series, cache: &Path) -> Result<Kernel> {
+    match newest(&series.folder(cache))? {
         Some(kernel) => Ok(kernel),
-        None => fetch(&kernels),
+        None => fetch(series, cache),
     }
 }
 
-/// Downloads the newest kernel of Debian, unless the cache has it.
-pub(super) fn fetch(kernels: &Path) -> Result<Kernel> {
+/// Downloads the newest kernel of the series, unless the cache has it.
+pub(super) fn fetch(series: Series, cache: &Path) -> Result<Kernel> {
     setup::ensure(setup::VM)?;
-    if search()?.is_empty() {
-        setup::apt_update()?;
-    }
-    let found = search()?;
-    let package = found
-        .iter()
-        .max_by_key(|name| version_key(name))
-        .with_context(|| {
-            format!(
-                "no package matches {PACKAGE_PATTERN}: is this Debian 12 with its security updates?"
-            )
-        })?;
-    let dir = kernels.join(package);
+    let suite = series.suite(cache)?;
+    let package = match search(series, &suite)? {
+        Some(package) => package,
+        None => {
+            suite.update()?;
+            search(series, &suite)?.with_context(|| {
+                let pattern = series.patterns()[0];
+                format!(
+                    "no package matches {pattern}: is this Debian 12 with its security updates?"
+                )
+            })?
+        }
+    };
+    let dir = series.folder(cache).join(&package);
     if let Some(kernel) = open(&dir)? {
         return Ok(kernel);
     }
     println!("fetching {package}");
     let partial = super::partial(&dir)?;
-    let fetched = unpack(package, &partial);
+    let fetched = unpack(&suite, &package, &partial);
     super::finish(&partial, &dir, fetched)?;
     open(&dir)?.with_context(|| format!("{package} holds no kernel image with its modules"))
 }
 
-fn search() -> Result<Vec<String>> {
-    let out = process::capture(
-        Command::new("apt-cache").args(["search", "--names-only", PACKAGE_PATTERN]),
-        Duration::from_secs(60),
-    )?;
-    Ok(out
-        .lines()
-        .filter_map(|line| line.split_whitespace().next())
-        .map(str::to_owned)
-        .collect())
+fn search(series: Series, suite: &Suite) -> Result<Option<String>> {
+    for pattern in series.patterns() {
+        let found = suite.search(pattern)?;
+        let newest = found.into_iter().max_by_key(|name| version_key(name));
+        if newest.is_some() {
+            return Ok(newest);
+        }
+    }
+    Ok(None)
 }
 
-fn unpack(package: &str, dir: &Path) -> Result<()> {
-    setup::unpack(package, dir, UNPACK_LIMIT)?;
+fn unpack(suite: &Suite, package: &str, dir: &Path) -> Result<()> {
+    suite.unpack(package, dir, UNPACK_LIMIT)?;
+    // From 7.2 on image and modules have packages of their own.
+    let version = package.trim_start_matches("linux-image-");
+    for part in ["binary", "modules"] {
+        let part = format!("linux-{part}-{version}");
+        if !suite.search(&exactly(&part))?.is_empty() {
+            suite.unpack(&part, dir, UNPACK_LIMIT)?;
+        }
+    }
+    // Debian 13 has no /lib of its own.
+    let (modules, usual) = (dir.join("usr/lib/modules"), dir.join("lib/modules"));
+    if modules.is_dir() {
+        setup::create_dir(&dir.join("lib"))?;
+        std::fs::rename(&modules, &usual)
+            .with_context(|| format!("moving {}", modules.display()))?;
+    }
     let version = module_version(dir)?.context("the package holds no modules")?;
     process::capture(
         Command::new(process::find("depmod").context("depmod is missing")?)
@@ -77,6 +131,11 @@ fn unpack(package: &str, dir: &Path) -> Result<()> {
         UNPACK_LIMIT,
     )?;
     Ok(())
+}
+
+/// A pattern that matches this name of a package.
+fn exactly(name: &str) -> String {
+    format!("^{}$", name.replace('.', r"\.").replace('+', r"\+"))
 }
 
 fn newest(kernels: &Path) -> Result<Option<Kernel>> {
@@ -140,5 +199,11 @@ mod tests {
         let old = version_key("linux-image-6.12.99+deb12-amd64-unsigned");
         let new = version_key("linux-image-6.12.117+deb12-amd64-unsigned");
         assert!(old < new);
+    }
+
+    #[test]
+    fn a_pattern_matches_one_name() {
+        let pattern = exactly("linux-modules-7.3.4+deb13-amd64");
+        assert_eq!(pattern, r"^linux-modules-7\.3\.4\+deb13-amd64$");
     }
 }

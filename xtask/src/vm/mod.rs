@@ -34,6 +34,7 @@ use crate::process::{End, Group};
 use crate::{process, setup};
 
 pub(crate) use drives::clean as clean_drives;
+pub(crate) use kernel::Series;
 pub(crate) use suite::{
     Selection, Target, built_nacre, debug_nacre, fast_nacre, matches, not_asked_for,
     run as run_suite,
@@ -42,12 +43,17 @@ pub(crate) use suite::{
 #[derive(Subcommand)]
 pub(crate) enum VmCommand {
     /// Open a shell inside the virtual machine.
-    Shell,
+    Shell {
+        #[arg(long, value_enum, default_value_t)]
+        kernel: Series,
+    },
     /// Run one command inside the virtual machine and show its output.
     Run {
         /// Seconds after which the command is killed.
         #[arg(long, default_value_t = 600)]
         limit: u64,
+        #[arg(long, value_enum, default_value_t)]
+        kernel: Series,
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
     },
@@ -67,16 +73,26 @@ pub(crate) enum VmCommand {
         /// machine has two CPUs and enough memory].
         #[arg(long)]
         guests: Option<usize>,
+        /// The kernel of all guests; cases that need the newer one have it anyway.
+        #[arg(long, value_enum, default_value_t)]
+        kernel: Series,
     },
-    /// Download the newest Debian kernel, even if the cache has one.
-    Update,
+    /// Download the newest Debian kernel of a series, even if the cache has one.
+    Update {
+        #[arg(long, value_enum, default_value_t)]
+        kernel: Series,
+    },
 }
 
 pub(crate) fn run(root: &Path, vm_command: &VmCommand) -> Result<ExitCode> {
     match vm_command {
-        VmCommand::Shell => shell(root),
-        VmCommand::Run { limit, command } => {
-            let vm = Vm::prepare()?;
+        VmCommand::Shell { kernel } => shell(root, *kernel),
+        VmCommand::Run {
+            limit,
+            kernel,
+            command,
+        } => {
+            let vm = Vm::with_kernel(*kernel)?;
             let out = scratch(root, "run")?;
             let log = out.join("output");
             let line = format!(
@@ -101,12 +117,14 @@ pub(crate) fn run(root: &Path, vm_command: &VmCommand) -> Result<ExitCode> {
             target,
             nacre,
             guests,
+            kernel,
         } => {
             let selection = Selection {
                 filter: filter.clone(),
                 target: *target,
                 nacre: nacre.clone(),
                 guests: *guests,
+                kernel: *kernel,
             };
             let mut tally = run_suite(root, &selection)?;
             if let Some(what) = not_asked_for(root, &selection.filter)? {
@@ -116,16 +134,16 @@ pub(crate) fn run(root: &Path, vm_command: &VmCommand) -> Result<ExitCode> {
             println!("{tally}");
             Ok(tally.exit_code())
         }
-        VmCommand::Update => {
-            let kernel = kernel::fetch(&cache_dir()?.join("kernels"))?;
+        VmCommand::Update { kernel } => {
+            let kernel = kernel::fetch(*kernel, &cache_dir()?)?;
             println!("Linux {} is ready", kernel.version);
             Ok(ExitCode::SUCCESS)
         }
     }
 }
 
-fn shell(root: &Path) -> Result<ExitCode> {
-    let vm = Vm::prepare()?;
+fn shell(root: &Path, series: Series) -> Result<ExitCode> {
+    let vm = Vm::with_kernel(series)?;
     let out = scratch(root, "shell")?;
     println!(
         "Linux {}; leave with `exit`, or kill it with Ctrl-A X; {} is shared",
@@ -141,11 +159,13 @@ fn shell(root: &Path) -> Result<ExitCode> {
     })
 }
 
-/// Devices of a machine beyond the common ones.
+/// What the machine of a guest has beyond the usual one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Hardware {
+pub(crate) enum Machine {
     #[default]
     Plain,
+    /// The kernel of [`Series::Newer`].
+    NewerKernel,
     /// NVMe drives behind an IOMMU, and QEMU's monitor to pull them.
     Drives,
     /// The same drives without storage: all reads return zeroes.
@@ -194,11 +214,15 @@ pub(crate) struct Vm {
 impl Vm {
     /// Installs and downloads missing parts.
     pub(crate) fn prepare() -> Result<Self> {
+        Self::with_kernel(Series::default())
+    }
+
+    fn with_kernel(series: Series) -> Result<Self> {
         setup::ensure(setup::VM)?;
         let cache = cache_dir()?;
         setup::create_dir(&cache)?;
         let virtme = setup::ensure_python(&cache, "virtme-ng", "vng")?;
-        let kernel = kernel::ensure(&cache)?;
+        let kernel = kernel::ensure(series, &cache)?;
         Ok(Self {
             kernel,
             virtme,
@@ -267,7 +291,7 @@ impl Vm {
     /// Boots, runs `line` in a shell, and waits for the end. The console output goes to
     /// `OUT/console`.
     pub(crate) fn boot(&self, root: &Path, line: &str, out: &Path, limit: Duration) -> Result<End> {
-        let mut group = self.start(root, line, out, out, Hardware::Plain)?;
+        let mut group = self.start(root, line, out, out, Machine::Plain)?;
         group.wait(limit)
     }
 
@@ -278,7 +302,7 @@ impl Vm {
         line: &str,
         out: &Path,
         writable: &Path,
-        hardware: Hardware,
+        machine: Machine,
     ) -> Result<Group> {
         let console = process::log_file(&out.join("console"))?;
         let errors = console.try_clone().context("sharing the console's log")?;
@@ -303,10 +327,10 @@ impl Vm {
                 options = format!("{options} {ONE_THREAD}");
             }
         }
-        let media = match hardware {
-            Hardware::Plain => None,
-            Hardware::Drives => Some(Media::Files),
-            Hardware::EmptyDrives => Some(Media::Zeroes),
+        let media = match machine {
+            Machine::Plain | Machine::NewerKernel => None,
+            Machine::Drives => Some(Media::Files),
+            Machine::EmptyDrives => Some(Media::Zeroes),
         };
         if let Some(media) = media {
             append = format!("{append} {}", drives::KERNEL_ARGUMENTS);

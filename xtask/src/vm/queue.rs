@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::Hardware;
+use super::Machine;
 use super::case::Case;
 
 pub(super) struct Queue {
@@ -25,8 +25,8 @@ impl Queue {
     }
 
     /// Tests that no guest has taken, in order.
-    pub(super) fn waiting(&self, hardware: Hardware) -> Vec<&str> {
-        let wanted = self.cases.iter().filter(|case| case.hardware == hardware);
+    pub(super) fn waiting(&self, machine: Machine) -> Vec<&str> {
+        let wanted = self.cases.iter().filter(|case| case.machine == machine);
         let names = wanted.map(|case| case.name.as_str());
         names
             .filter(|name| self.open.contains(*name) && !self.taken(name).exists())
@@ -72,26 +72,26 @@ mod tests {
         let dir = temp.path();
         let cases = ["010", "020", "600"].map(|name| Case {
             name: name.to_owned(),
-            hardware: if name == "600" {
-                Hardware::Drives
+            machine: if name == "600" {
+                Machine::Drives
             } else {
-                Hardware::Plain
+                Machine::Plain
             },
         });
         let mut queue = Queue::new(dir.to_owned(), cases.to_vec());
-        assert_eq!(queue.waiting(Hardware::Plain), ["010", "020"]);
-        assert_eq!(queue.waiting(Hardware::Drives), ["600"]);
+        assert_eq!(queue.waiting(Machine::Plain), ["010", "020"]);
+        assert_eq!(queue.waiting(Machine::Drives), ["600"]);
         // As a guest does.
         std::fs::create_dir(dir.join("010")).unwrap();
-        assert_eq!(queue.waiting(Hardware::Plain), ["020"]);
+        assert_eq!(queue.waiting(Machine::Plain), ["020"]);
         queue.put_back("010").unwrap();
-        assert_eq!(queue.waiting(Hardware::Plain), ["010", "020"]);
+        assert_eq!(queue.waiting(Machine::Plain), ["010", "020"]);
         assert!(queue.put_back("010").is_err(), "it was not taken");
         queue.ended("010");
-        assert_eq!(queue.waiting(Hardware::Plain), ["020"]);
+        assert_eq!(queue.waiting(Machine::Plain), ["020"]);
         queue.close();
         assert!(std::fs::create_dir(dir.join("600")).is_err());
-        assert!(queue.waiting(Hardware::Plain).is_empty());
+        assert!(queue.waiting(Machine::Plain).is_empty());
         assert_eq!(Vec::from_iter(queue.rest()), ["020", "600"]);
     }
 }

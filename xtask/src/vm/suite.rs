@@ -23,7 +23,7 @@ use super::case::Case;
 use super::events::{Event, Events, Verdict, Watch};
 use super::queue::Queue;
 use super::work::{Boot, Work};
-use super::{Vm, case, drives, quoted, scratch, seconds};
+use super::{Machine, Series, Vm, case, drives, quoted, scratch, seconds};
 use crate::setup;
 use crate::tally::Tally;
 
@@ -59,6 +59,8 @@ pub(crate) struct Selection {
     pub nacre: Option<PathBuf>,
     /// Number of guests side by side; `None`: as many as this machine can run.
     pub guests: Option<usize>,
+    /// The kernel of the cases that need no particular one.
+    pub kernel: Series,
 }
 
 /// Consecutive boots without a test result after which the run ends. An emulated machine may fail
@@ -186,7 +188,12 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result<Tally> {
             selection.filter
         );
     }
-    let vm = Vm::prepare()?;
+    let vm = Vm::with_kernel(selection.kernel)?;
+    let mut skipped = Tally::default();
+    let newer = newer_vm(selection.kernel, &mut cases, &mut skipped);
+    if cases.is_empty() {
+        return Ok(skipped);
+    }
     let has_dcb = cases.iter().any(|case| case.name.contains(DCB_CASES));
     let (dcbsim, lldpd) = if has_dcb {
         (
@@ -224,6 +231,9 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result<Tally> {
         conformance: CONFORMANCE.build(root, &cases)?,
     };
     println!("virtual machine: {}; {} tests", vm.describe(), cases.len());
+    if let Some(newer) = &newer {
+        println!("virtual machine, newer kernel: {}", newer.describe());
+    }
 
     let dir = scratch(root, "test")?;
     let taken = dir.join("taken");
@@ -234,6 +244,7 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result<Tally> {
         root,
         dir,
         vm: &vm,
+        newer: newer.as_ref(),
         target: selection.target,
         programs,
         work: Mutex::new(Work::new(Queue::new(taken, cases))),
@@ -248,10 +259,31 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result<Tally> {
     })?;
     let work = suite.work.into_inner();
     let mut tally = work.tally;
+    tally.add(skipped);
     for name in work.queue.rest() {
         tally.fail(format!("vm {name}: no guest ran it to its end"));
     }
     Ok(tally)
+}
+
+/// The machine of the cases that need the newer kernel. Without that kernel they are skipped.
+fn newer_vm(usual: Series, cases: &mut Vec<Case>, skipped: &mut Tally) -> Option<Vm> {
+    let needs = |case: &Case| case.machine == Machine::NewerKernel;
+    if usual == Series::Newer {
+        let newer = cases.iter_mut().filter(|case| needs(case));
+        newer.for_each(|case| case.machine = Machine::Plain);
+    }
+    if !cases.iter().any(needs) {
+        return None;
+    }
+    let vm = Vm::with_kernel(Series::Newer);
+    if let Err(error) = &vm {
+        for case in cases.extract_if(.., |case| needs(case)) {
+            println!("vm {} ... skipped", case.name);
+            skipped.skip(format!("vm {}: no newer kernel: {error:#}", case.name));
+        }
+    }
+    vm.ok()
 }
 
 /// True if the filter selects a test: otherwise no machine needs to be prepared.
@@ -298,6 +330,7 @@ struct Suite<'a> {
     /// The folder of all guests, which they may write.
     dir: PathBuf,
     vm: &'a Vm,
+    newer: Option<&'a Vm>,
     target: Target,
     programs: Programs,
     work: Mutex<Work>,
@@ -312,7 +345,7 @@ impl Suite<'_> {
             };
             let ended = self.boot(&boot).and_then(|(out, outcome)| {
                 let mut work = self.work.lock();
-                work.over(boot.hardware);
+                work.over(boot.machine);
                 self.count_outcome(&mut work, &boot, &out, outcome)
             });
             if ended.is_err() {
@@ -332,7 +365,7 @@ impl Suite<'_> {
         // Count a guest that ran nothing although tests wait. If none waits, the other guests took
         // the tests.
         let idle = outcome.ran == 0 && outcome.died_in.is_none();
-        let left = !work.queue.waiting(boot.hardware).is_empty();
+        let left = !work.queue.waiting(boot.machine).is_empty();
         work.empty_boots = if idle {
             work.empty_boots + u32::from(left)
         } else {
@@ -392,9 +425,11 @@ impl Suite<'_> {
             quoted(&out),
         );
         let start = Instant::now();
-        let mut group = self
-            .vm
-            .start(self.root, &line, &out, &self.dir, boot.hardware)?;
+        let vm = match boot.machine {
+            Machine::NewerKernel => self.newer.context("the newer kernel is missing")?,
+            _ => self.vm,
+        };
+        let mut group = vm.start(self.root, &line, &out, &self.dir, boot.machine)?;
         let mut events = Events::new(out.join("results"));
         let mut watch = Watch {
             begun: None,

@@ -2,19 +2,23 @@
 
 use anyhow::Result;
 
-use super::Hardware;
+use super::Machine;
 use super::queue::Queue;
 use crate::tally::Tally;
+
+/// Machines that few tests need: one guest of each is enough. They boot first, because the tests
+/// with drives take longest.
+const RARE: [Machine; 2] = [Machine::Drives, Machine::NewerKernel];
 
 /// Remaining tests and the results so far.
 pub(super) struct Work {
     pub(super) queue: Queue,
     pub(super) tally: Tally,
     boots: u32,
-    /// True while the one guest with drives runs; few tests need it.
-    drives: bool,
-    /// Number of running guests without drives. They take waiting tests sooner than another guest
-    /// boots.
+    /// The running guests of [`RARE`].
+    rare: Vec<Machine>,
+    /// Number of running guests with the usual machine. They take waiting tests sooner than another
+    /// guest boots.
     plain: usize,
     /// A test was returned to the queue. The running guests may not see it, because they go through
     /// their lists once.
@@ -30,7 +34,7 @@ impl Work {
             queue,
             tally: Tally::default(),
             boots: 0,
-            drives: false,
+            rare: Vec::new(),
             plain: 0,
             again: false,
             stumbles: 0,
@@ -39,10 +43,10 @@ impl Work {
     }
 
     /// A guest that `next` returned has ended.
-    pub(super) fn over(&mut self, hardware: Hardware) {
-        match hardware {
-            Hardware::Drives | Hardware::EmptyDrives => self.drives = false,
-            Hardware::Plain => self.plain -= 1,
+    pub(super) fn over(&mut self, machine: Machine) {
+        match machine {
+            Machine::Plain => self.plain -= 1,
+            _ => self.rare.retain(|running| *running != machine),
         }
     }
 
@@ -52,25 +56,28 @@ impl Work {
         self.queue.put_back(name)
     }
 
-    /// The next guest to boot. Tests with drives go first, because they take longest.
+    /// The next guest to boot.
     pub(super) fn next(&mut self) -> Option<Boot> {
-        let wanted = |hardware| self.queue.waiting(hardware).len();
+        let wanted = |machine| self.queue.waiting(machine).len();
         let taken_by_others = if self.again { 0 } else { self.plain };
-        let hardware = if !self.drives && wanted(Hardware::Drives) > 0 {
-            self.drives = true;
-            Hardware::Drives
-        } else if wanted(Hardware::Plain) > taken_by_others {
+        let rare = RARE
+            .into_iter()
+            .find(|machine| !self.rare.contains(machine) && wanted(*machine) > 0);
+        let machine = if let Some(machine) = rare {
+            self.rare.push(machine);
+            machine
+        } else if wanted(Machine::Plain) > taken_by_others {
             self.plain += 1;
             self.again = false;
-            Hardware::Plain
+            Machine::Plain
         } else {
             return None;
         };
         self.boots += 1;
-        let waiting = self.queue.waiting(hardware).into_iter();
+        let waiting = self.queue.waiting(machine).into_iter();
         Some(Boot {
             number: self.boots,
-            hardware,
+            machine,
             cases: waiting.map(str::to_owned).collect(),
         })
     }
@@ -79,7 +86,7 @@ impl Work {
 /// A guest, and the tests that it may take.
 pub(super) struct Boot {
     pub(super) number: u32,
-    pub(super) hardware: Hardware,
+    pub(super) machine: Machine,
     pub(super) cases: Vec<String>,
 }
 
@@ -88,44 +95,50 @@ mod tests {
     use super::super::case::Case;
     use super::*;
 
-    /// Goal: one guest at a time has drives; a lane continues while tests wait.
+    /// Goal: one guest at a time has drives, and one the newer kernel; a lane continues while tests
+    /// wait.
     #[test]
     fn the_next_guest_matches_the_waiting_tests() {
         let temp = tempfile::tempdir().unwrap();
         let dir = temp.path();
         let cases = [
-            ("010", Hardware::Plain),
-            ("020", Hardware::Plain),
-            ("600", Hardware::Drives),
-            ("610", Hardware::Drives),
+            ("010", Machine::Plain),
+            ("020", Machine::Plain),
+            ("600", Machine::Drives),
+            ("610", Machine::Drives),
+            ("118", Machine::NewerKernel),
         ];
-        let cases = cases.map(|(name, hardware)| Case {
+        let cases = cases.map(|(name, machine)| Case {
             name: name.to_owned(),
-            hardware,
+            machine,
         });
         let mut work = Work::new(Queue::new(dir.to_owned(), cases.to_vec()));
-        let next = |work: &mut Work| work.next().map(|b| (b.number, b.hardware, b.cases));
+        let next = |work: &mut Work| work.next().map(|b| (b.number, b.machine, b.cases));
         let drives = |number| {
             let cases = vec!["600".to_owned(), "610".to_owned()];
-            Some((number, Hardware::Drives, cases))
+            Some((number, Machine::Drives, cases))
         };
         assert_eq!(next(&mut work), drives(1));
         let plain = |number, cases: &[&str]| {
             let cases = cases.iter().map(|case| (*case).to_owned());
-            Some((number, Hardware::Plain, cases.collect()))
+            Some((number, Machine::Plain, cases.collect()))
         };
-        assert_eq!(next(&mut work), plain(2, &["010", "020"]));
+        let newer = |number| Some((number, Machine::NewerKernel, vec!["118".to_owned()]));
+        assert_eq!(next(&mut work), newer(2));
+        assert_eq!(next(&mut work), plain(3, &["010", "020"]));
         std::fs::create_dir(dir.join("010")).unwrap();
         assert_eq!(next(&mut work), None, "two guests take what is left");
-        work.over(Hardware::Plain);
-        assert_eq!(next(&mut work), plain(3, &["020"]), "unless one died");
+        work.over(Machine::Plain);
+        assert_eq!(next(&mut work), plain(4, &["020"]), "unless one died");
         // A guest with 020 ahead may be past 010 when that is put back.
         work.put_back("010").unwrap();
         std::fs::create_dir(dir.join("020")).unwrap();
-        assert_eq!(next(&mut work), plain(4, &["010"]));
+        assert_eq!(next(&mut work), plain(5, &["010"]));
         std::fs::create_dir(dir.join("010")).unwrap();
         assert_eq!(next(&mut work), None);
-        work.over(Hardware::Drives);
-        assert_eq!(next(&mut work), drives(5));
+        work.over(Machine::NewerKernel);
+        assert_eq!(next(&mut work), newer(6));
+        work.over(Machine::Drives);
+        assert_eq!(next(&mut work), drives(7));
     }
 }
