@@ -1,7 +1,7 @@
 # limit: 420
-# TLS with the stock kernel as the host: versions of identities and derivations, load, resets,
-# `kill -9`, failover between listeners that require TLS, refusals by either end, connections in
-# clear, discovery, and authentication inside TLS.
+# TLS with the stock kernel as the host: versions of identities and derivations, SHA-384, load,
+# resets, `kill -9`, failover between listeners that require TLS, refusals by either end,
+# connections in clear, discovery, and authentication inside TLS.
 nacre_only "keys are given by its own calls"
 REQUIRE=4421
 tls_up
@@ -52,6 +52,21 @@ for at in "v1 standard NVMe1R01" "legacy libnvme NVMe0R01"; do
     dd if="$DEV" of=/dev/null bs=64k count=8 iflag=direct status=none
     disconnect "$NQN"
 done
+
+step "a key of 48 bytes: SHA-384 and AES-256, in both versions of identities"
+third=nqn.2014-08.org.nvmexpress:uuid:33333333-3333-4333-8333-333333333333
+kernel_tls sha384 "$WORK/keys/long"
+rpc keyring_file_add_key "{\"name\":\"long\",\"path\":\"$WORK/keys/long\"}"
+host_add "$third" ',"psk":"long"'
+for form in v0 v1; do
+    serial=$(kernel_key long "$third" "$NQN" $form)
+    tls_connect_and_find "$third" "$NQN" "$REQUIRE" ",tls_key=$serial"
+    expect_handshake "client ok NVMe${form#v}R02 $third $NQN*"
+    expect "the cipher" "$(tls_of 1 cipher)" TLS_AES_256_GCM_SHA384
+    fio_verify "$DEV" "sha384-$form" --rw=randrw --bsrange=4k-64k --iodepth=8 --size=2M
+    disconnect "$NQN"
+done
+host_remove "$third"
 
 step "failover: listeners that require TLS close and return in turn, under load, and no I/O fails"
 if [ "$(cat /sys/module/nvme_core/parameters/multipath 2>/dev/null)" = Y ]; then

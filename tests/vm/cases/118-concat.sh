@@ -45,7 +45,7 @@ first=$(identity_now)
 fio_verify "$DEV" made --rw=randrw --bsrange=4k-64k --iodepth=16 --size=8M
 
 step "reset, authentication again and kill -9 under load: no I/O fails, and each association has its own key"
-fio_verify "$DEV" killed --rw=randrw --bsrange=4k-64k --iodepth=8 --size=16M --time_based --runtime=14 --verify_backlog=64 &
+fio_verify "$DEV" killed --rw=randrw --bsrange=4k-64k --iodepth=8 --size=16M --time_based --runtime=10 --verify_backlog=64 &
 load=$!
 sleep 2
 nvme reset "/dev/$CTRL"
