@@ -16,7 +16,7 @@ for at in "$PORT allow" "$REQUIRE require" "$OFF off"; do
         \"listen_address\":{\"trtype\":\"tcp\",\"adrfam\":\"ipv4\",\"traddr\":\"$ADDR\",\"trsvcid\":\"$port\"}}"
 done
 ns_add "$NQN" 1 64
-for name in own other wrong target; do key_make $name; done
+for name in own other wrong; do key_make $name; done
 host_add() { # host_add HOSTNQN KEY [JSON]
     rpc nvmf_subsystem_add_host "{\"nqn\":\"$NQN\",\"host\":\"$1\",\"dhchap_key\":\"$2\"${3:-}}"
 }
@@ -42,10 +42,10 @@ identity_now() { tls_of 0 identity; }
 step "a key that authentication makes"
 connect_and_check own "$HOST_A" 01 TLS_AES_128_GCM_SHA256 ,reconnect_delay=1
 first=$(identity_now)
-fio_verify "$DEV" made --rw=randrw --bsrange=4k-64k --iodepth=16 --size=8M
+fio_verify "$DEV" made --rw=randrw --bsrange=4k-64k --iodepth=16 --size=4M
 
 step "reset, authentication again and kill -9 under load: no I/O fails, and each association has its own key"
-fio_verify "$DEV" killed --rw=randrw --bsrange=4k-64k --iodepth=8 --size=16M --time_based --runtime=10 --verify_backlog=64 &
+fio_verify "$DEV" killed --rw=randrw --bsrange=4k-64k --iodepth=8 --size=8M --time_based --runtime=10 --verify_backlog=64 &
 load=$!
 sleep 2
 nvme reset "/dev/$CTRL"
@@ -94,7 +94,7 @@ step "SHA-384: the key of 48 bytes, and AES-256"
 nacre_kill
 NACRE_NVMF_DHCHAP_DIGESTS=sha384 nacre_start
 connect_and_check own "$HOST_A" 02 TLS_AES_256_GCM_SHA384
-fio_verify "$DEV" sha384 --rw=randrw --bsrange=4k-64k --iodepth=8 --size=8M
+fio_verify "$DEV" sha384 --rw=randrw --bsrange=4k-64k --iodepth=8 --size=4M
 nvme reset "/dev/$CTRL"
 wait_until 60 is_live "$CTRL"
 expect_secure "$HOST_A" 02 TLS_AES_256_GCM_SHA384

@@ -45,6 +45,14 @@ impl Series {
         })
     }
 
+    /// What to ask if no package matches.
+    fn question(self) -> &'static str {
+        match self {
+            Self::Usual => "is this Debian 12 with its security updates?",
+            Self::Newer => "has the mirror trixie-backports?",
+        }
+    }
+
     fn suite(self, cache: &Path) -> Result<Suite> {
         match self {
             Self::Usual => Ok(Suite::of_this_machine()),
@@ -77,9 +85,7 @@ pub(super) fn fetch(series: Series, cache: &Path) -> Result<Kernel> {
             suite.update()?;
             search(series, &suite)?.with_context(|| {
                 let pattern = series.patterns()[0];
-                format!(
-                    "no package matches {pattern}: is this Debian 12 with its security updates?"
-                )
+                format!("no package matches {pattern}: {}", series.question())
             })?
         }
     };
@@ -115,14 +121,11 @@ fn unpack(suite: &Suite, package: &str, dir: &Path) -> Result<()> {
             suite.unpack(&part, dir, UNPACK_LIMIT)?;
         }
     }
-    // Debian 13 has no /lib of its own.
-    let (modules, usual) = (dir.join("usr/lib/modules"), dir.join("lib/modules"));
-    if modules.is_dir() {
-        setup::create_dir(&dir.join("lib"))?;
-        std::fs::rename(&modules, &usual)
-            .with_context(|| format!("moving {}", modules.display()))?;
-    }
+    // Debian 13 has no /lib of its own, and from 7.2 on the image is beside the modules.
+    rename_if_there(&dir.join("usr/lib/modules"), &dir.join("lib/modules"))?;
     let version = module_version(dir)?.context("the package holds no modules")?;
+    let beside = dir.join("lib/modules").join(&version).join("vmlinuz");
+    rename_if_there(&beside, &image(dir, &version))?;
     process::capture(
         Command::new(process::find("depmod").context("depmod is missing")?)
             .arg("-b")
@@ -131,6 +134,20 @@ fn unpack(suite: &Suite, package: &str, dir: &Path) -> Result<()> {
         UNPACK_LIMIT,
     )?;
     Ok(())
+}
+
+fn rename_if_there(from: &Path, to: &Path) -> Result<()> {
+    if !from.exists() {
+        return Ok(());
+    }
+    if let Some(parent) = to.parent() {
+        setup::create_dir(parent)?;
+    }
+    std::fs::rename(from, to).with_context(|| format!("moving {}", from.display()))
+}
+
+fn image(dir: &Path, version: &str) -> PathBuf {
+    dir.join("boot").join(format!("vmlinuz-{version}"))
 }
 
 /// A pattern that matches this name of a package.
@@ -159,7 +176,7 @@ fn open(dir: &Path) -> Result<Option<Kernel>> {
     let Some(version) = module_version(dir)? else {
         return Ok(None);
     };
-    let image = dir.join("boot").join(format!("vmlinuz-{version}"));
+    let image = image(dir, &version);
     let indexed = dir
         .join("lib/modules")
         .join(&version)
