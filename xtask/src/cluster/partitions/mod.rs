@@ -24,14 +24,15 @@ use super::seconds;
 
 /// Load before the cut: `nacre perf` first fills its range, and measures after that.
 const BEFORE: Duration = Duration::from_secs(4);
-const RANGE: &str = "4m";
+const RANGE: &str = "1m";
 const CUT: Duration = Duration::from_secs(10);
 /// Load after the cut, in seconds.
 const AFTER: u64 = 5;
 /// The bars: from healing until each node has a good lease and all replicas are in sync; and how
-/// long a daemon may be silent to its operator.
+/// long a daemon may be silent to its operator. That is less than a cut, and room for a machine
+/// that is too busy for several seconds.
 const HEALTHY: Duration = Duration::from_secs(30);
-const SILENCE: Duration = Duration::from_secs(5);
+const SILENCE: Duration = Duration::from_secs(8);
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// What one partition did.
