@@ -136,7 +136,25 @@ if [ -z "$NEWER" ]; then
     check "the daemon restarts" guest "systemctl restart nacre"
     check "both keys open" guest_says 'one.*sealed.*two.*sealed' "nacre key list | tr '\n' ' '"
     check "doctor has no warning about keys" guest "! nacre doctor | grep keys.store"
-    check "it stops" powers_off
+
+    # Requests of the daemon, which systemd has executed.
+    INTERFACE=$(guest "ls /sys/class/net | grep -v lo" | tr -d '\r')
+    asks_for_mtu() { guest "nacre rpc appliance_set_network '{\"interface\":\"$INTERFACE\",\"dhcp\":true,\"mtu\":$1}'"; }
+    has_mtu() { guest_says "\"mtu\": *$1" "nacre rpc network_get_interfaces"; }
+    waits_for_confirmation() { guest_says "\"pending_network\": *\"$INTERFACE\"" "nacre rpc appliance_get"; }
+    is_kept() { guest_says 'network +done .*stay' "nacre appliance history"; }
+    check "the daemon asks for another MTU" asks_for_mtu 1400
+    check "the interface has it" until_true 60 has_mtu 1400
+    check "it waits for its confirmation" until_true 10 waits_for_confirmation
+    check "the daemon asks for the former MTU" guest "nacre rpc appliance_revert_network"
+    check "the interface has the former one" until_true 60 has_mtu 1500
+    check "the daemon asks for an MTU again" asks_for_mtu 1300
+    check "the interface has that" until_true 60 has_mtu 1300
+    check "the daemon asks to keep it" guest "nacre rpc appliance_keep_network"
+    check "the history says so" until_true 30 is_kept
+    check "the namespace answers after it" until_true 30 answers
+    check "the daemon asks for the end" guest "nacre rpc appliance_power_off"
+    check "the machine is off" until_true 120 is_off
     rm -f "$SCRATCH/disk.raw"
     finish
 fi

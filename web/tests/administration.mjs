@@ -151,12 +151,67 @@ export const ADMINISTRATION = {
     await page.getByText('every connection of hosts to this machine').waitFor();
     await page.getByLabel('Type store1 to confirm').fill('store1');
     await button(page, 'Restart', 'dialog').click();
-    await page.getByText('The machine restarts.').waitFor();
+    await page.getByText('The machine restarts in a moment.').waitFor();
     assert.deepEqual(mock.calls.at(-1), ['appliance_restart', {}]);
     mock.world.appliance = empty().appliance;
     mock.changed();
     await page.getByText('This machine does not run from the image').waitFor();
     assert.equal(await button(page, 'Restart').count(), 0);
+    return { mock, page };
+  },
+
+  async 'the network of the appliance: a change is kept, another is undone; the machine powers off'({ browser }) {
+    const mock = await new Mock().start();
+    const page = await open(browser, mock, { allow: [REFUSED] });
+    await signIn(page, mock, '#/network');
+    await page.getByRole('row', { name: 'eth1' }).getByText('9000 B').waitFor();
+    await page.getByRole('row', { name: 'eth1' }).getByText('100 Gbit/s').waitFor();
+    await button(page, 'Change eth1').click();
+    assert.equal(await page.getByLabel('Addresses with prefixes').inputValue(), '10.0.1.4/24');
+    await page.getByLabel('Addresses with prefixes').fill('10.0.1.5/24 2001:db8::5/64');
+    await page.getByLabel('Gateways').fill('10.0.1.1');
+    await page.getByText('nacre appliance network set eth1 --address 10.0.1.5/24 --address 2001:db8::5/64 --gateway 10.0.1.1 --mtu 9000', { exact: true }).waitFor();
+    mock.refuse.appliance_set_network = () => ({ field: 'gateways', cause: '"10.0.1.1": it answers no request' });
+    await button(page, 'Change', 'dialog').click();
+    await page.getByText('"10.0.1.1": it answers no request', { exact: true }).waitFor();
+    delete mock.refuse.appliance_set_network;
+    await button(page, 'Change', 'dialog').click();
+    await page.getByText('http://[2001:db8::5]').waitFor();
+    assert.deepEqual(mock.calls.at(-1), ['appliance_set_network', { interface: 'eth1', addresses: ['10.0.1.5/24', '2001:db8::5/64'], gateways: ['10.0.1.1'], mtu: 9000 }]);
+    await button(page, 'Close', 'dialog').click();
+    await page.getByText('The settings of eth1 are new.').waitFor();
+    assert.deepEqual(await violations(page, 'new settings'), []);
+    await button(page, 'Keep the new settings').click();
+    await button(page, 'Keep', 'dialog').click();
+    await page.getByText('The settings of eth1 are new.').waitFor({ state: 'detached' });
+
+    // The first run has the step on an appliance. An interface without settings begins with DHCP.
+    await page.goto(`${mock.url}/#/setup`);
+    await page.getByRole('heading', { name: '2. Network' }).waitFor();
+    await button(page, 'Change eth0').click();
+    assert.equal(await page.getByLabel('Addresses with prefixes').count(), 0);
+    await page.getByText('nacre appliance network set eth0 --dhcp', { exact: true }).waitFor();
+    await button(page, 'Change', 'dialog').click();
+    await page.getByText('The settings of eth0 are new.').waitFor();
+    assert.deepEqual(await violations(page, 'first run'), []);
+    await button(page, 'Undo').click();
+    await button(page, 'Undo', 'dialog').click();
+    await page.getByText('The settings of eth0 are new.').waitFor({ state: 'detached' });
+    assert.equal(mock.calls.at(-1)[0], 'appliance_revert_network');
+    await button(page, 'Next').click();
+    await page.getByRole('heading', { name: '3. Disks' }).waitFor();
+    const a = mock.world.appliance;
+    mock.world.appliance = { ...a, acts: [{ ...a.acts[0], act: 'network', state: 'failed', text: 'networkctl: no such device' }, ...a.acts] };
+    mock.changed();
+    await page.goto(`${mock.url}/#/network`);
+    await page.getByText('networkctl: no such device').waitFor();
+
+    await page.goto(`${mock.url}/#/appliance`);
+    await button(page, 'Power off').click();
+    await page.getByLabel('Type store1 to confirm').fill('store1');
+    await button(page, 'Power off', 'dialog').click();
+    await page.getByText('The machine powers off in a moment.').waitFor();
+    assert.deepEqual(mock.calls.at(-1), ['appliance_power_off', {}]);
     return { mock, page };
   },
 

@@ -533,7 +533,7 @@ export const CASES = {
         await box.waitFor();
         for (const input of await box.locator('input[type=text], textarea').all()) {
           const field = await input.getAttribute('data-field');
-          if (field && (await input.inputValue()) === '') await input.fill({ size: '10 GiB', hosts: HOST, host: HOST, nqn: 'nqn.2026-01.com.example:x', subnqn: 'nqn.2026-01.com.example:x', traddr: name === 'Attach drive' ? '0000:5e:00.0' : '192.0.2.9', filename: '/srv/x y.img', expires: '2100-01-31', types: 'replica_out' }[field] ?? 'x1');
+          if (field && (await input.inputValue()) === '') await input.fill({ size: '10 GiB', hosts: HOST, host: HOST, nqn: 'nqn.2026-01.com.example:x', subnqn: 'nqn.2026-01.com.example:x', traddr: name === 'Attach drive' ? '0000:5e:00.0' : '192.0.2.9', filename: '/srv/x y.img', expires: '2100-01-31', types: 'replica_out', addresses: '192.0.2.7/24', gateways: '192.0.2.1', dns: '192.0.2.53', mtu: '9000' }[field] ?? 'x1');
         }
         for (const choice of await box.locator('fieldset input[type=checkbox]').all()) await choice.check();
         for (const text of await box.locator('.command code').allTextContents()) commands.set(text, key);

@@ -178,6 +178,9 @@ export class Mock {
         return { calls: from.slice(-p.limit), file: '/var/lib/nacre/audit.log' };
       }
       case 'appliance_get': return w.appliance;
+      case 'network_get_interfaces': return w.interfaces;
+      case 'appliance_set_network': w.appliance = { ...w.appliance, pending_network: p.interface }; return true;
+      case 'appliance_keep_network': case 'appliance_revert_network': w.appliance = { ...w.appliance, pending_network: null }; return true;
       case 'web_account_list': return w.accounts;
       case 'web_token_list': return w.tokens;
       case 'web_token_create': {

@@ -1,10 +1,10 @@
-//! Acts on this machine that the page asks for, and the history of updates and rollbacks.
+//! Acts on this machine that the page asks for, and their history.
 //!
 //! The daemon may not write a slot: it starts no program. It leaves a request instead, for which
 //! systemd starts `nacre appliance obey`:
 //!
 //! ```text
-//!   daemon ──▶ request.json ──(nacre-request.path)──▶ nacre appliance obey ──▶ update, rollback
+//!   daemon ──▶ request.json ──(nacre-request.path)──▶ nacre appliance obey ──▶ update, rollback, …
 //!      ▲                                                        │
 //!      └──────────────────────── history.json ◀─────────────────┘
 //! ```
@@ -18,6 +18,7 @@ use nacre_engine_values::files;
 use serde::{Deserialize, Serialize};
 
 use crate::lock::{Lock, LockError};
+use crate::network::{self, Interface, NetworkError, Settings};
 use crate::place::{Places, create_folder, printable, small_text};
 use crate::status::{self, StatusError};
 
@@ -42,7 +43,21 @@ pub enum Request {
     Rollback {
         force: bool,
     },
-    Restart,
+    Restart {
+        #[serde(default)]
+        force: bool,
+    },
+    PowerOff {
+        #[serde(default)]
+        force: bool,
+    },
+    /// Undone after a minute unless kept.
+    SetNetwork {
+        interface: Interface,
+        settings: Settings,
+    },
+    KeepNetwork,
+    RevertNetwork,
 }
 
 impl Request {
@@ -50,7 +65,17 @@ impl Request {
         match self {
             Self::Update { .. } => ActKind::Update,
             Self::Rollback { .. } => ActKind::Rollback,
-            Self::Restart => ActKind::Restart,
+            Self::Restart { .. } => ActKind::Restart,
+            Self::PowerOff { .. } => ActKind::PowerOff,
+            Self::SetNetwork { .. } | Self::KeepNetwork | Self::RevertNetwork => ActKind::Network,
+        }
+    }
+
+    /// The bundle of an update.
+    fn file(&self) -> Option<&Path> {
+        match self {
+            Self::Update { file, .. } => Some(file),
+            _ => None,
         }
     }
 }
@@ -70,6 +95,8 @@ pub enum ActKind {
     Update,
     Rollback,
     Restart,
+    PowerOff,
+    Network,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,6 +157,8 @@ pub enum RequestError {
         source: serde_json::Error,
     },
     #[error(transparent)]
+    Network(#[from] NetworkError),
+    #[error(transparent)]
     Lock(#[from] LockError),
 }
 
@@ -151,8 +180,16 @@ pub fn ask(places: &Places, request: &Request) -> Result<(), RequestError> {
             seconds: now_ms().saturating_sub(act.began_ms) / 1000,
         });
     }
-    if let Request::Update { file, .. } = request {
-        check_bundle(file)?;
+    match request {
+        Request::Update { file, .. } => check_bundle(file)?,
+        Request::SetNetwork {
+            interface,
+            settings,
+        } => network::check(places, interface, settings)?,
+        Request::KeepNetwork | Request::RevertNetwork if network::pending(places)?.is_none() => {
+            return Err(NetworkError::NonePending.into());
+        }
+        _ => {}
     }
     create_folder(&places.notes(), 0o700).map_err(failed)?;
     let left = Left {
@@ -205,11 +242,7 @@ pub fn take(places: &Places) -> Result<Option<Request>, RequestError> {
     if left.boot == boot_id(places) {
         return Ok(Some(left.request));
     }
-    let file = match &left.request {
-        Request::Update { file, .. } => Some(file.as_path()),
-        Request::Rollback { .. } | Request::Restart => None,
-    };
-    let entry = Entry::begin(places, left.request.kind(), file)?;
+    let entry = Entry::begin(places, left.request.kind(), left.request.file())?;
     entry.end(ActState::Interrupted, "the machine started before it began")?;
     Ok(None)
 }
@@ -352,6 +385,8 @@ impl<R: Read> Read for Watched<'_, R> {
 mod tests {
     use super::*;
 
+    const RESTART: Request = Request::Restart { force: false };
+
     fn appliance() -> (tempfile::TempDir, Places) {
         let root = tempfile::tempdir().unwrap();
         let places = Places::below(root.path());
@@ -388,15 +423,15 @@ mod tests {
             assert!(matches!(refused, Err(RequestError::File { .. })));
         }
         fs::write(&file, "x").unwrap();
-        for request in [update, Request::Rollback { force: false }, Request::Restart] {
+        for request in [update, Request::Rollback { force: false }, RESTART] {
             ask(&places, &request).unwrap();
             assert_eq!(waiting(&places), Some(request.clone()));
-            let second = ask(&places, &Request::Restart);
+            let second = ask(&places, &RESTART);
             assert!(matches!(second, Err(RequestError::Waiting)));
             assert_eq!(take(&places).unwrap(), Some(request));
             assert_eq!(take(&places).unwrap(), None);
         }
-        ask(&places, &Request::Restart).unwrap();
+        ask(&places, &RESTART).unwrap();
         fs::write(places.boot_id(), "two\n").unwrap();
         assert_eq!(take(&places).unwrap(), None);
         assert!(!places.request().exists());
@@ -409,7 +444,7 @@ mod tests {
         assert!(matches!(take(&places), Err(RequestError::Malformed { .. })));
         assert_eq!(take(&places).unwrap(), None);
         fs::remove_file(places.os_release()).unwrap();
-        let refused = ask(&places, &Request::Restart);
+        let refused = ask(&places, &RESTART);
         assert!(matches!(refused, Err(RequestError::Status(_))));
     }
 
@@ -430,7 +465,7 @@ mod tests {
         let mut later = Entry::begin(&places, ActKind::Rollback, None).unwrap();
         later.act.pid = 999_999;
         later.end(ActState::Failed, "another command").unwrap();
-        let refused = ask(&places, &Request::Restart);
+        let refused = ask(&places, &RESTART);
         assert!(matches!(refused, Err(RequestError::Running { .. })));
         fs::remove_file(places.history()).unwrap();
         entry.step("unpacks the bundle", Some(35)).unwrap();

@@ -3,10 +3,13 @@
 //! The daemon reads the slots, but writes none: it leaves a request, for which systemd starts
 //! `nacre appliance obey`.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::str::FromStr;
 
 use nacre_engine_appliance::acts::{self, Request, RequestError, UPLOAD};
+use nacre_engine_appliance::network::{self, Addressing, NetworkError, Settings};
 use nacre_engine_appliance::place::Places;
 use nacre_engine_appliance::status::{self, StatusError};
 use schemars::JsonSchema;
@@ -23,7 +26,11 @@ pub fn register(registry: &mut Registry<Engine>) {
         .add::<Get>()
         .add::<Update>()
         .add::<Rollback>()
-        .add::<Restart>();
+        .add::<Restart>()
+        .add::<PowerOff>()
+        .add::<SetNetwork>()
+        .add::<KeepNetwork>()
+        .add::<RevertNetwork>();
 }
 
 struct Get;
@@ -44,9 +51,19 @@ struct Reply {
     upload: Option<PathBuf>,
     /// The request that waits for its turn.
     request: Option<Value>,
-    /// Updates, rollbacks and restarts, the newest first: act, state, the version that ran, file,
-    /// text, percent, begin and end in milliseconds since 1970.
+    /// Updates, rollbacks, restarts and changes of the network, the newest first: act, state, the
+    /// version that ran, file, text, percent, begin and end in milliseconds since 1970.
     acts: Vec<Value>,
+    /// The interface whose new settings return to the former ones, unless they are kept.
+    pending_network: Option<String>,
+    /// Each interface with the lines of its settings; none: the interface uses DHCP.
+    networks: Vec<InterfaceSettings>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct InterfaceSettings {
+    interface: String,
+    settings: Vec<String>,
 }
 
 impl Method<Engine> for Get {
@@ -70,6 +87,19 @@ fn reply(places: &Places) -> Result<Reply, RpcError> {
         Err(error) => return Err(RpcError::errno(Errno::EIO, error.to_string())),
     };
     let upload = places.uploads().join(UPLOAD);
+    let failed = |error: NetworkError| RpcError::errno(Errno::EIO, error.to_string());
+    let settings = |interface: String| {
+        let text = network::show(places, &interface).unwrap_or_default();
+        let lines = text
+            .lines()
+            .filter(|line| !line.is_empty() && !line.starts_with('#'));
+        InterfaceSettings {
+            settings: lines.map(str::to_owned).collect(),
+            interface,
+        }
+    };
+    let interfaces = network::interfaces(places).map_err(failed)?;
+    let pending = network::pending(places).map_err(failed)?;
     Ok(Reply {
         appliance: true,
         version: Some(status.version.to_string()),
@@ -79,6 +109,8 @@ fn reply(places: &Places) -> Result<Reply, RpcError> {
         upload: upload.is_file().then_some(upload),
         request: acts::waiting(places).as_ref().map(value),
         acts: acts::history(places).iter().map(value).collect(),
+        pending_network: pending.map(|pending| pending.interface),
+        networks: interfaces.into_iter().map(settings).collect(),
     })
 }
 
@@ -154,17 +186,155 @@ impl Method<Engine> for Rollback {
 
 struct Restart;
 
+/// How the machine stops.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct StopParams {
+    /// Also while a volume is resynced, or others of its replicas are not in sync and this node has
+    /// the last ones that are.
+    #[serde(default)]
+    force: bool,
+}
+
 impl Method<Engine> for Restart {
     const NAME: &'static str = "appliance_restart";
     const ABOUT: &'static str =
         "Restarts the appliance. Hosts lose their connections until it serves again.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
+    type Params = StopParams;
+    type Reply = bool;
+
+    async fn apply(params: StopParams, _: Rc<Engine>) -> Result<bool, RpcError> {
+        let StopParams { force } = params;
+        ask(move |_| Request::Restart { force }).await
+    }
+}
+
+struct PowerOff;
+
+impl Method<Engine> for PowerOff {
+    const NAME: &'static str = "appliance_power_off";
+    const ABOUT: &'static str = "Powers the appliance off. It serves again once it is switched on.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Exclusive;
+    type Params = StopParams;
+    type Reply = bool;
+
+    async fn apply(params: StopParams, _: Rc<Engine>) -> Result<bool, RpcError> {
+        let StopParams { force } = params;
+        ask(move |_| Request::PowerOff { force }).await
+    }
+}
+
+struct SetNetwork;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SetNetworkParams {
+    /// The interface.
+    interface: String,
+    /// Take addresses, routes and name servers from the network.
+    #[serde(default)]
+    dhcp: bool,
+    /// Up to 8 addresses, each with the length of its prefix, such as 192.0.2.7/24.
+    #[serde(default)]
+    addresses: Vec<String>,
+    /// The default gateway, one for IPv4 and one for IPv6. Not with `dhcp`.
+    #[serde(default)]
+    gateways: Vec<String>,
+    /// Up to 3 name servers.
+    #[serde(default)]
+    dns: Vec<String>,
+    /// Largest packet in bytes, such as 9000.
+    mtu: Option<u32>,
+}
+
+impl SetNetworkParams {
+    fn request(self) -> Result<Request, RpcError> {
+        let interface = parse("interface", &self.interface)?;
+        let addresses = parse_all("addresses", &self.addresses)?;
+        let gateways = parse_all("gateways", &self.gateways)?;
+        let refuse = |field, cause: &str| Err(RpcError::invalid_params(cause).field(field));
+        let addressing = match (self.dhcp, addresses.is_empty()) {
+            (true, false) => return refuse("addresses", "DHCP gives the addresses"),
+            (true, true) if !gateways.is_empty() => {
+                return refuse("gateways", "DHCP gives the gateway");
+            }
+            (true, true) => Addressing::Dhcp,
+            (false, true) => return refuse("addresses", "give an address, or `dhcp`"),
+            (false, false) => Addressing::Static {
+                addresses,
+                gateways,
+            },
+        };
+        let settings = Settings {
+            addressing,
+            dns: parse_all("dns", &self.dns)?,
+            mtu: self.mtu,
+        };
+        Ok(Request::SetNetwork {
+            interface,
+            settings,
+        })
+    }
+}
+
+fn parse<T: FromStr<Err: Display>>(field: &'static str, text: &str) -> Result<T, RpcError> {
+    let refuse =
+        |cause: T::Err| RpcError::invalid_params(format!("{text:?}: {cause}")).field(field);
+    text.parse().map_err(refuse)
+}
+
+fn parse_all<T: FromStr<Err: Display>>(
+    field: &'static str,
+    all: &[String],
+) -> Result<Vec<T>, RpcError> {
+    all.iter().map(|text| parse(field, text)).collect()
+}
+
+impl Method<Engine> for SetNetwork {
+    const NAME: &'static str = "appliance_set_network";
+    const ABOUT: &'static str = "Changes the addresses, the gateways, the name servers or the MTU of an interface of the          appliance. The former settings return after 60 s, or at the next start, unless `appliance_keep_network` is called.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Exclusive;
+    type Params = SetNetworkParams;
+    type Reply = bool;
+
+    async fn apply(params: SetNetworkParams, _: Rc<Engine>) -> Result<bool, RpcError> {
+        let request = params.request()?;
+        ask(|_| request).await
+    }
+}
+
+struct KeepNetwork;
+
+impl Method<Engine> for KeepNetwork {
+    const NAME: &'static str = "appliance_keep_network";
+    const ABOUT: &'static str = "Keeps the new settings of an interface of the appliance.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Exclusive;
     type Params = NoParams;
     type Reply = bool;
 
     async fn apply(_: NoParams, _: Rc<Engine>) -> Result<bool, RpcError> {
-        ask(|_| Request::Restart).await
+        ask(|_| Request::KeepNetwork).await
+    }
+}
+
+struct RevertNetwork;
+
+impl Method<Engine> for RevertNetwork {
+    const NAME: &'static str = "appliance_revert_network";
+    const ABOUT: &'static str =
+        "Has the former settings of an interface of the appliance return now.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Exclusive;
+    type Params = NoParams;
+    type Reply = bool;
+
+    async fn apply(_: NoParams, _: Rc<Engine>) -> Result<bool, RpcError> {
+        ask(|_| Request::RevertNetwork).await
     }
 }
 
@@ -198,7 +368,17 @@ fn refusal(error: RequestError) -> RpcError {
         RequestError::File { .. } => RpcError::errno(Errno::ENOENT, cause)
             .field("file")
             .remedy("upload a bundle, or name one on this machine"),
+        RequestError::Network(NetworkError::NoInterface { .. }) => {
+            RpcError::errno(Errno::ENODEV, cause).field("interface")
+        }
+        RequestError::Network(NetworkError::Settings(_)) => RpcError::invalid_params(cause),
+        RequestError::Network(NetworkError::Pending { .. }) => RpcError::errno(Errno::EBUSY, cause)
+            .remedy("`appliance_keep_network` or `appliance_revert_network` ends it"),
+        RequestError::Network(NetworkError::NonePending) => {
+            RpcError::errno(Errno::ENOENT, cause).remedy("change the network again")
+        }
         RequestError::Status(_)
+        | RequestError::Network(_)
         | RequestError::Io { .. }
         | RequestError::Malformed { .. }
         | RequestError::Lock(_) => RpcError::errno(Errno::EIO, cause),
@@ -229,11 +409,61 @@ mod tests {
         for (method, params) in [
             ("appliance_update", json!({ "file": "/x.tar" })),
             ("appliance_rollback", json!({ "force": true })),
-            ("appliance_restart", Value::Null),
+            ("appliance_restart", json!({})),
+            ("appliance_power_off", json!({ "force": true })),
+            (
+                "appliance_set_network",
+                json!({ "interface": "eth0", "dhcp": true }),
+            ),
+            ("appliance_keep_network", Value::Null),
+            ("appliance_revert_network", Value::Null),
         ] {
             let refused = daemon.refused(method, params);
             let text = serde_json::to_string(&refused).unwrap();
             assert!(text.contains("no appliance"), "{method}: {text}");
+        }
+    }
+
+    /// Goal: bad settings of the network are refused with the name of the field. Method: a table.
+    #[test]
+    fn settings_of_the_network_are_checked() {
+        let request = |params: Value| {
+            let params: SetNetworkParams = serde_json::from_value(params).unwrap();
+            params.request()
+        };
+        for good in [
+            json!({ "interface": "eth0", "dhcp": true, "mtu": 9000 }),
+            json!({ "interface": "eth0", "addresses": ["192.0.2.7/24", "2001:db8::7/64"],
+                "gateways": ["192.0.2.1"], "dns": ["192.0.2.53"] }),
+        ] {
+            let Request::SetNetwork { settings, .. } = request(good).unwrap() else {
+                panic!();
+            };
+            assert_eq!(settings.check(), Ok(()));
+        }
+        for (bad, field) in [
+            (json!({ "interface": "../x", "dhcp": true }), "interface"),
+            (json!({ "interface": "eth0" }), "addresses"),
+            (
+                json!({ "interface": "eth0", "addresses": ["192.0.2.7"] }),
+                "addresses",
+            ),
+            (
+                json!({ "interface": "eth0", "dhcp": true, "addresses": ["192.0.2.7/24"] }),
+                "addresses",
+            ),
+            (
+                json!({ "interface": "eth0", "dhcp": true, "gateways": ["192.0.2.1"] }),
+                "gateways",
+            ),
+            (
+                json!({ "interface": "eth0", "dhcp": true, "dns": ["dns.example"] }),
+                "dns",
+            ),
+        ] {
+            let refused = request(bad.clone()).unwrap_err();
+            let text = serde_json::to_value(&refused).unwrap();
+            assert_eq!(text["data"]["field"], field, "{bad}: {text}");
         }
     }
 
@@ -246,6 +476,8 @@ mod tests {
             places.os_release().parent().unwrap().to_owned(),
             places.entries(),
             places.labels(),
+            places.interfaces().join("eth0"),
+            places.networks(),
             places.state(),
             places.uploads(),
         ] {
@@ -264,5 +496,13 @@ mod tests {
         assert_eq!(found["acts"][0]["state"], "done");
         assert!(found["upload"].as_str().unwrap().ends_with(UPLOAD));
         assert_eq!(found["request"], Value::Null);
+        assert_eq!(found["pending_network"], Value::Null);
+        let none = json!([{ "interface": "eth0", "settings": [] }]);
+        assert_eq!(found["networks"], none);
+        let file = places.networks().join("10-eth0.network");
+        fs::write(file, "# By hand.\n[Match]\nName=eth0\n").unwrap();
+        let found = serde_json::to_value(reply(&places).unwrap()).unwrap();
+        let settings = json!(["[Match]", "Name=eth0"]);
+        assert_eq!(found["networks"][0]["settings"], settings);
     }
 }

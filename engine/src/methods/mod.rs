@@ -13,6 +13,7 @@ pub mod framework;
 pub mod keyring;
 pub mod log;
 pub mod metrics;
+pub mod network;
 pub mod nvmf;
 pub mod options;
 pub mod pool;
@@ -34,6 +35,7 @@ pub fn all() -> Registry<Engine> {
     let mut registry = Registry::default();
     alerts::register(&mut registry);
     appliance::register(&mut registry);
+    network::register(&mut registry);
     audit::register(&mut registry);
     backup::register(&mut registry);
     bdev::register(&mut registry);

@@ -297,7 +297,7 @@ export interface AuditCall {
 }
 
 export interface MachineAct {
-  act: 'update' | 'rollback' | 'restart';
+  act: 'update' | 'rollback' | 'restart' | 'power_off' | 'network';
   state: 'running' | 'done' | 'failed' | 'interrupted';
   running: string;
   file: string | null;
@@ -316,4 +316,16 @@ export interface Appliance {
   upload: string | null;
   request: { act: string } | null;
   acts: MachineAct[];
+  pending_network: string | null;
+  networks: { interface: string; settings: string[] }[];
+}
+
+export interface NetworkInterface {
+  name: string;
+  state: string | null;
+  mtu: number | null;
+  speed_mbit: number | null;
+  mac: string | null;
+  driver: string | null;
+  addresses: string[];
 }

@@ -40,6 +40,9 @@ pub struct Pending {
     pub interface: String,
     /// The former contents of the interface's file; none: there was no file.
     former: Option<String>,
+    /// The former MTU. networkd leaves the present one if a file has none.
+    #[serde(default)]
+    former_mtu: Option<u32>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -83,18 +86,8 @@ pub fn set(
     interface: &Interface,
     settings: &Settings,
 ) -> Result<(), NetworkError> {
-    settings.check().map_err(NetworkError::Settings)?;
-    let present = interfaces(places)?;
-    if !present.iter().any(|name| name == interface.name()) {
-        return Err(NetworkError::NoInterface {
-            name: interface.name().to_owned(),
-            present: present.join(", "),
-        });
-    }
     let _lock = Lock::of_network(places)?;
-    if let Some(Pending { interface, .. }) = pending(places)? {
-        return Err(NetworkError::Pending { interface });
-    }
+    check(places, interface, settings)?;
     let path = file(places, interface.name());
     let former = match fs::read_to_string(&path) {
         Ok(text) => Some(text),
@@ -106,6 +99,7 @@ pub fn set(
         &Pending {
             interface: interface.name().to_owned(),
             former,
+            former_mtu: mtu(places, interface.name()),
         },
     )?;
     let timer = REVERT.start(run, &[program, "appliance", "network", "revert"]);
@@ -124,6 +118,26 @@ pub fn set(
         return Err(error);
     }
     Ok(())
+}
+
+/// Refuses settings that [`set`] would refuse now.
+pub fn check(
+    places: &Places,
+    interface: &Interface,
+    settings: &Settings,
+) -> Result<(), NetworkError> {
+    settings.check().map_err(NetworkError::Settings)?;
+    let present = interfaces(places)?;
+    if !present.iter().any(|name| name == interface.name()) {
+        return Err(NetworkError::NoInterface {
+            name: interface.name().to_owned(),
+            present: present.join(", "),
+        });
+    }
+    match pending(places)? {
+        Some(Pending { interface, .. }) => Err(NetworkError::Pending { interface }),
+        None => Ok(()),
+    }
 }
 
 /// Keeps the pending change; returns its interface.
@@ -150,9 +164,14 @@ fn take_back(
     run: &impl Run,
     has_networkd: bool,
 ) -> Result<Option<String>, NetworkError> {
-    let Some(Pending { interface, former }) = pending(places)? else {
+    let Some(pending) = pending(places)? else {
         return Ok(None);
     };
+    let Pending {
+        interface,
+        former,
+        former_mtu,
+    } = pending;
     let path = file(places, &interface);
     let restored = match &former {
         Some(text) => replace(&path, text),
@@ -164,13 +183,16 @@ fn take_back(
         },
     };
     restored.map_err(|source| NetworkError::Io { path, source })?;
-    let reloaded = if has_networkd {
-        reload(run, &interface)
+    // Without networkd, this is a boot: the interface has its first MTU.
+    let (reloaded, mtu_set) = if has_networkd {
+        let reloaded = reload(run, &interface);
+        (reloaded, set_mtu(places, &interface, former_mtu))
     } else {
-        Ok(())
+        (Ok(()), Ok(()))
     };
     remove_note(places)?;
     reloaded.map_err(NetworkError::Reload)?;
+    mtu_set?;
     Ok(Some(interface))
 }
 
@@ -198,6 +220,21 @@ pub fn interfaces(places: &Places) -> Result<Vec<String>, NetworkError> {
     let path = places.interfaces();
     let names = crate::slots::names(&path).map_err(|source| NetworkError::Io { path, source })?;
     Ok(names.into_iter().filter(|name| name != "lo").collect())
+}
+
+fn mtu(places: &Places, interface: &str) -> Option<u32> {
+    small_text(&places.interfaces().join(interface).join("mtu"))?
+        .trim()
+        .parse()
+        .ok()
+}
+
+fn set_mtu(places: &Places, interface: &str, wanted: Option<u32>) -> Result<(), NetworkError> {
+    let Some(wanted) = wanted.filter(|wanted| mtu(places, interface) != Some(*wanted)) else {
+        return Ok(());
+    };
+    let path = places.interfaces().join(interface).join("mtu");
+    fs::write(&path, wanted.to_string()).map_err(|source| NetworkError::Io { path, source })
 }
 
 /// The settings' file of an interface, as text.
@@ -300,6 +337,31 @@ mod tests {
         }
     }
 
+    /// Goal: the former MTU returns with the former settings, which have none. Method: networkd, which
+    /// sets an MTU and never resets it, is a file here.
+    #[test]
+    fn the_former_mtu_returns() {
+        let machine = Machine::new(None);
+        let path = machine.places.interfaces().join("eth0/mtu");
+        let written = |text: &str| fs::write(&path, text).unwrap();
+        let mtu = || mtu(&machine.places, "eth0");
+        written("1500\n");
+        machine.set("192.0.2.7/24").unwrap();
+        written("9000\n");
+        revert(&machine.places, &machine.run, true).unwrap();
+        assert_eq!(mtu(), Some(1500));
+        machine.set("192.0.2.7/24").unwrap();
+        written("9000\n");
+        confirm(&machine.places, &machine.run).unwrap();
+        revert(&machine.places, &machine.run, true).unwrap();
+        assert_eq!(mtu(), Some(9000));
+        // A boot, before networkd: the kernel has set the MTU.
+        machine.set("192.0.2.8/24").unwrap();
+        written("1500\n");
+        revert(&machine.places, &machine.run, false).unwrap();
+        assert_eq!(mtu(), Some(1500));
+    }
+
     #[test]
     fn a_confirmed_change_stays() {
         let machine = Machine::new(None);
@@ -400,6 +462,7 @@ mod tests {
                 let note = Pending {
                     interface: "eth0".into(),
                     former: former.clone(),
+                    former_mtu: None,
                 };
                 write_note(&machine.places, &note).unwrap();
                 match &former {

@@ -1,8 +1,10 @@
 //! Settings of one interface, and their text for systemd-networkd.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
 
 /// Most bytes of an interface's name: IFNAMSIZ less the final zero.
 const MOST_NAME: usize = 15;
@@ -12,8 +14,23 @@ const MOST_ADDRESSES: usize = 8;
 
 /// The name of an interface, without characters that a file's name or a match pattern has a
 /// meaning for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct Interface(String);
+
+impl From<Interface> for String {
+    fn from(interface: Interface) -> Self {
+        interface.0
+    }
+}
+
+impl TryFrom<String> for Interface {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
 
 impl FromStr for Interface {
     type Err = String;
@@ -43,10 +60,31 @@ impl Interface {
 }
 
 /// An address of a host with the length of its network's prefix.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct HostAddress {
     pub address: IpAddr,
     pub prefix: u8,
+}
+
+impl fmt::Display for HostAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
+    }
+}
+
+impl From<HostAddress> for String {
+    fn from(address: HostAddress) -> Self {
+        address.to_string()
+    }
+}
+
+impl TryFrom<String> for HostAddress {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
 }
 
 impl FromStr for HostAddress {
@@ -113,7 +151,8 @@ fn check_host(address: IpAddr) -> Result<(), &'static str> {
     Ok(())
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Addressing {
     Dhcp,
     Static {
@@ -122,7 +161,8 @@ pub enum Addressing {
     },
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Settings {
     pub addressing: Addressing,
     pub dns: Vec<IpAddr>,
@@ -202,8 +242,8 @@ impl Settings {
                 gateways,
             } => {
                 text += "DHCP=no\nIPv6AcceptRA=no\n";
-                for HostAddress { address, prefix } in addresses {
-                    let _ = writeln!(text, "Address={address}/{prefix}");
+                for address in addresses {
+                    let _ = writeln!(text, "Address={address}");
                 }
                 for gateway in gateways {
                     let _ = writeln!(text, "Gateway={gateway}");

@@ -205,7 +205,11 @@ fn pinned(status: &Status) -> Option<String> {
     ))
 }
 
-fn check_volumes(connection: &Connection) -> Result<(), Failure> {
+/// Refuses an act that would stop or delay volumes.
+fn check_unless(force: bool, connection: &Connection) -> Result<(), Failure> {
+    if force {
+        return Ok(());
+    }
     let volumes = connection.call_for_json::<List>(&NoParams {})?;
     let obstacles = guard::obstacles(volumes).map_err(anyhow::Error::from)?;
     refuse(&obstacles)
@@ -255,11 +259,7 @@ fn update(
     force: bool,
 ) -> Result<Installed, Failure> {
     let entry = Noted::begin(places, ActKind::Update, Some(file));
-    let done = match if force {
-        Ok(())
-    } else {
-        check_volumes(connection)
-    } {
+    let done = match check_unless(force, connection) {
         Ok(()) => install_bundle(places, file, allow_older, &entry),
         Err(refused) => Err(refused),
     };
@@ -366,30 +366,73 @@ fn obey(places: &Places, programs: &impl Run, connection: &Connection) -> Result
             say_installed(places, &done, false)
         }
         Request::Rollback { force } => output::line(&roll_back(places, force)?),
-        Request::Restart => {
-            let entry = Noted::begin(places, ActKind::Restart, None);
-            // No restart in the middle of an update or a restore.
-            let lock = match Lock::of_system(places) {
-                Ok(lock) => lock,
-                Err(error) => {
-                    let failure = Failure::Failed(error.into());
-                    entry.end(Err(&failure));
-                    return Err(failure);
-                }
-            };
-            let text = "the machine restarts";
-            // Noted first: the restart ends this process.
-            entry.end(Ok(text.to_owned()));
-            let asked = programs.run("systemctl", &["reboot"]);
-            drop(lock);
-            if let Err(error) = asked {
-                let failure = Failure::Failed(error.into());
-                Noted::begin(places, ActKind::Restart, None).end(Err(&failure));
-                return Err(failure);
-            }
-            output::line(text)
+        Request::Restart { force } => {
+            let guard = || check_unless(force, connection);
+            stop(places, programs, ActKind::Restart, guard)
         }
+        Request::PowerOff { force } => {
+            let guard = || check_unless(force, connection);
+            stop(places, programs, ActKind::PowerOff, guard)
+        }
+        Request::SetNetwork {
+            interface,
+            settings,
+        } => noted(places, ActKind::Network, || {
+            network::change(places, programs, &interface, &settings)
+        }),
+        Request::KeepNetwork => noted(places, ActKind::Network, || network::keep(places, programs)),
+        Request::RevertNetwork => noted(places, ActKind::Network, || {
+            network::revert(places, programs, true)
+        }),
     }
+}
+
+/// Executes an act with an entry in the history, and says its result.
+fn noted(
+    places: &Places,
+    kind: ActKind,
+    act: impl FnOnce() -> Result<String, Failure>,
+) -> Result<(), Failure> {
+    let entry = Noted::begin(places, kind, None);
+    let done = act();
+    entry.end(done.as_ref().map(Clone::clone));
+    output::line(&done?)
+}
+
+/// Restarts the machine, or powers it off.
+fn stop(
+    places: &Places,
+    programs: &impl Run,
+    kind: ActKind,
+    guard: impl FnOnce() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let (verb, text) = match kind {
+        ActKind::PowerOff => ("poweroff", "the machine powers off"),
+        _ => ("reboot", "the machine restarts"),
+    };
+    let entry = Noted::begin(places, kind, None);
+    // Not in the middle of an update or a restore.
+    let lock = guard().and_then(|()| {
+        let lock = Lock::of_system(places).map_err(anyhow::Error::from)?;
+        Ok(lock)
+    });
+    let lock = match lock {
+        Ok(lock) => lock,
+        Err(failure) => {
+            entry.end(Err(&failure));
+            return Err(failure);
+        }
+    };
+    // Noted first: the act ends this process.
+    entry.end(Ok(text.to_owned()));
+    let asked = programs.run("systemctl", &[verb]);
+    drop(lock);
+    if let Err(error) = asked {
+        let failure = Failure::Failed(error.into());
+        Noted::begin(places, kind, None).end(Err(&failure));
+        return Err(failure);
+    }
+    output::line(text)
 }
 
 fn history(places: &Places, json: bool) -> Result<(), Failure> {

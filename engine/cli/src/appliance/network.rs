@@ -7,7 +7,8 @@ use nacre_engine_appliance::network::{
     self, Addressing, HostAddress, Interface, Settings, TIME_TO_CONFIRM_S,
 };
 use nacre_engine_appliance::place::Places;
-use nacre_engine_appliance::run::Programs;
+use nacre_engine_appliance::run::{Programs, Run};
+use nacre_engine_appliance::status;
 
 use crate::{Failure, output};
 
@@ -74,27 +75,44 @@ pub(crate) fn run(
                 mtu: args.mtu,
             };
             settings.check().map_err(Failure::Usage)?;
-            let program = program()?;
-            network::set(places, programs, &program, &args.interface, &settings)
-                .map_err(anyhow::Error::from)?;
-            output::line(&format!(
-                "the new settings are in force for {TIME_TO_CONFIRM_S} s; `nacre appliance network confirm` keeps them"
-            ))
+            // Other systems have their own files for this.
+            status::image(places).map_err(anyhow::Error::from)?;
+            output::line(&change(places, programs, &args.interface, &settings)?)
         }
-        NetworkCommand::Confirm => {
-            let interface = network::confirm(places, programs).map_err(anyhow::Error::from)?;
-            output::line(&format!("the new settings of {interface} stay"))
-        }
-        NetworkCommand::Revert { at_boot } => {
-            let reverted = network::revert(places, programs, !at_boot);
-            match reverted.map_err(anyhow::Error::from)? {
-                Some(interface) => {
-                    output::line(&format!("the former settings of {interface} are back"))
-                }
-                None => output::line("no change waits for a confirmation"),
-            }
-        }
+        NetworkCommand::Confirm => output::line(&keep(places, programs)?),
+        NetworkCommand::Revert { at_boot } => output::line(&revert(places, programs, !at_boot)?),
     }
+}
+
+pub(super) fn change(
+    places: &Places,
+    programs: &impl Run,
+    interface: &Interface,
+    settings: &Settings,
+) -> Result<String, Failure> {
+    let program = program()?;
+    network::set(places, programs, &program, interface, settings).map_err(anyhow::Error::from)?;
+    Ok(format!(
+        "the new settings of {} are in force for {TIME_TO_CONFIRM_S} s; `nacre appliance network confirm` keeps them",
+        interface.name()
+    ))
+}
+
+pub(super) fn keep(places: &Places, programs: &impl Run) -> Result<String, Failure> {
+    let interface = network::confirm(places, programs).map_err(anyhow::Error::from)?;
+    Ok(format!("the new settings of {interface} stay"))
+}
+
+pub(super) fn revert(
+    places: &Places,
+    programs: &impl Run,
+    has_networkd: bool,
+) -> Result<String, Failure> {
+    let reverted = network::revert(places, programs, has_networkd);
+    Ok(match reverted.map_err(anyhow::Error::from)? {
+        Some(interface) => format!("the former settings of {interface} are back"),
+        None => "no change waits for a confirmation".into(),
+    })
 }
 
 /// This program's path, for the timer that undoes a change.

@@ -2,7 +2,7 @@
 import type { Act } from '../act.svelte';
 import { rpc } from '../api';
 import { line, rpcLine } from '../format';
-import type { Appliance } from '../types';
+import type { Appliance, NetworkInterface } from '../types';
 import { given, or } from './common';
 
 export const updateMachine = (host: string, now: Appliance): Act => ({
@@ -43,15 +43,85 @@ export const rollBack = (host: string, now: Appliance): Act => {
   };
 };
 
+const FORCE: Act['fields'] = [{ key: 'force', label: 'Also while volumes depend on this node', kind: 'check', hint: 'A resync, or the last replicas in sync, delay it otherwise.' }];
+
 export const restartMachine = (host: string): Act => ({
   title: `Restart ${host}`,
   about: 'Hosts with another path move their I/O; others wait until the machine serves again.',
   label: 'Restart',
   danger: { lost: 'every connection of hosts to this machine, until it serves again', name: host },
-  command: () => rpcLine('appliance_restart', {}),
+  fields: FORCE,
+  command: (v) => rpcLine('appliance_restart', given({ force: v.force || undefined })),
+  async run(v) {
+    await rpc('appliance_restart', given({ force: v.force || undefined }));
+    return 'The machine restarts in a moment. This page connects again by itself.';
+  },
+});
+
+export const powerOffMachine = (host: string): Act => ({
+  title: `Power ${host} off`,
+  about: 'Hosts with another path move their I/O. The machine serves again when it is switched on, by hand or by its management controller.',
+  label: 'Power off',
+  danger: { lost: 'every connection of hosts to this machine, and this page, until it is switched on', name: host },
+  fields: FORCE,
+  command: (v) => rpcLine('appliance_power_off', given({ force: v.force || undefined })),
+  async run(v) {
+    await rpc('appliance_power_off', given({ force: v.force || undefined }));
+    return 'The machine powers off in a moment.';
+  },
+});
+
+const option = (name: string, all: unknown) => (Array.isArray(all) ? all : []).flatMap((one) => [name, String(one)]);
+
+/** `settings`: lines of systemd-networkd; none for an interface with DHCP. */
+export const changeNetwork = (now: NetworkInterface, settings: string[]): Act => {
+  const present = (key: string) => settings.filter((one) => one.startsWith(`${key}=`)).map((one) => one.slice(key.length + 1));
+  const isStatic = (v: { how?: unknown }) => v.how === 'static';
+  const fixed = present('Address');
+  return {
+    title: `Change the network of ${now.name}`,
+    about: 'The new settings are in force for 60 s. Then the former ones return, unless you keep the new ones on this screen. So a wrong address locks nobody out.',
+    label: 'Change',
+    fields: [
+      { key: 'how', label: 'Addresses', kind: 'select', options: [['dhcp', 'from the network, by DHCP'], ['static', 'these']], initial: fixed.length > 0 ? 'static' : 'dhcp' },
+      { key: 'addresses', label: 'Addresses with prefixes', kind: 'lines', hint: 'One on each line, such as 192.0.2.7/24.', initial: (fixed.length > 0 ? fixed : now.addresses.filter((at) => !at.startsWith('fe80:'))).join('\n'), when: isStatic },
+      { key: 'gateways', label: 'Gateways', kind: 'lines', optional: true, hint: 'One for IPv4, and one for IPv6.', initial: present('Gateway').join('\n'), when: isStatic },
+      { key: 'dns', label: 'Name servers', kind: 'lines', optional: true, hint: 'Up to three addresses.', initial: present('DNS').join('\n') },
+      { key: 'mtu', label: 'MTU', kind: 'number', unit: 'bytes', optional: true, hint: 'Such as 9000, if each switch and host carries it.', initial: present('MTUBytes')[0] ?? '' },
+    ],
+    command: (v) => line('appliance', 'network', 'set', now.name, ...(isStatic(v) ? [...option('--address', v.addresses), ...option('--gateway', v.gateways)] : ['--dhcp']), ...option('--dns', v.dns), ...(v.mtu ? ['--mtu', String(v.mtu)] : [])),
+    async run(v) {
+      await rpc('appliance_set_network', given({ interface: now.name, dhcp: isStatic(v) ? undefined : true, addresses: v.addresses, gateways: v.gateways, dns: v.dns, mtu: v.mtu }));
+      const text = `The settings of ${now.name} change in a moment. Keep them within 60 s.`;
+      const addresses: string[] = isStatic(v) ? v.addresses : [];
+      if (addresses.length === 0) return text;
+      const page = (at: string) => {
+        const ip = at.split('/')[0];
+        return `${location.protocol}//${ip.includes(':') ? `[${ip}]` : ip}${location.port ? `:${location.port}` : ''}/#/network`;
+      };
+      return { text, lines: addresses.map(page), label: 'The page at the new addresses' };
+    },
+  };
+};
+
+export const keepNetwork = (name: string): Act => ({
+  title: `Keep the new settings of ${name}`,
+  label: 'Keep',
+  command: () => line('appliance', 'network', 'confirm'),
   async run() {
-    await rpc('appliance_restart');
-    return 'The machine restarts. This page connects again by itself.';
+    await rpc('appliance_keep_network');
+    return `The new settings of ${name} stay.`;
+  },
+});
+
+export const revertNetwork = (name: string): Act => ({
+  title: `Undo the new settings of ${name}`,
+  about: 'The former settings return now. This page may need the former address.',
+  label: 'Undo',
+  command: () => line('appliance', 'network', 'revert'),
+  async run() {
+    await rpc('appliance_revert_network');
+    return `The former settings of ${name} return.`;
   },
 });
 
