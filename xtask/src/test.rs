@@ -293,7 +293,11 @@ fn virtual_machine(root: &Path, selection: &vm::Selection, strict: bool) -> Resu
     }
     let mut tally = vm::run_suite(root, selection)?;
     if strict && !tally.skipped.is_empty() {
-        let skipped = std::mem::take(&mut tally.skipped);
+        // An archive that has lost its newer kernels is no fault of this source.
+        let (newer, skipped): (Vec<_>, Vec<_>) = std::mem::take(&mut tally.skipped)
+            .into_iter()
+            .partition(|what| what.contains(vm::NO_NEWER_KERNEL));
+        tally.skipped = newer;
         skipped
             .into_iter()
             .for_each(|what| tally.fail(format!("{what} (must not be skipped here)")));

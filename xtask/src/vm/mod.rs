@@ -36,8 +36,8 @@ use crate::{process, setup};
 pub(crate) use drives::clean as clean_drives;
 pub(crate) use kernel::Series;
 pub(crate) use suite::{
-    Selection, Target, built_nacre, debug_nacre, fast_nacre, matches, not_asked_for,
-    run as run_suite,
+    NO_NEWER_KERNEL, Selection, Target, built_nacre, debug_nacre, fast_nacre, matches,
+    not_asked_for, run as run_suite,
 };
 
 #[derive(Subcommand)]

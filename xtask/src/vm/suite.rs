@@ -266,6 +266,9 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result<Tally> {
     Ok(tally)
 }
 
+/// The reason for the skip of a case that needs the newer kernel.
+pub(crate) const NO_NEWER_KERNEL: &str = "no newer kernel";
+
 /// The machine of the cases that need the newer kernel. Without that kernel they are skipped.
 fn newer_vm(usual: Series, cases: &mut Vec<Case>, skipped: &mut Tally) -> Option<Vm> {
     let needs = |case: &Case| case.machine == Machine::NewerKernel;
@@ -280,7 +283,7 @@ fn newer_vm(usual: Series, cases: &mut Vec<Case>, skipped: &mut Tally) -> Option
     if let Err(error) = &vm {
         for case in cases.extract_if(.., |case| needs(case)) {
             println!("vm {} ... skipped", case.name);
-            skipped.skip(format!("vm {}: no newer kernel: {error:#}", case.name));
+            skipped.skip(format!("vm {}: {NO_NEWER_KERNEL}: {error:#}", case.name));
         }
     }
     vm.ok()
