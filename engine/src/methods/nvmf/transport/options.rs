@@ -240,7 +240,7 @@ impl TransportOptions {
     }
 
     pub(super) fn tcp(&self, engine: &Engine) -> TcpConfig {
-        let (nvmf, sock) = (&engine.settings.nvmf, engine.options.borrow().sock);
+        let (nvmf, sock) = (&engine.settings.nvmf, &engine.options.borrow().sock);
         let (defaults, pending) = (TcpConfig::default(), nvmf.max_pending_connections as usize);
         let buffer = |bytes: u32| (bytes > 0).then_some(bytes as usize);
         let in_capsule = self.in_capsule_data_size;
