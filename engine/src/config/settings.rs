@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::alert::AlertSettings;
+use super::host_keys::HostKeyNames;
 use super::listener::AnaSetting;
 use crate::bdev_modules::{MODULES, ModuleEntry, current_kind};
 use crate::values::{flattened, read};
@@ -457,18 +458,26 @@ impl Default for Subsystem {
 }
 
 /// A host and the names of its keys.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, remote = "Self")]
 pub struct Host {
     pub nqn: String,
-    /// None: the host does not authenticate itself.
-    pub dhchap_key: Option<String>,
-    /// None: the controller does not authenticate itself.
-    pub dhchap_ctrlr_key: Option<String>,
-    /// The host must use TLS with it. None: it is served in clear.
-    pub psk: Option<String>,
-    /// The host must make the key of TLS by authentication (secure channel concatenation).
-    pub concat: bool,
+    #[serde(skip)]
+    pub keys: HostKeyNames,
+}
+
+flattened!(Host, keys);
+
+impl Default for Host {
+    fn default() -> Self {
+        Self {
+            nqn: String::new(),
+            keys: HostKeyNames {
+                concat: Some(false),
+                ..HostKeyNames::default()
+            },
+        }
+    }
 }
 
 /// A key file, its name, and when it expires; None: never.

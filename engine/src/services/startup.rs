@@ -58,7 +58,7 @@ pub enum DiscoveryFilter {
 pub const POSIX: &str = "posix";
 
 options! {
-    /// Socket options under SPDK's names; set before the TCP transport is created. Only the sizes of
+    /// Socket options under SPDK's names; set before the TCP transport is created. Only sizes of
     /// buffers ever differ from the defaults.
     SockOptions,
     /// Options that `sock_impl_set_options` is given.
