@@ -28,7 +28,7 @@ pub use super::remote::RemoteTarget;
 pub use super::replication::Replication;
 pub use super::security::Security;
 pub use super::tls::{MetricsTls, RpcTls};
-pub use super::volume_store::VolumeStore;
+pub use super::volume_store::VolumeStoreSettings;
 pub use super::web::WebSettings;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -42,7 +42,7 @@ pub struct Settings {
     pub metrics: Metrics,
     pub data: Data,
     /// The records of volumes.
-    pub store: VolumeStore,
+    pub store: VolumeStoreSettings,
     /// The cluster that this daemon is a node of.
     pub cluster: ClusterSettings,
     pub nvmf: Nvmf,
