@@ -28,7 +28,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<AddHost>()
         .add::<RemoveHost>()
         .add::<AllowAnyHost>()
-        .add::<SetKeys>();
+        .add::<SetHostKeys>();
 }
 
 /// The TLS key that a call names, with SPDK's error code.
@@ -280,11 +280,11 @@ impl Method<Engine> for AllowAnyHost {
     }
 }
 
-struct SetKeys;
+struct SetHostKeys;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct SetKeysParams {
+struct SetHostKeysParams {
     /// NQN of the subsystem.
     nqn: String,
     /// The host's NQN.
@@ -297,15 +297,15 @@ struct SetKeysParams {
     dhchap_ctrlr_key: Option<String>,
 }
 
-impl Method<Engine> for SetKeys {
+impl Method<Engine> for SetHostKeys {
     const NAME: &'static str = "nvmf_subsystem_set_keys";
     const ABOUT: &'static str = "Sets the keys of an allowed host, or clears those that are left out. Its connections go on.";
     const CLASS: Class = Class::Secret;
     const ORDER: Order = Order::Exclusive;
-    type Params = SetKeysParams;
+    type Params = SetHostKeysParams;
     type Reply = bool;
 
-    async fn apply(params: SetKeysParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: SetHostKeysParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (nqn, host) = (subsystem.nqn(), host_nqn(&params.host)?);
