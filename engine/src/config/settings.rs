@@ -340,7 +340,7 @@ impl Default for Nvmf {
             max_subsystems: target.max_subsystems as u32,
             max_connections: 10_000,
             max_pending_connections: 256,
-            max_queue_depth: target.max_io_entries,
+            max_queue_depth: target.queue_limits.max_io_entries,
             max_io_qpairs_per_ctrlr: 128,
             in_capsule_data_size: 8192,
             max_io_size: 1024 * 1024,

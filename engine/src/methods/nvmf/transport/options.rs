@@ -141,7 +141,7 @@ impl TransportOptions {
     /// Every option of the transport type, unless its size is that of a reactor's buffers. The
     /// values are those of Nacre's configuration, or SPDK's where it has none.
     pub(super) fn defaults(engine: &Engine, plane: &Plane, kind: TransportType) -> Self {
-        let (nvmf, limits) = (&engine.settings.nvmf, plane.target.config.queue_limits());
+        let (nvmf, limits) = (&engine.settings.nvmf, plane.target.config.queue_limits);
         let rdma = &engine.settings.rdma;
         let common = Self {
             max_queue_depth: Some(nvmf.max_queue_depth),
