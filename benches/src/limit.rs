@@ -58,19 +58,29 @@ pub enum Wait {
     Block,
 }
 
-/// The parameters of a measurement.
-#[derive(Debug, Clone, Serialize)]
+/// The parameters of a measurement, which are options of the program.
+#[derive(Debug, Clone, Serialize, clap::Args)]
+#[command(about = None, long_about = None)]
 pub struct Workload {
+    #[arg(long, value_enum, default_value_t = Direction::Read)]
     pub rw: Direction,
     /// Bytes of data per request.
+    #[arg(long, default_value_t = 4096)]
     pub size: usize,
     /// Requests in flight per connection.
+    #[arg(long, default_value_t = 128)]
     pub depth: usize,
+    #[arg(long, default_value_t = 1)]
     pub connections: usize,
+    /// Duration of the measurement with each wait mode.
+    #[arg(long, default_value_t = 2.0)]
     pub seconds: f64,
+    #[arg(long, default_value_t = 0)]
     pub server_core: usize,
+    #[arg(long, default_value_t = 1)]
     pub client_core: usize,
-    /// Use a congestion control without timers instead of the system's.
+    /// Use congestion control without pacing timers, whatever the system default is.
+    #[arg(long)]
     pub unpaced: bool,
 }
 

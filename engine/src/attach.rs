@@ -16,9 +16,11 @@ use uuid::Uuid;
 
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
+use crate::values::flattened;
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, remote = "Self")]
+#[schemars(!remote)]
 pub struct AttachParams {
     /// Name of the controller; its devices are named with `n` and the namespace id appended.
     pub name: String,
@@ -72,15 +74,9 @@ pub struct AttachParams {
     /// 128.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_io_queues: Option<u16>,
-    /// How long to try to reconnect; -1: no limit; 0: never.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ctrlr_loss_timeout_sec: Option<i64>,
-    /// Delay between two attempts; 0: starts short and grows with each failure.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reconnect_delay_sec: Option<u64>,
-    /// How long I/O waits for a disconnected controller; 0: until the last attempt.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fast_io_fail_timeout_sec: Option<u64>,
+    #[serde(skip)]
+    #[schemars(!skip, flatten)]
+    pub times: ReconnectTimes,
     /// Name of the pre-shared key with which this host uses TLS 1.3, with `trtype` TCP only; see
     /// `keyring_file_add_key`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -128,6 +124,26 @@ pub struct AttachParams {
     /// 65535: a dynamic controller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cntlid: Option<u16>,
+}
+
+flattened!(AttachParams, times, without nulls);
+
+/// SPDK's three times for a controller that is lost; `None`: the default.
+///
+/// The only declaration of these parameters: those of bdev_nvme_attach_controller,
+/// bdev_nvme_start_discovery and bdev_nvme_set_options have these names, rules and descriptions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ReconnectTimes {
+    /// How long to try to reconnect a controller; -1: no limit; 0: never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ctrlr_loss_timeout_sec: Option<i64>,
+    /// Delay between two attempts; 0: starts short and grows with each failure.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reconnect_delay_sec: Option<u64>,
+    /// How long I/O waits for a disconnected controller; 0: until the last attempt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fast_io_fail_timeout_sec: Option<u64>,
 }
 
 /// The parameters that an address such as `rdma://192.0.2.7/NQN` has.
@@ -245,8 +261,7 @@ impl AttachParams {
     /// Checks the parameters by themselves, without this machine or other objects.
     pub fn check_alone(&self) -> Result<(), RpcError> {
         self.parsed()?;
-        let (loss, delay) = (self.ctrlr_loss_timeout_sec, self.reconnect_delay_sec);
-        check_times(loss, delay, self.fast_io_fail_timeout_sec).map(drop)
+        self.times.check().map(drop)
     }
 
     /// The parameters as values, after the checks that need no machine.
@@ -408,50 +423,64 @@ impl AttachParams {
 /// Longest time that is accepted: one year.
 const MAX_TIME_S: u64 = 86_400 * 365;
 
-/// Checks SPDK's three timeouts by SPDK's rules. Returns the limit of reconnecting and the delay
-/// between two attempts, if they are set.
-pub fn check_times(
-    loss: Option<i64>,
-    delay: Option<u64>,
-    fast_fail: Option<u64>,
-) -> Result<(Option<u64>, Option<u64>), RpcError> {
-    let refuse = |field: &str, why: String| RpcError::errno(Errno::EINVAL, why).field(field);
-    let loss = match loss {
-        None | Some(-1) => None,
-        Some(seconds) => match u64::try_from(seconds) {
-            Ok(seconds) if seconds <= MAX_TIME_S => Some(seconds),
-            _ => {
-                let why = format!("{seconds} is neither -1 (forever) nor a number of seconds");
-                return Err(refuse("ctrlr_loss_timeout_sec", why));
-            }
-        },
-    };
-    let over = |value: Option<u64>, limit: Option<u64>| match (value, limit) {
-        (Some(value), Some(limit)) => value > limit,
-        _ => false,
-    };
-    for (field, seconds) in [
-        ("reconnect_delay_sec", delay),
-        ("fast_io_fail_timeout_sec", fast_fail),
-    ] {
-        if seconds.is_some_and(|seconds| seconds > MAX_TIME_S) {
-            return Err(refuse(field, format!("it is more than {MAX_TIME_S}")));
+impl ReconnectTimes {
+    /// These times; where one is not set, that of `defaults`.
+    pub fn or(self, defaults: Self) -> Self {
+        Self {
+            ctrlr_loss_timeout_sec: self
+                .ctrlr_loss_timeout_sec
+                .or(defaults.ctrlr_loss_timeout_sec),
+            reconnect_delay_sec: self.reconnect_delay_sec.or(defaults.reconnect_delay_sec),
+            fast_io_fail_timeout_sec: self
+                .fast_io_fail_timeout_sec
+                .or(defaults.fast_io_fail_timeout_sec),
         }
     }
-    let (delay, limit) = (delay.filter(|s| *s > 0), loss.filter(|s| *s > 0));
-    if over(delay, limit) {
-        let why = "the first attempt would come after ctrlr_loss_timeout_sec".to_owned();
-        return Err(refuse("reconnect_delay_sec", why));
+
+    /// Checks the times by SPDK's rules. Returns the limit of reconnecting and the delay between
+    /// two attempts, if they are set.
+    pub fn check(self) -> Result<(Option<u64>, Option<u64>), RpcError> {
+        let (delay, fast_fail) = (self.reconnect_delay_sec, self.fast_io_fail_timeout_sec);
+        let refuse = |field: &str, why: String| RpcError::errno(Errno::EINVAL, why).field(field);
+        let loss = match self.ctrlr_loss_timeout_sec {
+            None | Some(-1) => None,
+            Some(seconds) => match u64::try_from(seconds) {
+                Ok(seconds) if seconds <= MAX_TIME_S => Some(seconds),
+                _ => {
+                    let why = format!("{seconds} is neither -1 (forever) nor a number of seconds");
+                    return Err(refuse("ctrlr_loss_timeout_sec", why));
+                }
+            },
+        };
+        let over = |value: Option<u64>, limit: Option<u64>| match (value, limit) {
+            (Some(value), Some(limit)) => value > limit,
+            _ => false,
+        };
+        for (field, seconds) in [
+            ("reconnect_delay_sec", delay),
+            ("fast_io_fail_timeout_sec", fast_fail),
+        ] {
+            if seconds.is_some_and(|seconds| seconds > MAX_TIME_S) {
+                return Err(refuse(field, format!("it is more than {MAX_TIME_S}")));
+            }
+        }
+        let (delay, limit) = (delay.filter(|s| *s > 0), loss.filter(|s| *s > 0));
+        if over(delay, limit) {
+            let why = "the first attempt would come after ctrlr_loss_timeout_sec".to_owned();
+            return Err(refuse("reconnect_delay_sec", why));
+        }
+        if over(fast_fail.filter(|s| *s > 0), limit) {
+            let why =
+                "the controller would be given up before, by ctrlr_loss_timeout_sec".to_owned();
+            return Err(refuse("fast_io_fail_timeout_sec", why));
+        }
+        if over(delay, fast_fail.filter(|s| *s > 0)) {
+            let why =
+                "I/O would fail before the first attempt, by fast_io_fail_timeout_sec".to_owned();
+            return Err(refuse("reconnect_delay_sec", why));
+        }
+        Ok((loss, delay))
     }
-    if over(fast_fail.filter(|s| *s > 0), limit) {
-        let why = "the controller would be given up before, by ctrlr_loss_timeout_sec".to_owned();
-        return Err(refuse("fast_io_fail_timeout_sec", why));
-    }
-    if over(delay, fast_fail.filter(|s| *s > 0)) {
-        let why = "I/O would fail before the first attempt, by fast_io_fail_timeout_sec".to_owned();
-        return Err(refuse("reconnect_delay_sec", why));
-    }
-    Ok((loss, delay))
 }
 
 /// The parameters that attach the namespaces of `endpoint`. The default name is the last part of

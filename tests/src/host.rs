@@ -16,7 +16,7 @@ use nacre_nvmf::transport::HostTransport;
 use nacre_nvmf_wire::commands::admin::GetLogPage;
 use nacre_nvmf_wire::log::discovery::DiscoveryRecord;
 use nacre_reactor::{Clock, Nanos};
-use nacre_transport_tcp::{HostOptions as TcpOptions, connect_host};
+use nacre_transport_tcp::{TcpHostOptions, connect_host};
 
 use crate::target::nqn;
 
@@ -43,11 +43,11 @@ pub fn dial(address: SocketAddr, entries: u16) -> Box<dyn Dial> {
         entries: entries.into(),
         ..HostConfig::default()
     };
-    let options = TcpOptions {
+    let options = TcpHostOptions {
         machine,
         // Small buffers, because a test may have many hosts.
         rx_buffer_size: 64 << 10,
-        ..TcpOptions::default()
+        ..TcpHostOptions::default()
     };
     Box::new(move |_qid: u16| {
         let transport = connect_host(address, options.clone())?;

@@ -21,9 +21,9 @@ use nacre_nvmf_wire::tcp::Digests;
 use nacre_reactor::Nanos;
 use nacre_tests::target::{SUBNQN, nqn, ram};
 use nacre_transport_loopback::{LoopbackConfig, LoopbackPlug};
-use nacre_transport_rdma::{HostOptions as RdmaOptions, RdmaConfig, RdmaHosts, RdmaPlug};
+use nacre_transport_rdma::{RdmaConfig, RdmaHostOptions, RdmaHosts, RdmaPlug};
 use nacre_transport_rdma_verbs::sim::{Fabric, attributes};
-use nacre_transport_tcp::{HostOptions as TcpOptions, TcpConfig, TcpPlug, connect_host};
+use nacre_transport_tcp::{TcpConfig, TcpHostOptions, TcpPlug, connect_host};
 
 const DEPTH: usize = 32;
 const BLOCK: u32 = 4096;
@@ -241,9 +241,9 @@ fn over_tcp() {
             };
             Box::new(move |_qid: u16| {
                 let machine = machine.clone();
-                let options = TcpOptions {
+                let options = TcpHostOptions {
                     machine,
-                    ..TcpOptions::default()
+                    ..TcpHostOptions::default()
                 };
                 let host = connect_host(address, options)?;
                 Ok(Box::new(host) as Box<dyn HostTransport>)
@@ -283,9 +283,9 @@ fn over_rdma() {
         let dialer = dialled.dialer(2, DEPTH as u16 + 1).unwrap();
         Box::new(move |qid: u16| {
             let entries = if qid == 0 { 32 } else { DEPTH as u16 + 1 };
-            let options = RdmaOptions {
+            let options = RdmaHostOptions {
                 source: Some(from),
-                ..RdmaOptions::new(qid, entries)
+                ..RdmaHostOptions::new(qid, entries)
             };
             let host = dialer.connect(address, options)?;
             Ok(Box::new(host) as Box<dyn HostTransport>)

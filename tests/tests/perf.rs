@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::Bdev;
-use nacre_engine_load::{self as load, Job, Limit, Report, Rw, Sizes, Verify, Wrong};
+use nacre_engine_load::{self as load, Job, JobOptions, Limit, Report, Rw, Sizes, Verify, Wrong};
 use nacre_nvmf::host::{Connector, HostOptions};
 use nacre_nvmf_wire::tcp::Digests;
 use nacre_tests::target::{SUBNQN, TestTarget, nqn, ram};
@@ -12,23 +12,25 @@ use nacre_transport_connect::{Session, TcpConnector};
 
 fn job(rw: Rw, size: u32, ios: u64) -> Job {
     Job {
-        rw,
-        mix: 50,
+        options: JobOptions {
+            rw,
+            mix: 50,
+            depth: 32,
+            range: None,
+            offset: 0,
+            rate: None,
+            warmup: Duration::ZERO,
+            keep_going: false,
+        },
         sizes: Sizes {
             min: size,
             max: size,
         },
-        depth: 32,
         queues: 2,
         cores: Vec::new(),
         limit: Limit::Ios(ios),
-        warmup: Duration::ZERO,
         verify: Verify::On,
-        range: None,
-        offset: 0,
-        rate: None,
         seed: 42,
-        keep_going: false,
         drain: Duration::from_secs(10),
     }
 }
@@ -40,7 +42,7 @@ fn run(target: &TestTarget, job: &Job, digests: Digests) -> Report {
         nqn(SUBNQN),
     );
     options.io_queues = job.queues;
-    options.queue_entries = job.depth + 1;
+    options.queue_entries = job.options.depth + 1;
     options.reconnect_delay = Duration::from_millis(20);
     let entries = options.queue_entries;
     let connector: Arc<dyn Connector> =

@@ -6,7 +6,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nacre_engine_load::{self as load, Job, Limit, PerfError, Progress, Report, Rw, Sizes, Verify};
+use nacre_engine_load::{
+    self as load, Job, JobOptions, Limit, PerfError, Progress, Report, Rw, Sizes, Verify,
+};
 use nacre_nvmf::host::{Connector, HostOptions, PathOptions};
 use nacre_nvmf::transport::{Address, Plug, TransportType};
 use nacre_nvmf_wire::tcp::Digests;
@@ -117,23 +119,25 @@ impl World {
 
 fn job(limit: Limit) -> Job {
     Job {
-        rw: Rw::RandRw,
-        mix: 50,
+        options: JobOptions {
+            rw: Rw::RandRw,
+            mix: 50,
+            depth: 32,
+            range: Some(8 << 20),
+            offset: 0,
+            rate: None,
+            warmup: Duration::ZERO,
+            keep_going: false,
+        },
         sizes: Sizes {
             min: 512,
             max: 64 << 10,
         },
-        depth: 32,
         queues: 2,
         cores: Vec::new(),
         limit,
-        warmup: Duration::ZERO,
         verify: Verify::On,
-        range: Some(8 << 20),
-        offset: 0,
-        rate: None,
         seed: 42,
-        keep_going: false,
         drain: Duration::from_secs(30),
     }
 }

@@ -53,4 +53,4 @@ pub use info::{
     Status, UnusableNamespace,
 };
 pub use memory::{DmaMemory, MemoryError};
-pub use options::{ActionOnTimeout, HealthThresholds, Options};
+pub use options::{ActionOnTimeout, DriveOptions, HealthThresholds};

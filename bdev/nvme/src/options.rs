@@ -39,7 +39,7 @@ impl Default for HealthThresholds {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Options {
+pub struct DriveOptions {
     /// Prefix of the namespaces' names: `{name}n{nsid}`.
     pub name: String,
     /// Entries of an I/O submission queue, one of which stays empty; at most the controller's
@@ -49,7 +49,7 @@ pub struct Options {
     pub io_queues: u16,
     /// Timeout of an I/O; zero: no timeout.
     pub timeout: Duration,
-    /// Timeout of an admin command. Values below [`Options::ADMIN_TIMEOUT_MIN`] count as that.
+    /// Timeout of an admin command. Values below [`DriveOptions::ADMIN_TIMEOUT_MIN`] count as that.
     pub admin_timeout: Duration,
     pub action_on_timeout: ActionOnTimeout,
     /// Most retries of an I/O that a reset interrupted, or that the drive asks to repeat.
@@ -68,7 +68,7 @@ pub struct Options {
     pub thresholds: HealthThresholds,
 }
 
-impl Options {
+impl DriveOptions {
     pub const ADMIN_TIMEOUT_MIN: Duration = Duration::from_millis(100);
     /// Fewest entries of a queue: two commands (a fused pair) and the empty entry.
     pub const IO_QUEUE_DEPTH_MIN: u16 = 4;
@@ -81,7 +81,7 @@ impl Options {
     }
 }
 
-impl Default for Options {
+impl Default for DriveOptions {
     fn default() -> Self {
         Self {
             name: String::from("nvme"),

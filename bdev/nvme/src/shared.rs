@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use crate::function::Function;
 use crate::info::{ControllerInfo, State, UnusableNamespace};
 use crate::link::{Counters, Link, Report};
-use crate::options::Options;
+use crate::options::DriveOptions;
 use crate::phase::QueueState;
 use crate::properties::Properties;
 
@@ -23,7 +23,7 @@ const QUIET_CHECK: Duration = Duration::from_micros(20);
 
 pub(crate) struct Shared {
     id: u64,
-    pub options: Options,
+    pub options: DriveOptions,
     function: Mutex<Arc<dyn Function>>,
     /// [`Function::slot`] of the function.
     slot: AtomicUsize,
@@ -71,7 +71,7 @@ impl QueuePairError {
 }
 
 impl Shared {
-    pub(crate) fn new(function: Arc<dyn Function>, options: Options) -> Self {
+    pub(crate) fn new(function: Arc<dyn Function>, options: DriveOptions) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),

@@ -5,32 +5,14 @@
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use nacre_benches::limit::{Direction, Rate, Wait, Workload, measure};
+use nacre_benches::limit::{Rate, Wait, Workload, measure};
 use serde_json::json;
 
 #[derive(Parser)]
 #[command(about = "The most requests per second that two cores can exchange over loopback TCP")]
 struct Options {
-    #[arg(long, value_enum, default_value_t = Direction::Read)]
-    rw: Direction,
-    /// Bytes of data per request.
-    #[arg(long, default_value_t = 4096)]
-    size: usize,
-    /// Requests in flight per connection.
-    #[arg(long, default_value_t = 128)]
-    depth: usize,
-    #[arg(long, default_value_t = 1)]
-    connections: usize,
-    /// Duration of the measurement with each wait mode.
-    #[arg(long, default_value_t = 2.0)]
-    seconds: f64,
-    #[arg(long, default_value_t = 0)]
-    server_core: usize,
-    #[arg(long, default_value_t = 1)]
-    client_core: usize,
-    /// Use congestion control without pacing timers, whatever the system default is.
-    #[arg(long)]
-    unpaced: bool,
+    #[command(flatten)]
+    workload: Workload,
     /// Measure only this wait mode. By default both are measured and the faster one is the limit.
     #[arg(long, value_enum)]
     wait: Option<Wait>,
@@ -40,16 +22,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let workload = Workload {
-        rw: options.rw,
-        size: options.size,
-        depth: options.depth,
-        connections: options.connections,
-        seconds: options.seconds,
-        server_core: options.server_core,
-        client_core: options.client_core,
-        unpaced: options.unpaced,
-    };
+    let workload = options.workload;
     let waits = options
         .wait
         .map_or_else(|| vec![Wait::Spin, Wait::Block], |wait| vec![wait]);

@@ -24,7 +24,7 @@ enum AlertCommand {
     /// List receivers with their deliveries, and silences
     List(ListArgs),
     /// Send a test message, and show whether it was accepted
-    Test(TestArgs),
+    Test(AlertTestArgs),
     /// Send no alerts about some or all events for a time
     Silence(SilenceArgs),
     /// End a silence
@@ -39,7 +39,7 @@ struct ListArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "Exit code 1: a receiver did not accept the message.")]
-struct TestArgs {
+struct AlertTestArgs {
     #[command(flatten)]
     connection: Connection,
     /// The receiver; all unless given

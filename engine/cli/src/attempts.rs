@@ -27,7 +27,7 @@ fn defaults() -> PathOptions {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use nacre_transport_rdma::HostOptions;
+    use nacre_transport_rdma::RdmaHostOptions;
 
     use super::*;
 
@@ -50,6 +50,6 @@ mod tests {
             (retries, retry_delay),
             (own.connection_retries, own.retry_delay)
         );
-        assert_eq!(cm_timeout, HostOptions::new(0, 0).cm_timeout);
+        assert_eq!(cm_timeout, RdmaHostOptions::new(0, 0).cm_timeout);
     }
 }

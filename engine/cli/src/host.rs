@@ -10,6 +10,7 @@ use super::key::{self, KeyHash, NewKey};
 use super::output::done;
 use super::reply::{is_discovery, items, subsystems};
 use super::{Connection, Failure, output};
+use nacre_engine::config::host_keys::HostKeyNames;
 use nacre_engine::methods::nvmf::host::{
     AddHost, AddHostParams, AllowAnyHost, AllowAnyHostParams, RemoveHost, RemoveHostParams,
 };
@@ -141,10 +142,12 @@ pub(crate) fn run(args: HostArgs) -> Result<(), Failure> {
             let params = AddHostParams {
                 nqn,
                 host: hostnqn,
-                dhchap_key,
-                dhchap_ctrlr_key,
-                psk,
-                concat: concat.then_some(true),
+                keys: HostKeyNames {
+                    dhchap_key,
+                    dhchap_ctrlr_key,
+                    psk,
+                    concat: concat.then_some(true),
+                },
                 ..AddHostParams::default()
             };
             change::<AddHost>(connection, &params)
@@ -213,8 +216,11 @@ impl NewHost {
             let params = AddHostParams {
                 nqn: self.nqn.clone(),
                 host: self.hostnqn.clone(),
-                dhchap_key: Some(self.key.clone()),
-                dhchap_ctrlr_key: self.controller_key.clone(),
+                keys: HostKeyNames {
+                    dhchap_key: Some(self.key.clone()),
+                    dhchap_ctrlr_key: self.controller_key.clone(),
+                    ..HostKeyNames::default()
+                },
                 ..AddHostParams::default()
             };
             let called = connection.call_for_json::<AddHost>(&params);

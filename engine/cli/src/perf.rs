@@ -15,13 +15,12 @@ use super::remote::{Needs, RemoteArgs, usage};
 use super::{Failure, output};
 use nacre_engine::services::drives::DriveUri;
 use nacre_engine_load::{
-    self as load, Direction, Job, Limit, Mismatch, PathReport, PerfError, Progress, Report, Rw,
-    Sizes, Verify,
+    self as load, Direction, Job, JobOptions, Limit, Mismatch, PathReport, PerfError, Progress,
+    Report, Sizes, Verify,
 };
 use nacre_engine_values::size::parse_bytes;
 use nacre_engine_values::time;
 use nacre_nvmf::address::NVME_PORT;
-use nacre_nvmf::transport::QUEUE_DEPTHS;
 
 /// The range of the number of I/O queues.
 pub(crate) const QUEUES: RangeInclusive<i64> = 1..=1024;
@@ -39,15 +38,8 @@ pub(crate) const QUEUES: RangeInclusive<i64> = 1..=1024;
 pub(crate) struct PerfArgs {
     #[command(flatten)]
     remote: RemoteArgs,
-    /// read, write, randread, randwrite, rw, randrw
-    #[arg(long, value_name = "WHAT", default_value = "randread")]
-    rw: Rw,
-    /// Percentage of reads, for rw and randrw
-    #[arg(long, value_name = "PERCENT", default_value_t = 70, value_parser = clap::value_parser!(u8).range(0..=100))]
-    mix: u8,
-    /// I/Os in flight, per queue
-    #[arg(short = 'd', long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=i64::from(*QUEUE_DEPTHS.end())))]
-    depth: u16,
+    #[command(flatten)]
+    options: JobOptions,
     /// Bytes per I/O
     #[arg(long, value_name = "BYTES", default_value = "4k", value_parser = parse_bytes)]
     size: u64,
@@ -66,30 +58,15 @@ pub(crate) struct PerfArgs {
     /// Number of I/Os
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     ios: Option<u64>,
-    /// Time before the measurement begins
-    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = time::parse)]
-    warmup: Duration,
     /// Write patterns, read them back, compare every byte
     #[arg(long)]
     verify: bool,
     /// Write nothing: compare everything in the range with the patterns of an earlier --verify
     #[arg(long, conflicts_with = "verify")]
     verify_only: bool,
-    /// Bytes of the namespace to use [default: all; with verification at most 1g]
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
-    range: Option<u64>,
-    /// Start of the range
-    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = parse_bytes)]
-    offset: u64,
-    /// Most I/Os per second, of all queues together
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    rate: Option<u64>,
     /// Seed of the offsets and sizes: the same seed repeats them [default: a new one each time]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Continue after an I/O failed or data was wrong
-    #[arg(long)]
-    keep_going: bool,
     /// How long to retry a lost connection
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time::parse)]
     loss_timeout: Duration,
@@ -117,7 +94,7 @@ pub(crate) fn run(args: PerfArgs) -> Result<(), Failure> {
         return on_drive(&args, &job, &uri);
     }
     // One entry of a queue is always free.
-    let entries = job.depth + 1;
+    let entries = job.options.depth + 1;
     let mut target = args.remote.target(Needs {
         subnqn: None,
         port: NVME_PORT,
@@ -220,22 +197,15 @@ fn job(args: &PerfArgs) -> Result<Job, Failure> {
         None => Limit::Time(args.seconds.unwrap_or(Duration::from_secs(10))),
     };
     Ok(Job {
-        rw: args.rw,
-        mix: args.mix,
+        options: args.options.clone(),
         sizes,
-        depth: args.depth,
         queues,
         cores,
         limit,
-        warmup: args.warmup,
         verify,
-        range: args.range,
-        offset: args.offset,
-        rate: args.rate,
         seed: args
             .seed
             .unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0),
-        keep_going: args.keep_going,
         drain: args.io_timeout + Duration::from_secs(1),
     })
 }

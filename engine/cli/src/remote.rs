@@ -66,18 +66,10 @@ pub(crate) struct RemoteArgs {
     /// dynamic one]
     #[arg(long, value_name = "ID", value_parser = parse_cntlid)]
     cntlid: Option<ControllerId>,
-    /// Name of this host [default: that of nvme-cli, else one made from the machine's identity]
-    #[arg(short = 'q', long, value_name = "NQN", env = "NACRE_HOSTNQN")]
-    hostnqn: Option<String>,
-    /// Identifier of this host, a UUID [default: the one that goes with the name]
-    #[arg(short = 'I', long, value_name = "UUID", env = "NACRE_HOSTID")]
-    hostid: Option<String>,
-    /// File with the key with which this host authenticates itself (`DHHC-1:…`)
-    #[arg(long, value_name = "FILE")]
-    dhchap_key: Option<PathBuf>,
-    /// File with the key with which the target must authenticate itself
-    #[arg(long, value_name = "FILE", requires = "dhchap_key")]
-    dhchap_ctrlr_key: Option<PathBuf>,
+    #[command(flatten)]
+    host: HostNames,
+    #[command(flatten)]
+    keys: KeyFiles,
     /// File with the pre-shared key of TLS (`NVMeTLSkey-1:…`): the connections use TLS over TCP
     #[arg(long, value_name = "FILE")]
     psk: Option<PathBuf>,
@@ -96,6 +88,28 @@ pub(crate) struct RemoteArgs {
     /// Keep-alive timeout; 0s for none
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = nacre_engine_values::time::parse)]
     keep_alive: Duration,
+}
+
+/// The names of this host to targets.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct HostNames {
+    /// Name of this host [default: that of nvme-cli, else one made from the machine's identity]
+    #[arg(short = 'q', long, value_name = "NQN", env = "NACRE_HOSTNQN")]
+    pub hostnqn: Option<String>,
+    /// Identifier of this host, a UUID [default: the one that goes with the name]
+    #[arg(short = 'I', long, value_name = "UUID", env = "NACRE_HOSTID")]
+    pub hostid: Option<String>,
+}
+
+/// The keys of authentication, in files.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct KeyFiles {
+    /// File with the key with which this host authenticates itself (`DHHC-1:…`)
+    #[arg(long, value_name = "FILE")]
+    pub dhchap_key: Option<PathBuf>,
+    /// File with the key with which the target must authenticate itself
+    #[arg(long, value_name = "FILE", requires = "dhchap_key")]
+    pub dhchap_ctrlr_key: Option<PathBuf>,
 }
 
 /// A named controller, and its connectors.
@@ -132,10 +146,8 @@ impl RemoteArgs {
                 cm_timeout: own.connect_timeout,
                 ..defaults.attempts
             },
-            hostnqn: own.hostnqn.clone(),
-            hostid: own.hostid.clone(),
-            dhchap_key: own.dhchap_key.clone(),
-            dhchap_ctrlr_key: own.dhchap_ctrlr_key.clone(),
+            host: own.host.clone(),
+            keys: own.keys.clone(),
             connect_timeout: own.connect_timeout,
             ..defaults
         })
@@ -210,8 +222,12 @@ impl RemoteArgs {
                 return Err(Failure::Usage(hint.into()));
             }
         };
-        let hostnqn = hostnqn(self.hostnqn.as_deref(), &remote)?;
-        let identity = Identity::find(Names::OPTIONS, hostnqn.as_deref(), self.hostid.as_deref());
+        let hostnqn = hostnqn(self.host.hostnqn.as_deref(), &remote)?;
+        let identity = Identity::find(
+            Names::OPTIONS,
+            hostnqn.as_deref(),
+            self.host.hostid.as_deref(),
+        );
         let identity = identity.map_err(usage)?;
         let tls = self.tls(&identity.nqn, &nqn)?;
         let mut options = HostOptions::new(identity.nqn, identity.id, nqn);
@@ -242,7 +258,7 @@ impl RemoteArgs {
 
     /// The keys, and a thread to use them on.
     fn authentication(&self) -> Result<Option<HostAuth>, Failure> {
-        let Some(own) = &self.dhchap_key else {
+        let Some(own) = &self.keys.dhchap_key else {
             return Ok(None);
         };
         let key = |path: &PathBuf| {
@@ -253,7 +269,7 @@ impl RemoteArgs {
         };
         let keys = HostKeys {
             host: key(own)?,
-            controller: self.dhchap_ctrlr_key.as_ref().map(key).transpose()?,
+            controller: self.keys.dhchap_ctrlr_key.as_ref().map(key).transpose()?,
         };
         let helper = Helper::new("nacre-auth", KEY_JOBS);
         helper.start()?;
@@ -384,18 +400,10 @@ pub(crate) fn usage(error: impl std::fmt::Display) -> Failure {
 /// Options of this program's own connections.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct OwnHost {
-    /// Name of this host [default: that of nvme-cli, else one made from the machine's identity]
-    #[arg(short = 'q', long, value_name = "NQN", env = "NACRE_HOSTNQN")]
-    pub hostnqn: Option<String>,
-    /// Identifier of this host, a UUID [default: the one that goes with the name]
-    #[arg(short = 'I', long, value_name = "UUID", env = "NACRE_HOSTID")]
-    pub hostid: Option<String>,
-    /// File with the key with which this host authenticates itself (`DHHC-1:…`)
-    #[arg(long, value_name = "FILE")]
-    pub dhchap_key: Option<PathBuf>,
-    /// File with the key with which the target must authenticate itself
-    #[arg(long, value_name = "FILE", requires = "dhchap_key")]
-    pub dhchap_ctrlr_key: Option<PathBuf>,
+    #[command(flatten)]
+    pub host: HostNames,
+    #[command(flatten)]
+    pub keys: KeyFiles,
     /// Longest time to connect one path
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = nacre_engine_values::time::above_zero)]
     pub connect_timeout: Duration,

@@ -197,7 +197,7 @@ pub struct Scope {
     /// The certificate revocation lists of the TLS listeners.
     pub revocations: Vec<revocation::Revocation>,
     /// The volume store in etcd; `None`: it is a file.
-    pub volume_store: Option<volume_store::VolumeStore>,
+    pub volume_store: Option<volume_store::VolumeStoreReport>,
     /// The pools of the running daemon.
     pub pools: pools::Pools,
 }

@@ -14,7 +14,7 @@ const QUOTA: u64 = 2 << 30;
 
 /// The volume store, as the program found it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VolumeStore {
+pub struct VolumeStoreReport {
     pub prefix: String,
     /// Why the configured files cannot be used.
     pub problem: Option<String>,
@@ -147,7 +147,7 @@ fn space(status: &MemberStatus) -> Finding {
     }
 }
 
-fn owner(store: &VolumeStore) -> Finding {
+fn owner(store: &VolumeStoreReport) -> Finding {
     const ID: &str = "store.owner";
     let prefix = &store.prefix;
     match &store.owner {
@@ -184,7 +184,7 @@ mod tests {
     }
 
     fn found(took_ms: u64, status: Result<MemberStatus, String>, owner: Owner) -> Vec<Finding> {
-        let store = VolumeStore {
+        let store = VolumeStoreReport {
             prefix: "/nacre/a/".to_owned(),
             problem: None,
             members: vec![Member {

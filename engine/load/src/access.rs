@@ -33,7 +33,7 @@ impl Access {
         let percent = u64::from(job.read_percent());
         Self {
             random: Random::new(job.seed ^ lane.wrapping_mul(0xa076_1d64_78bd_642f)),
-            is_random: job.rw.is_random(),
+            is_random: job.options.rw.is_random(),
             read_below: (u64::MAX / 100) * percent,
             always_read: percent >= 100,
             units: area.blocks / u64::from(unit),
@@ -91,28 +91,15 @@ impl Access {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use super::super::job::{Limit, Rw, Sizes, Verify};
+    use super::super::job::tests::job_with;
+    use super::super::job::{Rw, Sizes};
     use super::*;
 
     fn access(rw: Rw, mix: u8, min: u32, max: u32, blocks: u64) -> Access {
         let job = Job {
-            rw,
-            mix,
             sizes: Sizes { min, max },
-            depth: 1,
-            queues: 1,
-            cores: Vec::new(),
-            limit: Limit::Ios(1),
-            warmup: Duration::ZERO,
-            verify: Verify::Off,
-            range: None,
-            offset: 0,
-            rate: None,
             seed: 7,
-            keep_going: false,
-            drain: Duration::ZERO,
+            ..job_with(|options| (options.rw, options.mix) = (rw, mix))
         };
         Access::new(&job, Area { first: 0, blocks }, 512, 0)
     }

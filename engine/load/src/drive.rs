@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_bdev_nvme::{Controller, Options};
+use nacre_bdev_nvme::{Controller, DriveOptions};
 use nacre_bdev_nvme_vfio::Vfio;
 use nacre_hugepages::{Arena, ArenaOptions};
 use nacre_reactor::{ReactorConfig, ReactorHandle};
@@ -46,10 +46,10 @@ fn bring_up(
     home: &ReactorHandle,
     function: Arc<nacre_bdev_nvme_vfio::VfioFunction>,
 ) -> Result<Arc<Controller>, PerfError> {
-    let options = Options {
+    let options = DriveOptions {
         // Workers poll and never sleep: interrupts would only cost them CPU time.
         interrupts: false,
-        ..Options::new("perf")
+        ..DriveOptions::new("perf")
     };
     let attached = home.run_future(move |core| {
         let core = core.clone();

@@ -110,32 +110,55 @@ pub enum Verify {
     Only,
 }
 
+/// The parameters of a run that are options of `nacre perf` as they are.
+#[derive(Debug, Clone)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
+#[cfg_attr(feature = "clap", command(about = None, long_about = None))]
+pub struct JobOptions {
+    /// read, write, randread, randwrite, rw, randrw
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_name = "WHAT", default_value = "randread")
+    )]
+    pub rw: Rw,
+    /// Percentage of reads, for rw and randrw
+    #[cfg_attr(feature = "clap", arg(long, value_name = "PERCENT", default_value_t = 70, value_parser = clap::value_parser!(u8).range(0..=100)))]
+    pub mix: u8,
+    /// I/Os in flight, per queue
+    #[cfg_attr(feature = "clap", arg(short = 'd', long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=i64::from(*nacre_nvmf::transport::QUEUE_DEPTHS.end()))))]
+    pub depth: u16,
+    /// Bytes of the namespace to use [default: all; with verification at most 1g]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "BYTES", value_parser = nacre_units::size::parse_bytes))]
+    pub range: Option<u64>,
+    /// Start of the range
+    #[cfg_attr(feature = "clap", arg(long, value_name = "BYTES", default_value = "0", value_parser = nacre_units::size::parse_bytes))]
+    pub offset: u64,
+    /// Most I/Os per second, of all queues together
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..)))]
+    pub rate: Option<u64>,
+    /// Time before the measurement begins
+    #[cfg_attr(feature = "clap", arg(long, value_name = "SECONDS", default_value = "0", value_parser = nacre_units::time::parse))]
+    pub warmup: Duration,
+    /// Continue after an I/O failed or data was wrong
+    #[cfg_attr(feature = "clap", arg(long))]
+    pub keep_going: bool,
+}
+
 /// The parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Job {
-    pub rw: Rw,
-    /// Percentage of reads of a mixed run, 0 to 100.
-    pub mix: u8,
+    /// Offset and range are multiples of the block size. With verification, the range is at most
+    /// [`Job::VERIFY_RANGE`] unless set.
+    pub options: JobOptions,
     pub sizes: Sizes,
-    /// I/Os outstanding per queue.
-    pub depth: u16,
     /// I/O queues, each with its own connection.
     pub queues: u16,
     /// Cores with a pinned thread each. Empty: one thread, not pinned.
     pub cores: Vec<usize>,
     pub limit: Limit,
-    /// Unmeasured time at the start of the run.
-    pub warmup: Duration,
     pub verify: Verify,
-    /// Bytes to use from byte `offset`, a multiple of the block size. `None`: all, or with
-    /// verification at most [`Job::VERIFY_RANGE`].
-    pub range: Option<u64>,
-    pub offset: u64,
-    /// I/Os per second in total; `None`: unlimited.
-    pub rate: Option<u64>,
     /// Seed of the random block addresses, sizes and data.
     pub seed: u64,
-    pub keep_going: bool,
     /// How long to wait for I/O in flight at the end.
     pub drain: Duration,
 }
@@ -192,7 +215,7 @@ impl Job {
     pub const MAX_UNITS: u64 = 64 << 20;
 
     pub fn read_percent(&self) -> u8 {
-        self.rw.read_percent(self.mix)
+        self.options.rw.read_percent(self.options.mix)
     }
 
     pub fn writes(&self) -> bool {
@@ -215,7 +238,7 @@ impl Job {
     /// True if each queue has its own part of the area. Verification needs exclusive access to
     /// blocks, and sequential queues would otherwise all access the same blocks.
     pub fn is_split(&self) -> bool {
-        self.verify != Verify::Off || !self.rw.is_random()
+        self.verify != Verify::Off || !self.options.rw.is_random()
     }
 
     /// Validates the job against a namespace of `blocks` blocks and returns the blocks to use.
@@ -231,25 +254,29 @@ impl Job {
             return Err(JobError::TooLarge { asked, limit });
         }
         let sizes = [self.sizes.min.max(1), self.sizes.max.max(1)].map(u64::from);
-        for bytes in sizes.into_iter().chain([self.offset]).chain(self.range) {
+        for bytes in sizes
+            .into_iter()
+            .chain([self.options.offset])
+            .chain(self.options.range)
+        {
             if bytes % block != 0 {
                 return Err(JobError::NotBlocks { bytes, block_size });
             }
         }
         let bytes = blocks * block;
-        let rest = bytes.saturating_sub(self.offset);
-        let range = self.range.unwrap_or_else(|| match self.verify {
+        let rest = bytes.saturating_sub(self.options.offset);
+        let range = self.options.range.unwrap_or_else(|| match self.verify {
             Verify::Off => rest,
             _ => rest.min(Self::VERIFY_RANGE),
         });
-        let end = self.offset.saturating_add(range);
+        let end = self.options.offset.saturating_add(range);
         if end > bytes || range == 0 {
-            let offset = self.offset;
+            let offset = self.options.offset;
             return Err(JobError::Outside { offset, end, bytes });
         }
         self.check_lanes(range, block)?;
         Ok(Area {
-            first: self.offset / block,
+            first: self.options.offset / block,
             blocks: range / block,
         })
     }
@@ -259,11 +286,11 @@ impl Job {
         let lanes = if self.is_split() { self.queues } else { 1 };
         // Places in flight are not reused, so some must remain.
         let depth = match self.verify {
-            Verify::On => 2 * u64::from(self.depth),
+            Verify::On => 2 * u64::from(self.options.depth),
             _ => 1,
         };
         if range / u64::from(lanes) < depth * u64::from(size) {
-            let (bytes, depth) = (range, self.depth);
+            let (bytes, depth) = (range, self.options.depth);
             return Err(JobError::TooSmall {
                 bytes,
                 lanes,
@@ -305,25 +332,34 @@ pub(crate) mod tests {
 
     pub(crate) fn job() -> Job {
         Job {
-            rw: Rw::RandRead,
-            mix: 70,
+            options: JobOptions {
+                rw: Rw::RandRead,
+                mix: 70,
+                depth: 32,
+                range: None,
+                offset: 0,
+                rate: None,
+                warmup: Duration::ZERO,
+                keep_going: false,
+            },
             sizes: Sizes {
                 min: 4096,
                 max: 4096,
             },
-            depth: 32,
             queues: 1,
             cores: Vec::new(),
             limit: Limit::Ios(1),
-            warmup: Duration::ZERO,
             verify: Verify::Off,
-            range: None,
-            offset: 0,
-            rate: None,
             seed: 1,
-            keep_going: false,
             drain: Duration::from_secs(1),
         }
+    }
+
+    /// A job with other options.
+    pub(crate) fn job_with(change: impl FnOnce(&mut JobOptions)) -> Job {
+        let mut job = job();
+        change(&mut job.options);
+        job
     }
 
     #[test]
@@ -333,11 +369,9 @@ pub(crate) mod tests {
             blocks: 1000,
         };
         assert_eq!(job().area(4096, 1000, 1 << 20), Ok(all));
-        let part = Job {
-            offset: 8192,
-            range: Some(409_600),
-            ..job()
-        };
+        let part = job_with(|options| {
+            (options.offset, options.range) = (8192, Some(409_600));
+        });
         assert_eq!(
             part.area(4096, 1000, 1 << 20),
             Ok(Area {
@@ -380,16 +414,11 @@ pub(crate) mod tests {
             E::SizesBackwards { .. }
         ));
         assert!(matches!(refused(sized(4096, 131_072)), E::TooLarge { .. }));
-        let outside = Job {
-            offset: 4096 * 999,
-            range: Some(8192),
-            ..job()
-        };
+        let outside = job_with(|options| {
+            (options.offset, options.range) = (4096 * 999, Some(8192));
+        });
         assert!(matches!(refused(outside), E::Outside { .. }));
-        let beyond = Job {
-            offset: 1 << 40,
-            ..job()
-        };
+        let beyond = job_with(|options| options.offset = 1 << 40);
         assert!(matches!(refused(beyond), E::Outside { .. }));
         let crowded = Job {
             verify: Verify::On,
@@ -399,8 +428,7 @@ pub(crate) mod tests {
         assert!(matches!(refused(crowded), E::TooSmall { .. }));
         let huge = Job {
             verify: Verify::On,
-            range: Some(1 << 40),
-            ..job()
+            ..job_with(|options| options.range = Some(1 << 40))
         };
         assert!(matches!(
             huge.area(4096, 1 << 40, 65_536),

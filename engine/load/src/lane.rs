@@ -22,7 +22,7 @@ const SOURCES: usize = 256 << 10;
 pub(crate) fn sources(job: &Job) -> usize {
     match (job.verify, job.read_percent()) {
         (Verify::Off, 0..100) => {
-            (SOURCES / job.sizes.max as usize).clamp(1, usize::from(job.depth))
+            (SOURCES / job.sizes.max as usize).clamp(1, usize::from(job.options.depth))
         }
         _ => 0,
     }
@@ -128,7 +128,7 @@ impl<Q: Load> Lane<Q> {
         pool: Pool,
     ) -> Self {
         let access = Access::new(job, area, namespace.block_size, index);
-        let depth = usize::from(job.depth);
+        let depth = usize::from(job.options.depth);
         let idle = Slot {
             op: Op::Read,
             since: Nanos::ZERO,
@@ -147,7 +147,7 @@ impl<Q: Load> Lane<Q> {
                 .collect(),
             pool,
             slots: vec![idle; depth].into_boxed_slice(),
-            free: (0..job.depth).rev().collect(),
+            free: (0..job.options.depth).rev().collect(),
             spare: Vec::with_capacity(depth),
             held: None,
             cursor: 0,
@@ -458,7 +458,7 @@ enum Next {
 
 #[cfg(test)]
 mod tests {
-    use super::super::job::{Rw, Sizes, tests::job};
+    use super::super::job::{Rw, Sizes, tests::job_with};
     use super::*;
 
     /// A device that holds its I/Os, and counts those submitted before the last flush.
@@ -503,7 +503,7 @@ mod tests {
     /// turn; with none started nothing is flushed.
     #[test]
     fn started_io_is_flushed_at_once() {
-        let job = Job { depth: 4, ..job() };
+        let job = job_with(|options| options.depth = 4);
         let area = Area {
             first: 0,
             blocks: 64,
@@ -533,9 +533,8 @@ mod tests {
     #[test]
     fn stale_buffer_contents_do_not_pass_for_read_data() {
         let job = Job {
-            depth: 1,
             verify: Verify::On,
-            ..job()
+            ..job_with(|options| options.depth = 1)
         };
         let area = Area {
             first: 0,
@@ -567,14 +566,12 @@ mod tests {
     fn writes_share_few_buffers() {
         let sources_of = |rw, size, depth, verify| {
             sources(&Job {
-                rw,
                 sizes: Sizes {
                     min: 4096,
                     max: size,
                 },
-                depth,
                 verify,
-                ..job()
+                ..job_with(|options| (options.rw, options.depth) = (rw, depth))
             })
         };
         let off = Verify::Off;

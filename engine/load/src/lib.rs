@@ -36,7 +36,7 @@ mod worker;
 
 pub use drive::run_drive;
 pub use error::{DriveError, Owner, PerfError};
-pub use job::{Area, Job, JobError, Limit, Rw, Sizes, Verify};
+pub use job::{Area, Job, JobError, JobOptions, Limit, Rw, Sizes, Verify};
 pub use local::run_device;
 pub use pattern::{Stamp, Wrong};
 pub use remote::run;

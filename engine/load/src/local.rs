@@ -136,16 +136,15 @@ mod tests {
             numa_id: None,
         });
         let job = Job {
-            rw: Rw::RandRw,
-            mix: 50,
             sizes: Sizes {
                 min: 4096,
                 max: 4096,
             },
             limit: Limit::Time(Duration::from_millis(100)),
-            warmup: Duration::from_millis(30),
-            range: None,
-            ..tests::job()
+            ..tests::job_with(|options| {
+                (options.rw, options.mix) = (Rw::RandRw, 50);
+                options.warmup = Duration::from_millis(30);
+            })
         };
         let mut measuring = 0;
         let report = run_device(&job, device.unwrap(), &mut |progress: &Progress| {

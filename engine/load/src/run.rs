@@ -127,7 +127,7 @@ const PER_POOL: usize = 64 << 10;
 /// The buffers for every I/O that `lanes` queues can have in flight, and for Connect.
 fn classes(job: &Job, lanes: usize) -> [ClassSpec; 2] {
     let size = (job.sizes.max as usize).next_multiple_of(4096);
-    let count = lanes * (usize::from(job.depth) + super::lane::sources(job));
+    let count = lanes * (usize::from(job.options.depth) + super::lane::sources(job));
     [
         ClassSpec {
             size: 1024,

@@ -143,7 +143,7 @@ pub(crate) struct Worker<'a, Q> {
 impl<Q: Load> Worker<'_, Q> {
     /// Connects the lanes, then runs the phases, each together with the other workers.
     pub(crate) fn run(mut self, limit: Duration) -> Result<Tally, WorkerError> {
-        let mut done = Done::with_capacity(usize::from(self.job.depth).max(64));
+        let mut done = Done::with_capacity(usize::from(self.job.options.depth).max(64));
         let mut tally = Tally::new();
         self.connect(limit, &mut done, &mut tally)?;
         for (place, phase) in phases(self.job).iter().enumerate() {
@@ -211,8 +211,8 @@ impl<Q: Load> Worker<'_, Q> {
     fn phase(&mut self, phase: Phase, done: &mut Done, tally: &mut Tally) {
         let begin = self.clock.now();
         let mut pace = Pace::new(self.job, self.index, self.crew.members, phase, begin);
-        let mut warming = phase == Phase::Run && !self.job.warmup.is_zero();
-        let warm_at = begin + self.job.warmup;
+        let mut warming = phase == Phase::Run && !self.job.options.warmup.is_zero();
+        let warm_at = begin + self.job.options.warmup;
         let mut measured_from = begin;
         let mut cpu_from = cpu_time();
         let measured_phase = matches!(phase, Phase::Run | Phase::Scan);
@@ -293,7 +293,7 @@ impl<Q: Load> Worker<'_, Q> {
     }
 
     fn must_stop(&self, tally: &Tally) -> bool {
-        !self.job.keep_going && (!tally.errors.is_empty() || tally.verify.blocks_wrong > 0)
+        !self.job.options.keep_going && (!tally.errors.is_empty() || tally.verify.blocks_wrong > 0)
     }
 
     #[inline]
@@ -343,7 +343,7 @@ impl Pace {
             total / n + u64::from(i < total % n)
         };
         let (end, left) = match (phase, job.limit) {
-            (Phase::Run, Limit::Time(time)) => (Some(begin + job.warmup + time), u64::MAX),
+            (Phase::Run, Limit::Time(time)) => (Some(begin + job.options.warmup + time), u64::MAX),
             (Phase::Run, Limit::Ios(ios)) => (None, share(ios)),
             _ => (None, u64::MAX),
         };
@@ -352,8 +352,8 @@ impl Pace {
             end,
             left,
             total: left,
-            rate: job.rate.map(|rate| share(rate).max(1)),
-            burst: u64::from(job.depth) * u64::from(job.queues),
+            rate: job.options.rate.map(|rate| share(rate).max(1)),
+            burst: u64::from(job.options.depth) * u64::from(job.queues),
             started: 0,
         }
     }

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use nacre_bdev::{Bdev, MethodDoc, Single, malloc};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use uuid::Uuid;
 
-use super::no_metadata;
+use super::new_device::NewDeviceOptions;
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
+use crate::values::flattened;
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, remote = "Self")]
+#[schemars(!remote)]
 pub struct MallocCreateParams {
     /// Default: Malloc0, Malloc1, and so on.
     pub name: Option<String>,
@@ -20,32 +21,16 @@ pub struct MallocCreateParams {
     pub num_blocks: u64,
     /// A power of two from 512 to 65536.
     pub block_size: u32,
-    /// Physical block size in bytes that hosts see, a power of two and not less than block_size. 0:
-    /// block_size.
-    #[serde(default)]
-    pub physical_block_size: u32,
-    /// Default: random.
-    #[schemars(with = "Option<String>")]
-    pub uuid: Option<Uuid>,
+    #[serde(skip)]
+    #[schemars(!skip, flatten)]
+    pub options: NewDeviceOptions,
     /// In blocks; 0: no boundary.
     #[serde(default)]
     pub optimal_io_boundary: u32,
-    /// Must be 0: metadata is not supported.
-    #[serde(default)]
-    pub md_size: u32,
     /// Accepted without effect: there is no metadata.
     #[serde(default, skip_serializing)]
     #[allow(dead_code)]
     pub md_interleave: bool,
-    /// Must be 0.
-    #[serde(default)]
-    pub dif_type: u32,
-    /// Accepted without effect: there is no protection information.
-    #[serde(default)]
-    pub dif_is_head_of_md: bool,
-    /// Accepted without effect: there is no protection information.
-    #[serde(default)]
-    pub dif_pi_format: u32,
     /// The NUMA node of the memory; -1: any.
     #[serde(default = "any_node")]
     pub numa_id: i32,
@@ -57,18 +42,15 @@ impl Default for MallocCreateParams {
             name: None,
             num_blocks: 0,
             block_size: 0,
-            physical_block_size: 0,
-            uuid: None,
+            options: NewDeviceOptions::default(),
             optimal_io_boundary: 0,
-            md_size: 0,
             md_interleave: false,
-            dif_type: 0,
-            dif_is_head_of_md: false,
-            dif_pi_format: 0,
             numa_id: any_node(),
         }
     }
 }
+
+flattened!(MallocCreateParams, options);
 
 fn any_node() -> i32 {
     -1
@@ -101,26 +83,26 @@ impl Single for RamDisk {
         params: &mut MallocCreateParams,
         registry: &nacre_bdev::Registry,
     ) -> Result<Arc<dyn Bdev>, RpcError> {
-        no_metadata(&[("md_size", params.md_size), ("dif_type", params.dif_type)])?;
+        params.options.check()?;
         let free = || {
             (0..)
                 .map(|n| format!("Malloc{n}"))
                 .find(|n| registry.lookup(n).is_none())
         };
         let name = params.name.clone().or_else(free).unwrap_or_default();
-        let some = |n: u32| (n != 0).then_some(n);
         let bdev = malloc::create(malloc::Config {
             name: name.clone(),
             block_size: params.block_size,
             num_blocks: params.num_blocks,
-            physical_block_size: some(params.physical_block_size),
-            uuid: params.uuid,
-            optimal_io_boundary: some(params.optimal_io_boundary),
+            physical_block_size: params.options.physical_block_size(),
+            uuid: params.options.uuid,
+            optimal_io_boundary: (params.optimal_io_boundary != 0)
+                .then_some(params.optimal_io_boundary),
             numa_id: u32::try_from(params.numa_id).ok(),
         })
         .or_refuse()?;
         params.name = Some(name);
-        params.uuid = bdev.config().uuid;
+        params.options.uuid = bdev.config().uuid;
         Ok(bdev)
     }
 }

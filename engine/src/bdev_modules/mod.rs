@@ -3,6 +3,7 @@
 //! about its devices.
 
 pub mod malloc;
+pub mod new_device;
 pub mod null;
 
 use std::any::Any;
@@ -262,19 +263,6 @@ impl Refusal for CreateError {
                 .field(field)
                 .remedy(remedy),
         }
-    }
-}
-
-/// Refuses metadata and protection information, which SPDK has and Nacre does not support.
-fn no_metadata(asked: &[(&'static str, u32)]) -> Result<(), RpcError> {
-    match asked.iter().find(|(_, value)| *value != 0) {
-        None => Ok(()),
-        Some((field, value)) => Err(RpcError::errno(
-            Errno::ENOTSUP,
-            format!("{field} {value}: devices here have no metadata"),
-        )
-        .field(*field)
-        .remedy("leave it out, or 0")),
     }
 }
 

@@ -6,14 +6,15 @@ use nacre_bdev::null::{self, Null};
 use nacre_bdev::{Bdev, MethodDoc, Single};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use uuid::Uuid;
 
-use super::no_metadata;
+use super::new_device::NewDeviceOptions;
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
+use crate::values::flattened;
 
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, remote = "Self")]
+#[schemars(!remote)]
 pub struct NullCreateParams {
     /// Name of the new bdev: 1 to 255 bytes.
     pub name: String,
@@ -21,25 +22,9 @@ pub struct NullCreateParams {
     pub num_blocks: u64,
     /// A power of two from 512 to 65536.
     pub block_size: u32,
-    /// Physical block size in bytes that hosts see, a power of two and not less than block_size. 0:
-    /// block_size.
-    #[serde(default)]
-    pub physical_block_size: u32,
-    /// Must be 0: metadata is not supported.
-    #[serde(default)]
-    pub md_size: u32,
-    /// Must be 0.
-    #[serde(default)]
-    pub dif_type: u32,
-    /// Accepted without effect: there is no protection information.
-    #[serde(default)]
-    pub dif_is_head_of_md: bool,
-    /// Accepted without effect: there is no protection information.
-    #[serde(default)]
-    pub dif_pi_format: u32,
-    /// Default: random.
-    #[schemars(with = "Option<String>")]
-    pub uuid: Option<Uuid>,
+    #[serde(skip)]
+    #[schemars(!skip, flatten)]
+    pub options: NewDeviceOptions,
     /// Stored for saved configurations; otherwise unused.
     #[serde(default)]
     pub preferred_write_granularity: u32,
@@ -56,6 +41,8 @@ pub struct NullCreateParams {
     #[serde(default)]
     pub preferred_unmap_alignment: u32,
 }
+
+flattened!(NullCreateParams, options);
 
 /// SPDK's words for [`null::Config`].
 pub struct NullDisk;
@@ -84,18 +71,17 @@ impl Single for NullDisk {
         params: &mut NullCreateParams,
         _registry: &nacre_bdev::Registry,
     ) -> Result<Arc<dyn Bdev>, RpcError> {
-        no_metadata(&[("md_size", params.md_size), ("dif_type", params.dif_type)])?;
+        params.options.check()?;
         let bdev = null::create(null::Config {
             name: params.name.clone(),
             block_size: params.block_size,
             num_blocks: params.num_blocks,
-            physical_block_size: (params.physical_block_size != 0)
-                .then_some(params.physical_block_size),
-            uuid: params.uuid,
+            physical_block_size: params.options.physical_block_size(),
+            uuid: params.options.uuid,
             reads: null::Reads::default(),
         })
         .or_refuse()?;
-        params.uuid = bdev.config().uuid;
+        params.options.uuid = bdev.config().uuid;
         Ok(bdev)
     }
 }

@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::notify::{Category, EventDetails, Severity};
+use crate::values::flattened;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -28,8 +29,8 @@ impl AlertSettings {
 }
 
 /// JSON by HTTP POST.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, remote = "Self")]
 pub struct WebhookSettings {
     pub name: String,
     pub url: Option<String>,
@@ -41,34 +42,15 @@ pub struct WebhookSettings {
     pub token_file: Option<PathBuf>,
     /// PEM file with the certificates that sign the webhook's; none: those of the system.
     pub ca: Option<PathBuf>,
-    pub severity: Severity,
-    pub categories: Vec<Category>,
-    pub except: Vec<String>,
-    pub gather_s: u64,
-    pub retry_for_s: u64,
+    #[serde(skip)]
+    pub selection: AlertSelection,
 }
 
-impl Default for WebhookSettings {
-    fn default() -> Self {
-        Self {
-            name: String::new(),
-            url: None,
-            url_file: None,
-            secret_file: None,
-            token_file: None,
-            ca: None,
-            severity: Severity::Warning,
-            categories: Vec::new(),
-            except: Vec::new(),
-            gather_s: 2,
-            retry_for_s: 3600,
-        }
-    }
-}
+flattened!(WebhookSettings, selection);
 
 /// Mail through an SMTP server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, remote = "Self")]
 pub struct MailSettings {
     pub name: String,
     /// `HOST` or `HOST:PORT`.
@@ -81,11 +63,8 @@ pub struct MailSettings {
     pub ca: Option<PathBuf>,
     pub from: String,
     pub to: Vec<String>,
-    pub severity: Severity,
-    pub categories: Vec<Category>,
-    pub except: Vec<String>,
-    pub gather_s: u64,
-    pub retry_for_s: u64,
+    #[serde(skip)]
+    pub selection: AlertSelection,
 }
 
 impl Default for MailSettings {
@@ -99,14 +78,15 @@ impl Default for MailSettings {
             ca: None,
             from: String::new(),
             to: Vec::new(),
-            severity: Severity::Warning,
-            categories: Vec::new(),
-            except: Vec::new(),
-            gather_s: 30,
-            retry_for_s: 3600,
+            selection: AlertSelection {
+                gather_s: 30,
+                ..AlertSelection::default()
+            },
         }
     }
 }
+
+flattened!(MailSettings, selection);
 
 impl MailSettings {
     pub fn server(&self) -> Result<Server, AddressError> {
@@ -149,16 +129,30 @@ pub enum ReceiverKind {
     Mail,
 }
 
-/// The events that a receiver gets, and when.
-#[derive(Debug, Clone, Copy)]
-pub struct AlertSelection<'a> {
+/// The events that a receiver gets, and when. The only declaration of these keys of
+/// `[[alert.webhook]]` and `[[alert.mail]]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AlertSelection {
     pub severity: Severity,
     /// Empty: all.
-    pub categories: &'a [Category],
+    pub categories: Vec<Category>,
     /// Types of events that it does not get.
-    pub except: &'a [String],
+    pub except: Vec<String>,
     pub gather_s: u64,
     pub retry_for_s: u64,
+}
+
+impl Default for AlertSelection {
+    fn default() -> Self {
+        Self {
+            severity: Severity::Warning,
+            categories: Vec::new(),
+            except: Vec::new(),
+            gather_s: 2,
+            retry_for_s: 3600,
+        }
+    }
 }
 
 impl AlertReceiver {
@@ -190,27 +184,15 @@ impl AlertReceiver {
         }
     }
 
-    pub fn selection(&self) -> AlertSelection<'_> {
+    pub fn selection(&self) -> &AlertSelection {
         match self {
-            Self::Webhook(of) => AlertSelection {
-                severity: of.severity,
-                categories: &of.categories,
-                except: &of.except,
-                gather_s: of.gather_s,
-                retry_for_s: of.retry_for_s,
-            },
-            Self::Mail(of) => AlertSelection {
-                severity: of.severity,
-                categories: &of.categories,
-                except: &of.except,
-                gather_s: of.gather_s,
-                retry_for_s: of.retry_for_s,
-            },
+            Self::Webhook(webhook) => &webhook.selection,
+            Self::Mail(mail) => &mail.selection,
         }
     }
 }
 
-impl AlertSelection<'_> {
+impl AlertSelection {
     pub fn takes(&self, event: &EventDetails) -> bool {
         event.severity >= self.severity
             && (self.categories.is_empty() || self.categories.contains(&event.category))

@@ -15,6 +15,7 @@ mod check;
 pub mod cluster;
 pub mod declared;
 mod hints;
+pub mod host_keys;
 pub mod listener;
 mod lists;
 pub mod log_flags;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use nacre_nvmf::address::{Fallback, TransportChoice};
 use nacre_nvmf::host::PathOptions;
 use nacre_nvmf::transport::{TransportType, words};
-use nacre_transport_rdma::HostOptions;
+use nacre_transport_rdma::RdmaHostOptions;
 use serde::{Deserialize, Serialize};
 
 use crate::values::read;
@@ -68,8 +68,8 @@ impl Default for Replication {
             iface: Vec::new(),
             connection_retries: paths.connection_retries,
             retry_delay_ms: millis(paths.retry_delay),
-            cm_timeout_ms: millis(HostOptions::new(0, 0).cm_timeout),
-            max_inline_data: HostOptions::MAX_INLINE,
+            cm_timeout_ms: millis(RdmaHostOptions::new(0, 0).cm_timeout),
+            max_inline_data: RdmaHostOptions::MAX_INLINE,
             rdma_reprobe_s: paths.reprobe.as_secs(),
             keep_alive_ms: 5000,
             fast_fail_ms: 5000,

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::alert::AlertSettings;
+use super::host_keys::HostKeyNames;
 use super::listener::AnaSetting;
 use crate::bdev_modules::{MODULES, ModuleEntry, current_kind};
 use crate::values::{flattened, read};
@@ -27,7 +28,7 @@ pub use super::remote::RemoteTarget;
 pub use super::replication::Replication;
 pub use super::security::Security;
 pub use super::tls::{MetricsTls, RpcTls};
-pub use super::volume_store::VolumeStore;
+pub use super::volume_store::VolumeStoreSettings;
 pub use super::web::WebSettings;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -41,7 +42,7 @@ pub struct Settings {
     pub metrics: Metrics,
     pub data: Data,
     /// The records of volumes.
-    pub store: VolumeStore,
+    pub store: VolumeStoreSettings,
     /// The cluster that this daemon is a node of.
     pub cluster: ClusterSettings,
     pub nvmf: Nvmf,
@@ -339,7 +340,7 @@ impl Default for Nvmf {
             max_subsystems: target.max_subsystems as u32,
             max_connections: 10_000,
             max_pending_connections: 256,
-            max_queue_depth: target.max_io_entries,
+            max_queue_depth: target.queue_limits.max_io_entries,
             max_io_qpairs_per_ctrlr: 128,
             in_capsule_data_size: 8192,
             max_io_size: 1024 * 1024,
@@ -457,18 +458,26 @@ impl Default for Subsystem {
 }
 
 /// A host and the names of its keys.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, remote = "Self")]
 pub struct Host {
     pub nqn: String,
-    /// None: the host does not authenticate itself.
-    pub dhchap_key: Option<String>,
-    /// None: the controller does not authenticate itself.
-    pub dhchap_ctrlr_key: Option<String>,
-    /// The host must use TLS with it. None: it is served in clear.
-    pub psk: Option<String>,
-    /// The host must make the key of TLS by authentication (secure channel concatenation).
-    pub concat: bool,
+    #[serde(skip)]
+    pub keys: HostKeyNames,
+}
+
+flattened!(Host, keys);
+
+impl Default for Host {
+    fn default() -> Self {
+        Self {
+            nqn: String::new(),
+            keys: HostKeyNames {
+                concat: Some(false),
+                ..HostKeyNames::default()
+            },
+        }
+    }
 }
 
 /// A key file, its name, and when it expires; None: never.

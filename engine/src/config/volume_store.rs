@@ -12,7 +12,7 @@ use crate::values::read;
 /// Where the records of volumes are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct VolumeStore {
+pub struct VolumeStoreSettings {
     /// Empty: the records are in a file of the data directory.
     pub endpoints: Vec<String>,
     /// Name of a [`Prefix`].
@@ -32,7 +32,7 @@ pub struct VolumeStore {
     pub take_over: Option<Uuid>,
 }
 
-impl Default for VolumeStore {
+impl Default for VolumeStoreSettings {
     fn default() -> Self {
         Self {
             endpoints: Vec::new(),
@@ -53,7 +53,7 @@ const MAX_ENDPOINTS: usize = 5;
 /// A key, the error in its value, and the remedy.
 type Wrong = (&'static str, String, &'static str);
 
-impl VolumeStore {
+impl VolumeStoreSettings {
     pub fn is_etcd(&self) -> bool {
         !self.endpoints.is_empty()
     }

@@ -32,7 +32,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use futures_util::FutureExt;
 use nacre_nvmf::auth::Offer;
-use nacre_nvmf::subsystems::TargetConfig;
+use nacre_nvmf::subsystems::{QueueLimits, TargetConfig};
 use serde_json::Value;
 use tracing::{error, info, warn};
 
@@ -451,8 +451,11 @@ fn plane_config(engine: &Engine) -> anyhow::Result<PlaneConfig> {
             .max_subsystems
             .unwrap_or(settings.nvmf.max_subsystems) as usize,
         max_connections: settings.nvmf.max_connections as usize,
-        max_io_entries: settings.nvmf.max_queue_depth,
-        max_io_queues: settings.nvmf.max_io_qpairs_per_ctrlr,
+        queue_limits: QueueLimits {
+            max_io_entries: settings.nvmf.max_queue_depth,
+            max_io_queues: settings.nvmf.max_io_qpairs_per_ctrlr,
+            ..QueueLimits::default()
+        },
         // SPDK's nvmf_tgt listens only on configured addresses.
         discovery_port: (engine.personality == Personality::Nacre
             && settings.nvmf.discovery_port != 0)

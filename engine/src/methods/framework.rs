@@ -15,7 +15,7 @@ use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError, When};
 use crate::services::Engine;
 use crate::services::calls;
 use crate::services::lifecycle::Phase;
-use crate::services::startup::SockOptions;
+use crate::services::startup::{POSIX, SockOptions};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
@@ -294,8 +294,16 @@ pub fn config_of(engine: &Engine, subsystem: &str) -> Option<Vec<Value>> {
     match subsystem {
         "sock" => {
             let set = options.sock != SockOptions::default();
-            let call = || call(SET_SOCK_OPTIONS, json!(options.sock));
-            Some(set.then(call).into_iter().collect())
+            let params = json!({
+                "impl_name": POSIX,
+                "recv_buf_size": options.sock.recv_buf_size,
+                "send_buf_size": options.sock.send_buf_size,
+            });
+            Some(
+                set.then(|| call(SET_SOCK_OPTIONS, params))
+                    .into_iter()
+                    .collect(),
+            )
         }
         "keyring" => Some(made(crate::services::keyring::PREFIX)),
         "iobuf" => Some(vec![call("iobuf_set_options", json!(options.iobuf))]),

@@ -5,12 +5,11 @@
 
 use std::rc::Rc;
 
-use schemars::JsonSchema;
-use serde::Deserialize;
-
+use crate::plane::demand::IobufParams;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError, When};
 use crate::services::Engine;
+use crate::services::startup::BdevParams;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<IobufSetOptions>().add::<BdevSetOptions>();
@@ -26,21 +25,6 @@ const MAX_BUFFERS: u64 = 1 << 24;
 /// Largest buffer: no transfer is larger, see `nvmf.max_io_size`.
 const MAX_BYTES: u64 = 16 << 20;
 
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct IobufParams {
-    /// Total number of small buffers, 64 to 16777216; divided among the reactors.
-    small_pool_count: Option<u64>,
-    /// Total number of large buffers, 8 to 16777216; divided among the reactors.
-    large_pool_count: Option<u64>,
-    /// Bytes of a small buffer, 4096 to 16777216.
-    small_bufsize: Option<u32>,
-    /// Bytes of a large buffer, 8192 to 16777216.
-    large_bufsize: Option<u32>,
-    /// Accepted: buffers are always on their reactor's NUMA node.
-    enable_numa: Option<bool>,
-}
-
 impl Method<Engine> for IobufSetOptions {
     const NAME: &'static str = "iobuf_set_options";
     const ABOUT: &'static str = "Sets number and size of the data buffers.";
@@ -52,11 +36,7 @@ impl Method<Engine> for IobufSetOptions {
 
     async fn apply(params: IobufParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let mut options = engine.options.borrow().iobuf.clone();
-        set(&mut options.small_pool_count, params.small_pool_count);
-        set(&mut options.large_pool_count, params.large_pool_count);
-        set(&mut options.small_bufsize, params.small_bufsize);
-        set(&mut options.large_bufsize, params.large_bufsize);
-        set(&mut options.enable_numa, params.enable_numa);
+        params.merge(&mut options);
         let (small, large) = (MIN_SMALL..=MAX_BUFFERS, MIN_LARGE..=MAX_BUFFERS);
         for (field, value, bounds) in [
             ("small_pool_count", options.small_pool_count, small),
@@ -86,21 +66,6 @@ impl Method<Engine> for IobufSetOptions {
 
 struct BdevSetOptions;
 
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct BdevParams {
-    /// Accepted under SPDK's rules: requests are bounded per queue and need no pool.
-    bdev_io_pool_size: Option<u32>,
-    /// Accepted under SPDK's rules: one cache per thread must fit into bdev_io_pool_size.
-    bdev_io_cache_size: Option<u32>,
-    /// Accepted: no module examines other devices on its own.
-    bdev_auto_examine: Option<bool>,
-    /// Accepted: every reactor has its own buffers, see iobuf_set_options.
-    iobuf_small_cache_size: Option<u32>,
-    /// Accepted: every reactor has its own buffers, see iobuf_set_options.
-    iobuf_large_cache_size: Option<u32>,
-}
-
 impl Method<Engine> for BdevSetOptions {
     const NAME: &'static str = "bdev_set_options";
     const ABOUT: &'static str = "Sets options of the block device layer.";
@@ -112,17 +77,7 @@ impl Method<Engine> for BdevSetOptions {
 
     async fn apply(params: BdevParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let mut options = engine.options.borrow().bdev.clone();
-        set(&mut options.bdev_io_pool_size, params.bdev_io_pool_size);
-        set(&mut options.bdev_io_cache_size, params.bdev_io_cache_size);
-        set(&mut options.bdev_auto_examine, params.bdev_auto_examine);
-        set(
-            &mut options.iobuf_small_cache_size,
-            params.iobuf_small_cache_size,
-        );
-        set(
-            &mut options.iobuf_large_cache_size,
-            params.iobuf_large_cache_size,
-        );
+        params.merge(&mut options);
         // SPDK's rule: the pool must fill the caches of all threads and one more.
         let threads = 2;
         let (pool, cache) = (options.bdev_io_pool_size, options.bdev_io_cache_size);
@@ -135,12 +90,6 @@ impl Method<Engine> for BdevSetOptions {
         }
         engine.options.borrow_mut().bdev = options;
         Ok(true)
-    }
-}
-
-fn set<T>(option: &mut T, given: Option<T>) {
-    if let Some(value) = given {
-        *option = value;
     }
 }
 

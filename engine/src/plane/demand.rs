@@ -15,37 +15,32 @@ use nacre_nvmf::transport::TlsPolicy;
 use nacre_reactor::numa_node;
 use nacre_transport_rdma::{RdmaConfig, bytes_per_core};
 use nacre_transport_tcp::TLS_BUFFER_BYTES;
-use serde::Serialize;
 
 use crate::config::Personality;
 use crate::config::Settings;
 use crate::config::listener::Listener;
 use crate::plane::{PlaneConfig, PlaneError, arenas, choose_cores};
+use crate::values::options;
 
 /// DMA memory per reactor unless configured.
 const DEFAULT_MEMORY: u64 = 64 << 20;
 pub(super) const TWO_MIB: u64 = 2 << 20;
 
-/// SPDK's buffer pools, with SPDK's defaults.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct IobufOptions {
-    pub small_pool_count: u64,
-    pub large_pool_count: u64,
-    pub small_bufsize: u32,
-    pub large_bufsize: u32,
-    pub enable_numa: bool,
-}
-
-impl Default for IobufOptions {
-    fn default() -> Self {
-        Self {
-            small_pool_count: 8192,
-            large_pool_count: 1024,
-            small_bufsize: 8192,
-            large_bufsize: 132 * 1024,
-            enable_numa: false,
-        }
-    }
+options! {
+    /// SPDK's buffer pools, with SPDK's defaults.
+    IobufOptions,
+    /// The parameters of `iobuf_set_options`.
+    IobufParams:
+    /// Total number of small buffers, 64 to 16777216; divided among the reactors.
+    small_pool_count: u64 = 8192;
+    /// Total number of large buffers, 8 to 16777216; divided among the reactors.
+    large_pool_count: u64 = 1024;
+    /// Bytes of a small buffer, 4096 to 16777216.
+    small_bufsize: u32 = 8192;
+    /// Bytes of a large buffer, 8192 to 16777216.
+    large_bufsize: u32 = 132 * 1024;
+    /// Accepted: buffers are always on their reactor's NUMA node.
+    enable_numa: bool = false;
 }
 
 /// The data plane's configuration from the settings, except for the target.

@@ -42,7 +42,7 @@ pub fn of_settings(settings: &Settings) -> Vec<ConcatHost> {
                 subsystem.listeners.is_empty() || subsystem.listeners.contains(&listener.name);
             serves && listener.options.tls() == TlsPolicy::Allow
         });
-        let hosts = subsystem.host.iter().filter(|host| host.concat);
+        let hosts = subsystem.host.iter().filter(|host| host.keys.must_concat());
         found.extend(hosts.map(|host| {
             let names = (subsystem.nqn.clone(), host.nqn.clone());
             concat_host(names, has_listener, &offer)

@@ -422,20 +422,9 @@ fn subsystem(declared: &Subsystem, calls: &mut Vec<DeclaredCall>) {
         );
     }
     for host in &declared.host {
-        let mut params = json!({ "nqn": nqn, "host": host.nqn });
-        let keys = [
-            ("dhchap_key", &host.dhchap_key),
-            ("dhchap_ctrlr_key", &host.dhchap_ctrlr_key),
-            ("psk", &host.psk),
-        ];
-        for (field, name) in keys {
-            if let Some(name) = name {
-                params[field] = name.as_str().into();
-            }
-        }
-        if host.concat {
-            params["concat"] = true.into();
-        }
+        let mut params = json!(host.keys);
+        params["nqn"] = nqn.as_str().into();
+        params["host"] = host.nqn.as_str().into();
         call(
             format!(", host {}", host.nqn),
             "nvmf_subsystem_add_host",

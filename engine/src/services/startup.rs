@@ -5,6 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::plane::demand::IobufOptions;
+use crate::values::options;
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct StartupOptions {
@@ -26,25 +27,21 @@ pub struct NvmfOptions {
     pub groups: Option<Vec<Group>>,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct BdevOptions {
-    pub bdev_io_pool_size: u32,
-    pub bdev_io_cache_size: u32,
-    pub bdev_auto_examine: bool,
-    pub iobuf_small_cache_size: u32,
-    pub iobuf_large_cache_size: u32,
-}
-
-impl Default for BdevOptions {
-    fn default() -> Self {
-        Self {
-            bdev_io_pool_size: 64 * 1024 - 1,
-            bdev_io_cache_size: 256,
-            bdev_auto_examine: true,
-            iobuf_small_cache_size: 128,
-            iobuf_large_cache_size: 16,
-        }
-    }
+options! {
+    /// Options of the block device layer, with SPDK's defaults.
+    BdevOptions,
+    /// The parameters of `bdev_set_options`.
+    BdevParams:
+    /// Accepted under SPDK's rules: requests are bounded per queue and need no pool.
+    bdev_io_pool_size: u32 = 64 * 1024 - 1;
+    /// Accepted under SPDK's rules: one cache per thread must fit into bdev_io_pool_size.
+    bdev_io_cache_size: u32 = 256;
+    /// Accepted: no module examines other devices on its own.
+    bdev_auto_examine: bool = true;
+    /// Accepted: every reactor has its own buffers, see iobuf_set_options.
+    iobuf_small_cache_size: u32 = 128;
+    /// Accepted: every reactor has its own buffers, see iobuf_set_options.
+    iobuf_large_cache_size: u32 = 16;
 }
 
 #[derive(
@@ -60,21 +57,30 @@ pub enum DiscoveryFilter {
 /// SPDK's name for kernel sockets.
 pub const POSIX: &str = "posix";
 
-/// Socket options; set before the TCP transport is created.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct SockOptions {
-    pub impl_name: &'static str,
-    /// Bytes; 0: the kernel sizes the buffer.
-    pub recv_buf_size: u32,
-    pub send_buf_size: u32,
-}
-
-impl Default for SockOptions {
-    fn default() -> Self {
-        Self {
-            impl_name: POSIX,
-            recv_buf_size: 0,
-            send_buf_size: 0,
-        }
-    }
+options! {
+    /// Socket options under SPDK's names; set before the TCP transport is created. Only sizes of
+    /// buffers ever differ from the defaults.
+    SockOptions,
+    /// Options that `sock_impl_set_options` is given.
+    SockParams:
+    /// Bytes of a socket's receive buffer; default 0: the kernel sizes it.
+    recv_buf_size: u32 = 0;
+    /// As recv_buf_size.
+    send_buf_size: u32 = 0;
+    /// Accepted: receiving is always buffered.
+    enable_recv_pipe: bool = true;
+    /// Must be false.
+    enable_quickack: bool = false;
+    /// Must be 0: connections are placed by load.
+    enable_placement_id: u32 = 0;
+    /// Accepted, like the two that follow: the kernel copies sent data.
+    enable_zerocopy_send_server: bool = false;
+    /// Accepted without effect.
+    enable_zerocopy_send_client: bool = false;
+    /// Accepted without effect.
+    zerocopy_threshold: u32 = 0;
+    /// Must be 0.
+    tls_version: u32 = 0;
+    /// Must be false.
+    enable_ktls: bool = false;
 }

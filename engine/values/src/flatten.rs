@@ -15,18 +15,25 @@ use serde_json::{Map, Value};
 
 use crate::read::{self, Texts, ValueError};
 
-/// A type whose fields are keys of a table around it. It refuses unknown fields, and serialises no
-/// field without a value.
+/// A type whose fields are keys of a table around it. It refuses unknown fields, has a default for
+/// each field, and serialises no field without a value.
 pub trait Part: DeserializeOwned + Serialize {}
 
 impl<T: DeserializeOwned + Serialize> Part for T {}
 
 /// Implements `Deserialize` and `Serialize` for a table around a part. The table derives both with
 /// `remote = "Self"` and skips the field of the part. Values that the table lacks are those of its
-/// default.
+/// default. It is written with null for a field of the part without a value, unless `without nulls`
+/// follows.
 #[macro_export]
 macro_rules! flattened {
     ($table:ident, $part:ident) => {
+        $crate::flattened!(@ $table, $part, fields);
+    };
+    ($table:ident, $part:ident, without nulls) => {
+        $crate::flattened!(@ $table, $part, present);
+    };
+    (@ $table:ident, $part:ident, $written:ident) => {
         impl<'de> serde::Deserialize<'de> for $table {
             fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
                 let mut flattened = $crate::flatten::Flattened::new(&Self::default().$part);
@@ -48,16 +55,17 @@ macro_rules! flattened {
                     }
                 }
 
-                $crate::flatten::serialize(&Own(self), &self.$part, to)
+                let part = $crate::flatten::$written(&self.$part);
+                $crate::flatten::serialize(&Own(self), part, to)
             }
         }
     };
 }
 
-/// Writes the table with all fields of the part; those without a value are null.
-pub fn serialize<P: Part, S: Serializer>(
+/// Writes the table with the fields of the part.
+pub fn serialize<S: Serializer>(
     own: &impl Serialize,
-    part: &P,
+    part: Map<String, Value>,
     to: S,
 ) -> Result<S::Ok, S::Error> {
     #[derive(Serialize)]
@@ -68,11 +76,7 @@ pub fn serialize<P: Part, S: Serializer>(
         part: Map<String, Value>,
     }
 
-    let whole = Whole {
-        own,
-        part: fields(part),
-    };
-    whole.serialize(to)
+    Whole { own, part }.serialize(to)
 }
 
 /// The part of a table that is read.
@@ -102,7 +106,7 @@ impl<P: Part> Flattened<P> {
 }
 
 /// All fields of the part; those without a value are null.
-fn fields<P: Part>(part: &P) -> Map<String, Value> {
+pub fn fields<P: Part>(part: &P) -> Map<String, Value> {
     let names = names::<P>().iter();
     let mut all: Map<_, _> = names.map(|name| ((*name).into(), Value::Null)).collect();
     all.extend(present(part));
@@ -217,10 +221,13 @@ impl<'de, A: MapAccess<'de>, P: Part> MapAccess<'de> for OwnMembers<'_, A, P> {
                 }
             };
             let one = P::deserialize(MapAccessDeserializer::new(OneMember {
-                key: Some(key),
+                key: Some(key.clone()),
                 members: &mut self.members,
             }))?;
-            self.part.given.extend(present(&one));
+            // The other fields of `one` have the defaults of the part, not those of the table.
+            if let Some(value) = present(&one).remove(&key) {
+                self.part.given.insert(key, value);
+            }
         }
         Ok(None)
     }
@@ -293,6 +300,7 @@ mod tests {
         depth: Option<u16>,
         #[serde(skip_serializing_if = "Option::is_none")]
         word: Option<String>,
+        limit: u8,
     }
 
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -311,6 +319,7 @@ mod tests {
                 list: Vec::new(),
                 inner: Inner {
                     word: Some("default".into()),
+                    limit: 3,
                     ..Inner::default()
                 },
             }
@@ -335,13 +344,43 @@ mod tests {
             inner: Inner {
                 depth: Some(8),
                 word: Some("default".into()),
+                limit: 3,
             },
         };
         assert_eq!(outer, expected);
-        let shown = json!({ "port": 4420, "list": [1, 2], "depth": 8, "word": "default" });
+        let shown = json!({
+            "port": 4420, "list": [1, 2], "depth": 8, "word": "default", "limit": 3,
+        });
         assert_eq!(json!(outer), shown);
-        let shown = json!({ "port": 0, "list": [], "depth": null, "word": "default" });
+        let shown = json!({
+            "port": 0, "list": [], "depth": null, "word": "default", "limit": 3,
+        });
         assert_eq!(json!(Outer::default()), shown);
+        let limited: Outer = serde_json::from_value(json!({ "limit": 4, "depth": 1 })).unwrap();
+        assert_eq!((limited.inner.limit, limited.inner.depth), (4, Some(1)));
+    }
+
+    /// Goal: a table without nulls has only the fields with a value. Method: one with none, and one
+    /// with one.
+    #[test]
+    fn nulls_are_left_out() {
+        #[derive(Default, Serialize, Deserialize)]
+        #[serde(default, deny_unknown_fields, remote = "Self")]
+        struct Record {
+            port: u16,
+            #[serde(skip)]
+            inner: Inner,
+        }
+
+        flattened!(Record, inner, without nulls);
+
+        let mut record = Record::default();
+        assert_eq!(json!(record), json!({ "port": 0, "limit": 0 }));
+        record.inner.depth = Some(2);
+        let shown = json!({ "port": 0, "limit": 0, "depth": 2 });
+        assert_eq!(json!(record), shown);
+        let read: Record = serde_json::from_value(shown).unwrap();
+        assert_eq!(read.inner, record.inner);
     }
 
     /// Goal: an error has the place and the words that it has without flattening. Method: wrong
@@ -390,7 +429,7 @@ mod tests {
         let ValueError::Unknown { known, .. } = refusal("colour") else {
             panic!("not refused as unknown");
         };
-        assert_eq!(known, ["port", "list", "depth", "word"]);
+        assert_eq!(known, ["port", "list", "depth", "word", "limit"]);
         for (key, nearest) in [("prt", "\"port\""), ("dept", "\"depth\"")] {
             let remedy = refusal(key).remedy().unwrap_or_default();
             assert!(remedy.contains(nearest), "{key}: {remedy}");

@@ -8,6 +8,7 @@
 //!   time           250ms, 5s, 1h 30m; a plain number has the unit of its key
 //!   read           parses any of these from JSON, with errors in plain English
 //!   flatten        tables whose keys are the fields of two types
+//!   options        options with defaults, and the parameters that set some of them, from one list
 //!   suggest        the known word nearest to an unknown one
 //!   files          lock and PID files, replacing a file, the data directory
 //!   identity_file  an identity that is generated once and kept
@@ -22,6 +23,7 @@ pub mod files;
 pub mod flatten;
 pub mod host_identity;
 pub mod identity_file;
+pub mod options;
 pub mod read;
 pub mod run;
 pub mod selector;

@@ -18,8 +18,8 @@ use nacre_reactor::Nanos;
 
 use super::message::Message;
 use super::{
-    ControllerEnd, FixedKeys, Group, Hash, HostEnd, HostStep, KeySource, Keys, Names, NoRandom,
-    Offer, Random, Received, Secret,
+    ControllerEnd, FixedKeys, Group, Hash, HostEnd, KeySource, Keys, Names, NoRandom, Offer,
+    Random, Received, Secret, TransactionStep,
 };
 
 /// The same bytes in every run: a failing input has to fail again. The fuzzer found its corpus with
@@ -56,7 +56,7 @@ pub fn authentication(input: &[u8]) {
             pair.pass_to_host(message);
         }
     }
-    let host_done = matches!(pair.host.step(), HostStep::Completed(_));
+    let host_done = matches!(pair.host.step(), TransactionStep::Completed(_));
     let done = pair.controller.is_completed() || host_done;
     assert!(!done || same, "success with a wrong key");
 }
@@ -102,13 +102,13 @@ impl Ends {
     /// Gives the controller these bytes, or what its host sends.
     fn pass_to_controller(&mut self, bytes: &[u8]) {
         match self.host.step() {
-            HostStep::Send(own) => {
+            TransactionStep::Send(own) => {
                 let bytes = if bytes.is_empty() { &own[..] } else { bytes };
                 self.controller.send(bytes, Nanos(1));
                 self.host.sent();
             }
-            HostStep::Receive => self.fetch(None),
-            HostStep::Compute(job) => self.host.answered(job.run()),
+            TransactionStep::Receive => self.fetch(None),
+            TransactionStep::Compute(job) => self.host.answered(job.run()),
             _ => {}
         }
         self.compute();
@@ -117,12 +117,12 @@ impl Ends {
     /// Gives the host these bytes, or what its controller sends.
     fn pass_to_host(&mut self, bytes: &[u8]) {
         match self.host.step() {
-            HostStep::Send(own) => {
+            TransactionStep::Send(own) => {
                 self.controller.send(&own, Nanos(1));
                 self.host.sent();
             }
-            HostStep::Receive => self.fetch((!bytes.is_empty()).then_some(bytes)),
-            HostStep::Compute(job) => self.host.answered(job.run()),
+            TransactionStep::Receive => self.fetch((!bytes.is_empty()).then_some(bytes)),
+            TransactionStep::Compute(job) => self.host.answered(job.run()),
             _ => {}
         }
         self.compute();

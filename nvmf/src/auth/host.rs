@@ -20,7 +20,7 @@ use super::{Agreed, Concatenation, Random, Reason, sequence_number};
 
 /// The next step of the host.
 #[derive(Debug)]
-pub enum HostStep {
+pub enum TransactionStep {
     /// Authentication Send of these bytes, then [`HostEnd::sent`].
     Send(Vec<u8>),
     /// Authentication Receive, then [`HostEnd::received`].
@@ -112,28 +112,28 @@ impl HostEnd {
         }
     }
 
-    pub fn step(&mut self) -> HostStep {
+    pub fn step(&mut self) -> TransactionStep {
         match &self.state {
-            HostEndState::Completed(agreed) => return HostStep::Completed(*agreed),
-            HostEndState::Failed(reason) => return HostStep::Failed(reason.clone()),
-            _ if self.begun => return HostStep::Wait,
+            HostEndState::Completed(agreed) => return TransactionStep::Completed(*agreed),
+            HostEndState::Failed(reason) => return TransactionStep::Failed(reason.clone()),
+            _ if self.begun => return TransactionStep::Wait,
             _ => {}
         }
         self.begun = true;
         match &mut self.state {
-            HostEndState::Negotiate => HostStep::Send(self.negotiate()),
+            HostEndState::Negotiate => TransactionStep::Send(self.negotiate()),
             HostEndState::Computing(job, _) => match job.take() {
-                Some(job) => HostStep::Compute(job),
-                None => HostStep::Wait,
+                Some(job) => TransactionStep::Compute(job),
+                None => TransactionStep::Wait,
             },
-            HostEndState::Reply(bytes, _) => HostStep::Send(std::mem::take(bytes)),
-            HostEndState::Success2(_) => HostStep::Send(self.message(Body::Success2)),
+            HostEndState::Reply(bytes, _) => TransactionStep::Send(std::mem::take(bytes)),
+            HostEndState::Success2(_) => TransactionStep::Send(self.message(Body::Success2)),
             HostEndState::Failure2(reason) => {
                 let failed = reason.failed();
-                HostStep::Send(self.message(Body::Failure2(failed)))
+                TransactionStep::Send(self.message(Body::Failure2(failed)))
             }
-            HostEndState::Challenge | HostEndState::Success1(_) => HostStep::Receive,
-            HostEndState::Completed(_) | HostEndState::Failed(_) => HostStep::Wait,
+            HostEndState::Challenge | HostEndState::Success1(_) => TransactionStep::Receive,
+            HostEndState::Completed(_) | HostEndState::Failed(_) => TransactionStep::Wait,
         }
     }
 

@@ -42,7 +42,7 @@ pub(crate) mod text;
 pub use controller::{ControllerEnd, Received};
 pub use group::Group;
 pub use hash::{Digest, Hash};
-pub use host::{HostEnd, HostStep};
+pub use host::{HostEnd, TransactionStep};
 pub use job::{Answer, FixedKeys, Job, KeyError, KeySource, Keys};
 pub use message::Failed;
 pub use offer::{Offer, UnknownName};

@@ -13,16 +13,8 @@ pub struct TargetConfig {
     pub max_subsystems: usize,
     /// Most connected queues over all transports.
     pub max_connections: usize,
-    /// Largest I/O queue, in entries: CAP.MQES + 1 and MAXCMD.
-    pub max_io_entries: u16,
-    /// Largest admin queue, in entries.
-    pub max_admin_entries: u16,
-    /// Most I/O queues of one controller.
-    pub max_io_queues: u16,
-    /// Keep-alive granularity in units of 100 ms (KAS).
-    pub keep_alive_granularity: u16,
-    /// Shortest keep-alive timeout granted; a shorter one is raised to it.
-    pub min_keep_alive_ms: u32,
+    /// The limits of a transport without its own.
+    pub queue_limits: QueueLimits,
     /// Command retry delay times 1 to 3, in units of 100 ms.
     pub command_retry_delay: [u16; 3],
     /// Outstanding Asynchronous Event Requests of one controller (AERL + 1).
@@ -80,15 +72,16 @@ impl TargetConfig {
     pub const SUBSYSTEMS: RangeInclusive<u32> = 1..=65_536;
     /// The range of I/O queues of one controller. FFFFh is reserved in Set Features.
     pub const IO_QUEUES: RangeInclusive<u16> = 1..=65_534;
+}
 
-    /// The limits of a transport without its own.
-    pub fn queue_limits(&self) -> QueueLimits {
-        QueueLimits {
-            max_io_entries: self.max_io_entries,
-            max_admin_entries: self.max_admin_entries,
-            max_io_queues: self.max_io_queues,
-            keep_alive_granularity: self.keep_alive_granularity,
-            min_keep_alive_ms: self.min_keep_alive_ms,
+impl Default for QueueLimits {
+    fn default() -> Self {
+        Self {
+            max_io_entries: 128,
+            max_admin_entries: 128,
+            max_io_queues: 127,
+            keep_alive_granularity: 10,
+            min_keep_alive_ms: 10_000,
         }
     }
 }
@@ -98,11 +91,7 @@ impl Default for TargetConfig {
         Self {
             max_subsystems: 1024,
             max_connections: 10_240,
-            max_io_entries: 128,
-            max_admin_entries: 128,
-            max_io_queues: 127,
-            keep_alive_granularity: 10,
-            min_keep_alive_ms: 10_000,
+            queue_limits: QueueLimits::default(),
             command_retry_delay: [1, 10, 50],
             async_event_requests: 4,
             aborts: 4,

@@ -12,8 +12,8 @@ use nacre_nvmf_wire::{Cqe, Sgl, Sqe, StatusCode, commands::admin as commands, fa
 use super::rig::*;
 use crate::auth::message::Failed;
 use crate::auth::{
-    Agreed, FixedKeys, Group, Hash, HostEnd, HostStep, KeySource, Keys, Names, Offer, Progress,
-    Reason, Secret, SystemRandom,
+    Agreed, FixedKeys, Group, Hash, HostEnd, KeySource, Keys, Names, Offer, Progress, Reason,
+    Secret, SystemRandom, TransactionStep,
 };
 use crate::subsystems::{HostSecrets, Rotation, SecretKind, TargetConfig, Teardown};
 use crate::transport::{CloseWhy, ConnId, Response};
@@ -120,21 +120,21 @@ impl Rig {
     ) -> Result<Agreed, Reason> {
         loop {
             match end.step() {
-                HostStep::Send(bytes) => {
+                TransactionStep::Send(bytes) => {
                     before(self);
                     let status = self.auth_send(conn, &bytes);
                     assert!(status.is_success(), "{status}");
                     end.sent();
                 }
-                HostStep::Receive => {
+                TransactionStep::Receive => {
                     let response = self.auth_receive(conn);
                     assert!(response.cqe.status().is_success());
                     end.received(&response.data[0]);
                 }
-                HostStep::Compute(job) => end.answered(job.run()),
-                HostStep::Wait => panic!("every step was reported"),
-                HostStep::Completed(agreed) => return Ok(agreed),
-                HostStep::Failed(reason) => return Err(reason),
+                TransactionStep::Compute(job) => end.answered(job.run()),
+                TransactionStep::Wait => panic!("every step was reported"),
+                TransactionStep::Completed(agreed) => return Ok(agreed),
+                TransactionStep::Failed(reason) => return Err(reason),
             }
         }
     }
@@ -193,7 +193,7 @@ fn admin_queue() {
     };
     refused(&mut rig);
     let mut end = host_end(&keys, Offer::default());
-    let HostStep::Send(negotiate) = end.step() else {
+    let TransactionStep::Send(negotiate) = end.step() else {
         panic!("no Negotiate");
     };
     assert!(rig.auth_send(conn, &negotiate).is_success());
@@ -335,7 +335,7 @@ fn silence() {
         let (mut rig, keys) = rig();
         let (conn, _) = rig.connect_admin();
         if begun {
-            let HostStep::Send(negotiate) = host_end(&keys, quick()).step() else {
+            let TransactionStep::Send(negotiate) = host_end(&keys, quick()).step() else {
                 panic!("no Negotiate");
             };
             rig.auth_send(conn, &negotiate);
@@ -367,18 +367,18 @@ fn guesses() {
         let mut end = host_end(&wrong, quick());
         for _ in 0..2 {
             match end.step() {
-                HostStep::Send(bytes) => {
+                TransactionStep::Send(bytes) => {
                     rig.auth_send(conn, &bytes);
                     end.sent();
                 }
-                HostStep::Receive => end.received(&rig.auth_receive(conn).data[0]),
+                TransactionStep::Receive => end.received(&rig.auth_receive(conn).data[0]),
                 other => panic!("{other:?}"),
             }
         }
-        if let HostStep::Compute(job) = end.step() {
+        if let TransactionStep::Compute(job) = end.step() {
             end.answered(job.run());
         }
-        let HostStep::Send(reply) = end.step() else {
+        let TransactionStep::Send(reply) = end.step() else {
             panic!("no Reply");
         };
         rig.auth_send(conn, &reply);
@@ -418,7 +418,7 @@ fn again() {
         .unwrap();
     assert!(rig.status(conn, read(1), &[]).is_success(), "it goes on");
     let mut end = host_end(&new, quick());
-    let HostStep::Send(negotiate) = end.step() else {
+    let TransactionStep::Send(negotiate) = end.step() else {
         panic!("no Negotiate");
     };
     rig.auth_send(conn, &negotiate);
@@ -484,7 +484,7 @@ fn an_abandoned_transaction_costs_the_queue_nothing() {
     let (mut rig, keys) = rig();
     rig.kato_ms = 0;
     let (conn, _) = rig.proven_admin(&keys);
-    let HostStep::Send(negotiate) = host_end(&keys, quick()).step() else {
+    let TransactionStep::Send(negotiate) = host_end(&keys, quick()).step() else {
         panic!("no Negotiate");
     };
     rig.auth_send(conn, &negotiate);
@@ -579,7 +579,7 @@ fn bad_commands() {
 fn short_receive() {
     let (mut rig, keys) = rig();
     let (conn, _) = rig.connect_admin();
-    let HostStep::Send(negotiate) = host_end(&keys, quick()).step() else {
+    let TransactionStep::Send(negotiate) = host_end(&keys, quick()).step() else {
         panic!("no Negotiate");
     };
     rig.auth_send(conn, &negotiate);
@@ -597,7 +597,7 @@ fn short_receive() {
 fn ends_in_the_middle() {
     let (mut rig, keys) = rig();
     let (conn, _) = rig.connect_admin();
-    let HostStep::Send(negotiate) = host_end(&keys, Offer::default()).step() else {
+    let TransactionStep::Send(negotiate) = host_end(&keys, Offer::default()).step() else {
         panic!("no Negotiate");
     };
     rig.auth_send(conn, &negotiate);

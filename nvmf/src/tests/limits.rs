@@ -191,7 +191,10 @@ fn compare_and_write(rig: &mut Rig, admin: ConnId, io: ConnId, most: u32) {
 fn number_of_queues() {
     for (asked, granted) in [(1u32, 1u16), (3, 3), (500, 4)] {
         let mut rig = Rig::new(TargetConfig {
-            max_io_queues: 4,
+            queue_limits: QueueLimits {
+                max_io_queues: 4,
+                ..QueueLimits::default()
+            },
             ..TargetConfig::default()
         });
         rig.add_namespace(ram());
@@ -218,7 +221,10 @@ fn number_of_queues() {
 fn number_of_queues_of_a_transport() {
     for announced in [2u16, 6] {
         let mut rig = Rig::new(TargetConfig {
-            max_io_queues: 4,
+            queue_limits: QueueLimits {
+                max_io_queues: 4,
+                ..QueueLimits::default()
+            },
             ..TargetConfig::default()
         });
         rig.add_namespace(ram());

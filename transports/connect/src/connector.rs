@@ -12,7 +12,7 @@ use nacre_nvmf::transport::{HostTransport, TransportType};
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::tcp::Digests;
 use nacre_reactor::Helper;
-use nacre_transport_tcp::{HostOptions, HostTls, Marking, connect_host};
+use nacre_transport_tcp::{HostTls, Marking, TcpHostOptions, connect_host};
 
 use crate::rdma::{Rdma, RdmaDial};
 use crate::source::Source;
@@ -20,7 +20,7 @@ use crate::source::Source;
 /// Connects queues to a controller at a TCP address.
 pub struct TcpConnector {
     address: SocketAddr,
-    options: HostOptions,
+    options: TcpHostOptions,
     concatenated: Option<Concatenated>,
     source: Source,
 }
@@ -63,9 +63,9 @@ impl TcpConnector {
             entries: entries.into(),
             ..HostConfig::default()
         };
-        let options = HostOptions {
+        let options = TcpHostOptions {
             machine,
-            ..HostOptions::default()
+            ..TcpHostOptions::default()
         };
         Self {
             address,

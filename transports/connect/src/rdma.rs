@@ -12,7 +12,7 @@ use std::time::Duration;
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
 use nacre_nvmf::host::Wanted;
 use nacre_nvmf::transport::HostTransport;
-use nacre_transport_rdma::{HostOptions, RdmaDialer, RdmaHosts};
+use nacre_transport_rdma::{RdmaDialer, RdmaHostOptions, RdmaHosts};
 use nacre_transport_rdma_verbs::real::VerbsProvider;
 use nacre_transport_rdma_verbs::{ProtectionDomain, Provider, VerbsError};
 use parking_lot::Mutex;
@@ -66,7 +66,7 @@ impl Rdma {
             provider,
             absence,
             tuning,
-            max_inline: HostOptions::MAX_INLINE,
+            max_inline: RdmaHostOptions::MAX_INLINE,
             inner: Mutex::default(),
         }
     }
@@ -176,7 +176,7 @@ impl RdmaDial {
             Some(dialer) => dialer,
             none => none.insert(hosts.dialer(QUEUES, tuning.entries.max(wanted.entries))?),
         };
-        let options = HostOptions {
+        let options = RdmaHostOptions {
             cntlid: wanted.cntlid,
             source: self.source.get(),
             cm_timeout: tuning.cm_timeout,
@@ -184,7 +184,7 @@ impl RdmaDial {
             connection_retries: 0,
             max_inline: self.rdma.max_inline,
             tos: self.tos,
-            ..HostOptions::new(wanted.qid, wanted.entries)
+            ..RdmaHostOptions::new(wanted.qid, wanted.entries)
         };
         Ok(Box::new(dialer.connect(self.address, options)?))
     }

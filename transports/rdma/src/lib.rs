@@ -43,7 +43,7 @@ pub use config::{
     SGL_DESCRIPTORS,
 };
 pub use core_memory::bytes_per_core;
-pub use host::{HostOptions, RdmaDialer, RdmaHost, RdmaHosts};
+pub use host::{RdmaDialer, RdmaHost, RdmaHostOptions, RdmaHosts};
 pub use incident::Incident;
 pub use plug::RdmaPlug;
 pub use queue_needs::{QueueNeed, shared_receives};

@@ -27,7 +27,7 @@ use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::sqe::{Sgl, Sqe};
 use nacre_nvmf_wire::tcp::Digests;
 use nacre_reactor::{Clock, Nanos};
-use nacre_transport_tcp::{HostOptions, TcpConfig, TcpHost, TcpPlug, connect_host};
+use nacre_transport_tcp::{TcpConfig, TcpHost, TcpHostOptions, TcpPlug, connect_host};
 
 #[derive(Clone, Copy)]
 struct Load {
@@ -286,9 +286,9 @@ impl Hosts {
             digests: load.digests,
             ..HostConfig::default()
         };
-        let options = HostOptions {
+        let options = TcpHostOptions {
             machine,
-            ..HostOptions::default()
+            ..TcpHostOptions::default()
         };
         let one = |_| {
             let buffers = (0..load.depth)

@@ -18,7 +18,7 @@ use crate::socket::{self, Marking, Tuning};
 
 /// Parameters of a connection.
 #[derive(Debug, Clone)]
-pub struct HostOptions {
+pub struct TcpHostOptions {
     /// Digests, alignment, queue size, handshake timeout.
     pub machine: HostConfig,
     /// Time limit of the TCP connection attempt.
@@ -37,7 +37,7 @@ pub struct HostOptions {
     pub tls: Option<HostTls>,
 }
 
-impl Default for HostOptions {
+impl Default for TcpHostOptions {
     fn default() -> Self {
         Self {
             machine: HostConfig::default(),
@@ -57,7 +57,7 @@ impl Default for HostOptions {
 /// Starts to connect to a controller. The first event is the result: [`HostEvent::Ready`] or
 /// [`HostEvent::Closed`]. The error of this function is a failure of this machine, such as too many
 /// open files.
-pub fn connect_host(address: SocketAddr, options: HostOptions) -> std::io::Result<TcpHost> {
+pub fn connect_host(address: SocketAddr, options: TcpHostOptions) -> std::io::Result<TcpHost> {
     let socket = socket::stream_socket(&address)?;
     let tuning = Tuning {
         marking: options.marking,
@@ -138,7 +138,7 @@ pub struct HostStats {
 /// One queue pair of the host side.
 pub struct TcpHost {
     address: SocketAddr,
-    options: HostOptions,
+    options: TcpHostOptions,
     pub(crate) socket: OwnedFd,
     /// The epoll set whose descriptor wakes a sleeping core.
     epoll: EventSet,

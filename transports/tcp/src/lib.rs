@@ -30,7 +30,7 @@ mod transport;
 mod tests;
 
 pub use config::{ConfigError, IO_SIZES, TcpConfig};
-pub use host::{HostOptions, HostStats, TcpHost, connect_host};
+pub use host::{HostStats, TcpHost, TcpHostOptions, connect_host};
 pub use host_handshake::HostTls;
 pub use nacre_transport_tls::{MOST_BUFFER_BYTES as TLS_BUFFER_BYTES, warm_up as warm_up_tls};
 pub use plug::TcpPlug;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::{Bdev, Done, Io, Op, Queue};
-use nacre_bdev_nvme::{Controller, Function, Options};
+use nacre_bdev_nvme::{Controller, DriveOptions, Function};
 use nacre_bdev_nvme_sim::{Config, Drive, NamespaceConfig, Ticker};
 use nacre_hugepages::{Arena, ArenaOptions, Buf, ClassSpec, HugepagePolicy, Pool};
 use nacre_reactor::TestCore;
@@ -83,7 +83,7 @@ fn run(plan: &Plan) {
     let function: Arc<dyn Function> = drive.plug();
     let handle = core.core().clone();
     let attach = async move {
-        Controller::attach(&handle, function, Options::new("count"), Arc::new(())).await
+        Controller::attach(&handle, function, DriveOptions::new("count"), Arc::new(())).await
     };
     let controller = core.block_on(attach).expect("a drive without faults");
     let device = controller.namespaces().remove(0);

@@ -6,7 +6,7 @@
 mod rig;
 
 use nacre_bdev::{Done, Io, Op};
-use nacre_bdev_nvme::Options;
+use nacre_bdev_nvme::DriveOptions;
 use nacre_bdev_nvme_sim::Config;
 
 use rig::Rig;
@@ -17,9 +17,9 @@ const DEPTH: u64 = 16;
 fn submit_and_poll() {
     for (sgl, blocks) in [(true, 1), (true, 64), (false, 64)] {
         let mut rig = Rig::new(Config::default());
-        let options = Options {
+        let options = DriveOptions {
             sgl,
-            ..Options::new("nvme0")
+            ..DriveOptions::new("nvme0")
         };
         let (controller, _bdev, mut queue) = rig.one(options);
         let warm = rig.read(0, 1);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nacre_bdev::Bdev;
 use nacre_bdev::conformance::Suite;
-use nacre_bdev_nvme::{Controller, Function, Options};
+use nacre_bdev_nvme::{Controller, DriveOptions, Function};
 use nacre_bdev_nvme_sim::{Config, Drive, Iommu, Limits, NamespaceConfig, Pace, Running};
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, HugepagePolicy, Pool};
 use nacre_nvmf_wire::identify::controller::{Oncs, Sgls};
@@ -22,12 +22,12 @@ struct Fleet {
     home: ReactorHandle,
     iommu: Arc<Iommu>,
     config: Config,
-    options: Options,
+    options: DriveOptions,
     last: Mutex<Option<(Arc<Controller>, Drive, Running)>>,
 }
 
 impl Fleet {
-    fn new(config: Config, options: Options) -> Self {
+    fn new(config: Config, options: DriveOptions) -> Self {
         let reactor = ReactorConfig {
             name: "home".to_owned(),
             mode: Mode::Interrupt,
@@ -106,10 +106,10 @@ impl Fleet {
     }
 }
 
-fn options() -> Options {
-    Options {
+fn options() -> DriveOptions {
+    DriveOptions {
         io_queue_depth: 64,
-        ..Options::new("nvme0")
+        ..DriveOptions::new("nvme0")
     }
 }
 
@@ -144,7 +144,7 @@ fn blocks_of_4096_with_prps_only() {
 
 #[test]
 fn prps_by_configuration() {
-    let options = Options {
+    let options = DriveOptions {
         sgl: false,
         ..options()
     };

@@ -19,7 +19,7 @@ use crate::error::AttachError;
 use crate::function::{Function, GONE};
 use crate::info::{ControllerInfo, DriveIdentity, celsius};
 use crate::link::count;
-use crate::options::Options;
+use crate::options::DriveOptions;
 use crate::properties::Properties;
 use crate::ring::{Doorbell, Shadows};
 
@@ -79,7 +79,7 @@ impl Commands<'_> {
                 maximum: PAGE as u64,
             });
         }
-        let needed = u32::from(Options::IO_QUEUE_DEPTH_MIN);
+        let needed = u32::from(DriveOptions::IO_QUEUE_DEPTH_MIN);
         if cap.queue_entries_max() < needed {
             return Err(AttachError::QueueSize {
                 address: address(),
@@ -186,7 +186,7 @@ impl Commands<'_> {
             self.shared
                 .options
                 .io_queue_depth
-                .max(Options::IO_QUEUE_DEPTH_MIN),
+                .max(DriveOptions::IO_QUEUE_DEPTH_MIN),
         );
         let entries = wanted.min(cap.queue_entries_max()).min(DEPTH_MAX) as u16;
         let mut queues = self.ask_for_queues(&address).await?;

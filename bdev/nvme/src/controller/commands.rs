@@ -11,7 +11,7 @@ use nacre_reactor::CoreHandle;
 use crate::admin::{Admin, AdminCompletion};
 use crate::error::ControlError;
 use crate::function::GONE;
-use crate::options::Options;
+use crate::options::DriveOptions;
 use crate::shared::Shared;
 
 /// Interval at which CSTS is read while a command is outstanding.
@@ -73,7 +73,7 @@ impl Commands<'_> {
 
     pub(super) fn timeout(self) -> Duration {
         let configured = self.shared.options.admin_timeout;
-        configured.max(Options::ADMIN_TIMEOUT_MIN)
+        configured.max(DriveOptions::ADMIN_TIMEOUT_MIN)
     }
 
     pub(super) fn name(&self) -> &str {

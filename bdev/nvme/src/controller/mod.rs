@@ -32,7 +32,7 @@ use crate::error::{AttachError, ControlError};
 use crate::event::{Event, Observer, ResetReason};
 use crate::function::Function;
 use crate::info::{ControllerInfo, ErrorEntry, FirmwareInfo, Health, QueuePairActivity, Status};
-use crate::options::Options;
+use crate::options::DriveOptions;
 use crate::shared::Shared;
 
 /// The data transfer of an admin command of [`Controller::admin`].
@@ -76,7 +76,7 @@ impl Controller {
     pub async fn attach(
         core: &CoreHandle,
         function: Arc<dyn Function>,
-        options: Options,
+        options: DriveOptions,
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<Self>, AttachError> {
         let controller = Arc::new_cyclic(|this| Self {
@@ -101,7 +101,7 @@ impl Controller {
         self.shared.name()
     }
 
-    pub fn options(&self) -> &Options {
+    pub fn options(&self) -> &DriveOptions {
         &self.shared.options
     }
 
@@ -151,7 +151,7 @@ impl Controller {
         .await
     }
 
-    /// The last SMART / Health log, as read every [`Options::health_period`] or by
+    /// The last SMART / Health log, as read every [`DriveOptions::health_period`] or by
     /// [`Controller::health`]. Does not access the drive. `None` before the first reading.
     pub fn last_health(&self) -> Option<Health> {
         self.newest_health.lock().clone()

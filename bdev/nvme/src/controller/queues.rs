@@ -11,7 +11,7 @@ use nacre_nvmf_wire::{Sqe, StatusCode};
 use super::commands::Commands;
 use crate::error::ControlError;
 use crate::link::Link;
-use crate::phase::QueueState as Phase;
+use crate::phase::QueueState;
 use crate::ring::Rings;
 
 impl Commands<'_> {
@@ -61,7 +61,7 @@ impl Commands<'_> {
         link.made.store(true, Ordering::Relaxed);
         link.set_grant(grant);
         let generation = self.shared.links.lock().next_generation();
-        link.set_phase(Phase::Live(generation));
+        link.set_phase(QueueState::Live(generation));
         Ok(())
     }
 

@@ -16,7 +16,7 @@ use crate::function::{Function, GONE};
 use crate::info::State;
 use crate::link::{Link, Report, Request, count};
 use crate::options::ActionOnTimeout;
-use crate::phase::QueueState as Phase;
+use crate::phase::QueueState;
 use crate::shared;
 
 /// Interval at which CSTS is read.
@@ -50,7 +50,7 @@ impl Controller {
         let Some(link) = link else {
             return;
         };
-        let current = link.phase.state() == Phase::Live(report.generation);
+        let current = link.phase.state() == QueueState::Live(report.generation);
         match report.want {
             Request::Make => self.make_asked(core, &link).await,
             Request::Delete => self.delete_asked(core, &link).await,
@@ -163,7 +163,10 @@ impl Controller {
     async fn make_asked(self: &Arc<Self>, core: &CoreHandle, link: &Arc<Link>) {
         let guard = self.lifecycle.lock().await;
         let live = self.shared.is_live();
-        if !live || link.phase.state() != Phase::Waiting || link.deserted.load(Ordering::Acquire) {
+        if !live
+            || link.phase.state() != QueueState::Waiting
+            || link.deserted.load(Ordering::Acquire)
+        {
             return;
         }
         let Err(error) = self.commands(core).make_queue(link).await else {
@@ -188,11 +191,11 @@ impl Controller {
             tracing::error!(controller = self.name(), qid = link.qid, %error, "NVMe queue pair not deleted");
             // Buffers may be released only when the controller cannot access them any more.
             let reset = self.reset_for(core, ResetReason::AdminFailed).await;
-            if reset.is_err() && link.phase.state() != Phase::Gone {
+            if reset.is_err() && link.phase.state() != QueueState::Gone {
                 return;
             }
         }
-        link.set_phase(Phase::Gone);
+        link.set_phase(QueueState::Gone);
         self.shared.links.lock().remove(link.qid);
     }
 
@@ -230,7 +233,7 @@ impl Controller {
         let guard = self.lifecycle.lock().await;
         // If the queue was recreated meanwhile, its owner has begun to use it and repeats the
         // request.
-        let current = link.phase.state() == Phase::Live(report.generation);
+        let current = link.phase.state() == QueueState::Live(report.generation);
         if !current || !self.shared.is_live() || link.deserted.load(Ordering::Acquire) {
             return;
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use nacre_bdev::Bdev;
 use nacre_bdev::conformance::Suite;
-use nacre_bdev_nvme::{Controller, Function, Options};
+use nacre_bdev_nvme::{Controller, DriveOptions, Function};
 use nacre_bdev_nvme_vfio::Vfio;
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, HugepagePolicy, Pool};
 use nacre_reactor::{CoreHandle, Mode, ReactorConfig, ReactorHandle, spawn};
@@ -37,10 +37,10 @@ fn main() -> Outcome {
         },
         |_| (),
     )?;
-    let options = Options {
+    let options = DriveOptions {
         timeout: PATIENCE,
         admin_timeout: PATIENCE,
-        ..Options::new("drive")
+        ..DriveOptions::new("drive")
     };
     let seam: Arc<dyn Function> = Arc::clone(&function) as _;
     let controller = at_home(&home, move |core| async move {

@@ -6,6 +6,7 @@ use nacre_nvmf::address::Grammar;
 use nacre_nvmf::host::ControllerId;
 use serde_json::Value;
 
+use nacre_engine::attach::ReconnectTimes;
 use nacre_engine::methods::bdev::nvme::AttachController;
 use nacre_engine::methods::bdev::nvme::list::{GetNvmeControllers, NvmeControllersParams};
 use nacre_engine::services::drives::{DriveUri, DriveUriError};
@@ -106,8 +107,11 @@ fn params(args: &AttachArgs) -> Result<AttachParams, String> {
     Ok(AttachParams {
         hostaddr: args.host_traddr.clone(),
         cntlid: args.cntlid.map(|controller| controller.asked()),
-        fast_io_fail_timeout_sec: args.fast_fail,
-        ctrlr_loss_timeout_sec: args.loss_timeout,
+        times: ReconnectTimes {
+            fast_io_fail_timeout_sec: args.fast_fail,
+            ctrlr_loss_timeout_sec: args.loss_timeout,
+            ..ReconnectTimes::default()
+        },
         ..attach_params(&uri, args.name.clone())
     })
 }

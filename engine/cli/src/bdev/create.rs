@@ -11,10 +11,11 @@ use uuid::Uuid;
 
 use super::super::{Connection, Failure, absolute, output};
 use nacre_engine::bdev_modules::malloc::{MallocCreateParams, RamDisk};
+use nacre_engine::bdev_modules::new_device::NewDeviceOptions;
 use nacre_engine::bdev_modules::null::{NullCreateParams, NullDisk};
 use nacre_engine::bdev_modules::{self, DELAY, MODULES, ModuleEntry};
 use nacre_engine::config::settings::DEFAULT_BLOCK;
-use nacre_engine::methods::bdev::file::{AioCreate, AioCreateParams};
+use nacre_engine::methods::bdev::file::{AioCreate, AioCreateParams, FileOptions};
 use nacre_engine::methods::bdev::list::{GetBdevs, GetBdevsParams};
 use nacre_engine::methods::bdev::modules::CreateModule;
 use nacre_engine::services::Engine;
@@ -193,7 +194,10 @@ fn call(kind: Kind) -> Result<(&'static str, Value), Failure> {
                 name,
                 num_blocks: capacity.blocks()?,
                 block_size: block(capacity.block_size)?,
-                uuid: identity.uuid,
+                options: NewDeviceOptions {
+                    uuid: identity.uuid,
+                    ..NewDeviceOptions::default()
+                },
                 ..MallocCreateParams::default()
             },
             &MallocCreateParams::default(),
@@ -207,7 +211,10 @@ fn call(kind: Kind) -> Result<(&'static str, Value), Failure> {
                 name,
                 num_blocks: capacity.blocks()?,
                 block_size: block(capacity.block_size)?,
-                uuid: identity.uuid,
+                options: NewDeviceOptions {
+                    uuid: identity.uuid,
+                    ..NewDeviceOptions::default()
+                },
                 ..NullCreateParams::default()
             },
             &NullCreateParams::default(),
@@ -225,11 +232,14 @@ fn call(kind: Kind) -> Result<(&'static str, Value), Failure> {
                 name,
                 // The daemon has a working directory of its own.
                 filename: absolute(&path)?,
-                block_size: block_size.map_or(Ok(0), block)?,
                 readonly: read_only,
                 fallocate: no_unmap.then_some(false),
-                uuid: identity.uuid,
-                size,
+                options: FileOptions {
+                    block_size: block_size.map_or(Ok(0), block)?,
+                    uuid: identity.uuid,
+                    size,
+                    ..FileOptions::default()
+                },
                 ..AioCreateParams::default()
             },
             &AioCreateParams::default(),

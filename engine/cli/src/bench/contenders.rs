@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use nacre_bdev::{Bdev, malloc};
 use nacre_engine_bench::{Measurement, Setting, Side};
 use nacre_engine_doctor::System;
-use nacre_engine_load::{Job, Limit, Rw, Sizes};
+use nacre_engine_load::{Job, JobOptions, Limit, Rw, Sizes};
 use nacre_nvmf::address::{Endpoint, NVME_PORT, Scheme};
 use nacre_reactor::CoreSet;
 
@@ -85,15 +85,18 @@ impl Contenders {
             return Ok(());
         };
         let job = Job {
-            rw: Rw::Write,
+            options: JobOptions {
+                rw: Rw::Write,
+                depth: FILL_DEPTH,
+                warmup: std::time::Duration::ZERO,
+                ..like.options.clone()
+            },
             sizes: Sizes {
                 min: FILL_BYTES,
                 max: FILL_BYTES,
             },
-            depth: FILL_DEPTH,
             queues: 1,
             limit: Limit::Ios(bytes.div_ceil(FILL_BYTES.into())),
-            warmup: std::time::Duration::ZERO,
             ..like.clone()
         };
         // The device in memory, and the daemon's over TCP.

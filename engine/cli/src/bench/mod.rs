@@ -32,7 +32,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use nacre_engine_bench::{
     Comparison, LineResult, Outcome, SCHEMA, Side, Workload, failed_runs, page, table,
 };
-use nacre_engine_load::{Job, Limit, Rw, Sizes, Verify};
+use nacre_engine_load::{Job, JobOptions, Limit, Rw, Sizes, Verify};
 use nacre_reactor::CoreSet;
 use uuid::Uuid;
 
@@ -272,30 +272,32 @@ fn has(name: &str, text: &str) -> bool {
 
 fn job(args: &BenchArgs, contenders: &Contenders, workload: &Workload) -> Job {
     Job {
-        rw: match (workload.random, workload.read_percent) {
-            (true, 100) => Rw::RandRead,
-            (true, 0) => Rw::RandWrite,
-            (true, _) => Rw::RandRw,
-            (false, 100) => Rw::Read,
-            (false, 0) => Rw::Write,
-            (false, _) => Rw::Rw,
+        options: JobOptions {
+            rw: match (workload.random, workload.read_percent) {
+                (true, 100) => Rw::RandRead,
+                (true, 0) => Rw::RandWrite,
+                (true, _) => Rw::RandRw,
+                (false, 100) => Rw::Read,
+                (false, 0) => Rw::Write,
+                (false, _) => Rw::Rw,
+            },
+            mix: workload.read_percent,
+            depth: workload.depth,
+            range: args.range,
+            offset: 0,
+            rate: None,
+            warmup: args.warmup,
+            keep_going: false,
         },
-        mix: workload.read_percent,
         sizes: Sizes {
             min: workload.size_bytes,
             max: workload.size_bytes,
         },
-        depth: workload.depth,
         queues: contenders.queues,
         cores: contenders.cores.clone(),
         limit: Limit::Time(args.seconds),
-        warmup: args.warmup,
         verify: Verify::Off,
-        range: args.range,
-        offset: 0,
-        rate: None,
         seed: Uuid::new_v4().as_u64_pair().0,
-        keep_going: false,
         drain: DRAIN,
     }
 }

@@ -130,7 +130,7 @@ fn run_remote(
     let mut target = remote.target(Needs {
         subnqn: None,
         port: NVME_PORT,
-        entries: job.depth + 1,
+        entries: job.options.depth + 1,
         memory: load::memory(job),
     })?;
     target.options.io_queues = job.queues;

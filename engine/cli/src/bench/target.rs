@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use nacre_bdev::module::ByName;
 use nacre_engine::bdev_modules::malloc::{MallocCreateParams, RamDisk};
-use nacre_engine::methods::bdev::file::{UringCreate, UringCreateParams, UringDelete};
+use nacre_engine::methods::bdev::file::{FileOptions, UringCreate, UringCreateParams, UringDelete};
 use nacre_engine::methods::bdev::modules::CreateModule;
 use nacre_engine::methods::framework::WaitInit;
 use nacre_engine::methods::nvmf::address::TransportAddress;
@@ -203,8 +203,10 @@ impl PrivateTarget {
                     name: DISK.into(),
                     filename: path,
                     readonly: read_only,
-                    size,
-                    ..UringCreateParams::default()
+                    options: FileOptions {
+                        size,
+                        ..FileOptions::default()
+                    },
                 })?;
             }
         }

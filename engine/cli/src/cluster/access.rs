@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::super::{Failure, absolute};
-use nacre_engine::config::settings::VolumeStore;
+use nacre_engine::config::settings::VolumeStoreSettings;
 use nacre_engine::config::{self, Flag};
 
 #[derive(Debug, Args)]
@@ -84,7 +84,7 @@ impl EtcdArgs {
     }
 
     /// The access to the etcd of this cluster, as the configuration or the options say.
-    pub(super) fn store(&self, cluster: &str) -> Result<VolumeStore, Failure> {
+    pub(super) fn store(&self, cluster: &str) -> Result<VolumeStoreSettings, Failure> {
         let flags = self.flags(cluster)?;
         if !self.etcd.is_empty() {
             let loaded = config::load(None, [], &flags).map_err(anyhow::Error::from)?;

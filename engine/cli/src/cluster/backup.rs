@@ -17,7 +17,7 @@ use nacre_engine::methods::cluster::backups;
                   requests, the log of decisions. It names hosts and devices, and only its owner may read it. Each \
                   node also makes one a day in its data directory, and keeps the last three."
 )]
-pub(super) struct BackupArgs {
+pub(super) struct ClusterBackupArgs {
     /// The file to write; a former one is replaced
     file: PathBuf,
     /// Name of the cluster; that of the configuration file unless given
@@ -61,7 +61,7 @@ pub(super) fn count(number: usize, noun: &str) -> String {
     output::count(u64::try_from(number).unwrap_or(u64::MAX), noun)
 }
 
-pub(super) fn save(args: &BackupArgs) -> Result<(), Failure> {
+pub(super) fn save(args: &ClusterBackupArgs) -> Result<(), Failure> {
     let name = match &args.cluster {
         Some(name) => Some(name.clone()),
         None => args.etcd.named()?,

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::super::output::done;
 use super::super::reply::items;
 use super::super::{Connection, Failure, output};
-use super::{CALL, WaitArgs, Work, follow};
+use super::{CALL, NodeWaitArgs, Work, follow};
 use nacre_engine::methods::cluster::evict::{Evict, EvictParams, Repair, RepairParams};
 use nacre_engine::methods::cluster::upgrade::{NextUpgrade, NextUpgradeParams};
 
@@ -19,7 +19,7 @@ use nacre_engine::methods::cluster::upgrade::{NextUpgrade, NextUpgradeParams};
 )]
 pub(super) struct EvictArgs {
     #[command(flatten)]
-    node: WaitArgs,
+    node: NodeWaitArgs,
     /// End the eviction: the node may take volumes and replicas again
     #[arg(long, conflicts_with = "wait")]
     undo: bool,

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::super::{Failure, output};
 use super::access::EtcdArgs;
 use super::node_file::{Edit, NodeFileArgs};
-use nacre_engine::config::settings::VolumeStore;
+use nacre_engine::config::settings::VolumeStoreSettings;
 use nacre_engine::methods::cluster::init::{Created, init};
 
 #[derive(Debug, Args)]
@@ -77,7 +77,7 @@ pub(super) fn run(args: &InitArgs) -> Result<(), Failure> {
 }
 
 /// The part of a node's configuration that makes it join.
-fn node_configuration(name: &str, store: &VolumeStore) -> String {
+fn node_configuration(name: &str, store: &VolumeStoreSettings) -> String {
     let mut lines = vec![
         "[cluster]".to_owned(),
         format!("name = {}", json!(name)),
@@ -109,12 +109,12 @@ mod tests {
     /// Goal: the printed text is a configuration that the daemon accepts, with the same store.
     #[test]
     fn the_printed_configuration_is_one() {
-        let store = VolumeStore {
+        let store = VolumeStoreSettings {
             endpoints: vec!["https://a:1".into(), "https://b:1".into()],
             ca: Some("/ca \"1\".pem".into()),
             user: Some("nacre".into()),
             password_file: Some("/p".into()),
-            ..VolumeStore::default()
+            ..VolumeStoreSettings::default()
         };
         let text = node_configuration("lab", &store);
         let loaded = config::load_text(Some(("/n.toml", &text)), [], &[]).expect("good");

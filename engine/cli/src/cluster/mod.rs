@@ -50,7 +50,7 @@ enum ClusterCommand {
     /// List the pools of all nodes, with the space that is promised
     Pools(ListArgs),
     /// Show the last decisions of this node, and follow new ones
-    Events(EventsArgs),
+    Events(ClusterEventsArgs),
     /// Give a node no new replicas; it takes a volume only if no other node can
     Cordon(NodeArgs),
     /// End a cordon
@@ -73,7 +73,7 @@ enum ClusterCommand {
     /// Let another node serve a volume; hosts see no error
     Move(MoveArgs),
     /// Save the cluster's keys in etcd to a file; needs no daemon
-    Backup(Box<backup::BackupArgs>),
+    Backup(Box<backup::ClusterBackupArgs>),
     /// Write a backup into an etcd that lost the cluster; needs no daemon
     Restore(Box<backup::RestoreArgs>),
     /// Make the keys of a cluster again after all of etcd was lost, from the labels of replicas and
@@ -101,7 +101,7 @@ struct StatusArgs {
     after_help = "The last 1024 events since the start of the daemon are kept. Each node has \
                         its own ones."
 )]
-struct EventsArgs {
+struct ClusterEventsArgs {
     #[command(flatten)]
     connection: Connection,
     /// Continue with new events
@@ -127,12 +127,12 @@ struct NodeArgs {
 )]
 struct DrainArgs {
     #[command(flatten)]
-    node: WaitArgs,
+    node: NodeWaitArgs,
 }
 
 /// A node, and how long to wait for the end of the act on it.
 #[derive(Debug, Args)]
-struct WaitArgs {
+struct NodeWaitArgs {
     #[command(flatten)]
     connection: Connection,
     /// Name or id of the node
@@ -249,7 +249,7 @@ fn cordon(args: NodeArgs, cordon: bool) -> Result<(), Failure> {
 /// wait of a call in seconds; `None`: the first one, which starts the work and answers at once. The
 /// others only look: an operator may end the work meanwhile.
 fn follow(
-    args: &WaitArgs,
+    args: &NodeWaitArgs,
     act: &str,
     mut call: impl FnMut(Option<u64>) -> Result<Value, Failure>,
 ) -> Result<Value, Failure> {

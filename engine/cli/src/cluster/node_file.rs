@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use nacre_engine::config::settings::{Settings, VolumeStore};
+use nacre_engine::config::settings::{Settings, VolumeStoreSettings};
 use nacre_engine::config::{self, SYSTEM_FILE};
 use nacre_engine_values::files;
 use serde::Deserialize;
@@ -74,7 +74,7 @@ impl Edit {
     /// would refuse.
     pub(super) fn new(
         cluster: &str,
-        store: &VolumeStore,
+        store: &VolumeStoreSettings,
         etcd: &EtcdArgs,
         node: &NodeFileArgs,
     ) -> Result<Self, Failure> {
@@ -180,7 +180,7 @@ fn read(path: &Path) -> anyhow::Result<Option<String>> {
 /// A table, a key of it, and the value.
 type Wanted = (&'static str, &'static str, Value);
 
-fn wanted(cluster: &str, store: &VolumeStore, node: &NodeFileArgs) -> Vec<Wanted> {
+fn wanted(cluster: &str, store: &VolumeStoreSettings, node: &NodeFileArgs) -> Vec<Wanted> {
     let mut wanted = vec![("cluster", "name", json!(cluster))];
     let mut add = |table, key, value: Option<Value>| {
         wanted.extend(value.map(|value| (table, key, value)));
@@ -272,7 +272,7 @@ mod tests {
         }
     }
 
-    fn all(store: &VolumeStore) -> Vec<Wanted> {
+    fn all(store: &VolumeStoreSettings) -> Vec<Wanted> {
         wanted("lab", store, &node())
     }
 
@@ -305,13 +305,13 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&path).expect("a file"), edit.after);
     }
 
-    fn store() -> VolumeStore {
-        VolumeStore {
+    fn store() -> VolumeStoreSettings {
+        VolumeStoreSettings {
             endpoints: vec!["https://a:1".into(), "https://b:1".into()],
             ca: Some("/ca \"1\".pem".into()),
             user: Some("nacre".into()),
             password_file: Some("/p".into()),
-            ..VolumeStore::default()
+            ..VolumeStoreSettings::default()
         }
     }
 

@@ -28,6 +28,7 @@ use self::host::Shell;
 use self::log::Path;
 use super::address::{TargetAddress, fallback, hostnqn, transport_choice};
 use super::attempts::Attempts;
+use super::remote::KeyFiles;
 use super::{Failure, output};
 use nacre_engine::services::keyring;
 use nacre_engine_doctor::{System, check_rdma_route};
@@ -71,12 +72,8 @@ pub(crate) struct ConnectArgs {
         allow_negative_numbers = true
     )]
     pub ctrl_loss_tmo: Option<i32>,
-    /// File with the key with which this host authenticates itself (`DHHC-1:…`)
-    #[arg(long, value_name = "FILE")]
-    pub dhchap_key: Option<PathBuf>,
-    /// File with the key with which the target must authenticate itself
-    #[arg(long, value_name = "FILE", requires = "dhchap_key")]
-    pub dhchap_ctrlr_key: Option<PathBuf>,
+    #[command(flatten)]
+    pub keys: KeyFiles,
     /// Type of service of the connection's packets
     #[arg(long, value_name = "TOS")]
     pub tos: Option<u8>,
@@ -188,8 +185,8 @@ impl ConnectArgs {
             path.as_ref().map(read).transpose()
         };
         self.secrets = Secrets {
-            own: read(&self.dhchap_key)?,
-            target: read(&self.dhchap_ctrlr_key)?,
+            own: read(&self.keys.dhchap_key)?,
+            target: read(&self.keys.dhchap_ctrlr_key)?,
         };
         Ok(())
     }

@@ -14,12 +14,12 @@ impl Check<'_> {
         let mut names = BTreeSet::new();
         for (at, webhook) in settings.alert.webhook.iter().enumerate() {
             let key = format!("alert.webhook[{at}]");
-            self.receiver(&key, &webhook.name, &webhook.except, &mut names);
+            self.receiver(&key, &webhook.name, &webhook.selection.except, &mut names);
             self.webhook(&key, webhook);
         }
         for (at, mail) in settings.alert.mail.iter().enumerate() {
             let key = format!("alert.mail[{at}]");
-            self.receiver(&key, &mail.name, &mail.except, &mut names);
+            self.receiver(&key, &mail.name, &mail.selection.except, &mut names);
             self.mail(&key, mail);
         }
     }

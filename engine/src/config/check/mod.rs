@@ -498,7 +498,7 @@ impl Check<'_> {
         }
         for (n, _) in subsystem.host.iter().enumerate().filter(|(_, host)| {
             let given = |key: &Option<String>| key.as_ref().is_some_and(|key| !key.is_empty());
-            !given(&host.dhchap_key) && !given(&host.psk)
+            !given(&host.keys.dhchap_key) && !given(&host.keys.psk)
         }) {
             let remedy = "add dhchap_key = \"name\" or psk = \"name\", or put it into hosts";
             self.refuse(

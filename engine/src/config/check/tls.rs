@@ -65,12 +65,17 @@ impl Check<'_> {
 
     /// Hosts that make a key for TLS by authentication.
     pub(super) fn concat(&mut self, key: &str, subsystem: &Subsystem) {
-        for (n, host) in subsystem.host.iter().enumerate().filter(|(_, h)| h.concat) {
+        for (n, host) in subsystem
+            .host
+            .iter()
+            .enumerate()
+            .filter(|(_, h)| h.keys.must_concat())
+        {
             let key = format!("{key}.host[{n}].concat");
-            if host.psk.is_some() {
+            if host.keys.psk.is_some() {
                 let cause = "the host has a psk, so it makes no key for TLS";
                 self.refuse(&key, cause, "leave out psk or concat");
-            } else if host.dhchap_key.is_none() {
+            } else if host.keys.dhchap_key.is_none() {
                 let cause = "the host has no key to authenticate with";
                 self.refuse_unless_refused_with(&key, cause.into(), "add dhchap_key = \"name\"");
             }

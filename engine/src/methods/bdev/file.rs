@@ -22,7 +22,7 @@ use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::Engine;
 use crate::services::device_records;
 use crate::services::devices::known_files;
-use crate::values::read;
+use crate::values::{flattened, read};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
@@ -49,30 +49,43 @@ impl Refusal for CreateError {
 pub struct AioCreate;
 
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, remote = "Self")]
+#[schemars(!remote)]
 pub struct AioCreateParams {
     /// Name of the new bdev: 1 to 255 bytes.
     pub name: String,
     /// Absolute path of a file or block device of this machine.
     pub filename: PathBuf,
-    /// 0: chosen for the file or device.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub block_size: u32,
     /// Refuse writes; default false.
     #[serde(default)]
     pub readonly: bool,
     /// Offer unmap and write zeroes; default true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fallocate: Option<bool>,
-    /// Default: derived from the file.
-    #[schemars(with = "Option<String>")]
-    pub uuid: Option<Uuid>,
     /// Accepted: io_uring does not block.
     #[serde(default)]
     pub nowait: bool,
+    #[serde(skip)]
+    #[schemars(!skip, flatten)]
+    pub options: FileOptions,
+}
+
+flattened!(AioCreateParams, options, without nulls);
+
+/// Options of a new device of a file. The only declaration of these parameters of bdev_aio_create
+/// and bdev_uring_create.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct FileOptions {
+    /// 0: chosen for the file or device.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub block_size: u32,
+    /// Default: derived from the file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub uuid: Option<Uuid>,
     /// Nacre extension: creates a missing file with this size in bytes.
     #[serde(
-        default,
         deserialize_with = "read::some_bytes",
         skip_serializing_if = "Option::is_none"
     )]
@@ -101,39 +114,32 @@ fn absolute_path(path: &Path) -> Result<PathBuf, RpcError> {
     })
 }
 
-/// The parameters that both create methods have, as the caller gave them.
-struct FileParams<'a> {
-    name: &'a str,
-    filename: &'a mut PathBuf,
-    block_size: &'a mut u32,
-    size: &'a mut Option<u64>,
-    uuid: &'a mut Option<Uuid>,
-}
-
 /// Opens the file of a new device. `adjust` sets the properties that only one method has. The
 /// parameters become those with which the next start opens the file again.
 async fn open_new(
     engine: &Engine,
-    file: FileParams<'_>,
+    name: &str,
+    filename: &mut PathBuf,
+    options: &mut FileOptions,
     adjust: impl FnOnce(&mut Config),
 ) -> Result<Arc<UringBdev>, RpcError> {
-    crate::methods::replies::refuse_nil(*file.uuid)?;
-    super::refuse_taken(engine, file.name)?;
-    *file.filename = absolute_path(file.filename)?;
-    let mut config = Config::new(file.name.to_owned(), file.filename.clone());
-    config.block_size = (*file.block_size != 0).then_some(*file.block_size);
-    config.size = *file.size;
-    config.uuid = *file.uuid;
-    let expected = known_files::expected(engine, *file.uuid);
+    crate::methods::replies::refuse_nil(options.uuid)?;
+    super::refuse_taken(engine, name)?;
+    *filename = absolute_path(filename)?;
+    let mut config = Config::new(name.to_owned(), filename.clone());
+    config.block_size = (options.block_size != 0).then_some(options.block_size);
+    config.size = options.size;
+    config.uuid = options.uuid;
+    let expected = known_files::expected(engine, options.uuid);
     (config.identity, config.contents) = (expected.identity, expected.contents);
     adjust(&mut config);
     let bdev = open(engine, config).await?;
-    *file.uuid = Some(bdev.uuid());
+    options.uuid = Some(bdev.uuid());
     // Stored so that the device keeps its layout on disks with other sectors.
-    *file.block_size = bdev.geometry().block_size;
+    options.block_size = bdev.geometry().block_size;
     // The file exists now. If it is missing at the next start (e.g. not mounted), it must not be
     // replaced by an empty file under the same UUID.
-    *file.size = None;
+    options.size = None;
     Ok(bdev)
 }
 
@@ -171,15 +177,9 @@ impl Method<Engine> for AioCreate {
     type Reply = String;
 
     async fn apply(mut params: AioCreateParams, engine: Rc<Engine>) -> Result<String, RpcError> {
-        let file = FileParams {
-            name: &params.name,
-            filename: &mut params.filename,
-            block_size: &mut params.block_size,
-            size: &mut params.size,
-            uuid: &mut params.uuid,
-        };
         let (readonly, fallocate) = (params.readonly, params.fallocate);
-        let bdev = open_new(&engine, file, |config| {
+        let (filename, options) = (&mut params.filename, &mut params.options);
+        let bdev = open_new(&engine, &params.name, filename, options, |config| {
             config.readonly = readonly;
             config.fallocate = fallocate;
             config.product = Product::Aio;
@@ -194,33 +194,22 @@ impl Method<Engine> for AioCreate {
 pub struct UringCreate;
 
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, remote = "Self")]
+#[schemars(!remote)]
 pub struct UringCreateParams {
     /// Name of the new bdev: 1 to 255 bytes.
     pub name: String,
     /// Absolute path of a file or block device of this machine.
     pub filename: PathBuf,
-    /// 0: chosen for the file or device.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub block_size: u32,
-    /// Default: derived from the file.
-    #[schemars(with = "Option<String>")]
-    pub uuid: Option<Uuid>,
     /// Nacre extension: writes are refused.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub readonly: bool,
-    /// Nacre extension: creates a missing file with this size in bytes.
-    #[serde(
-        default,
-        deserialize_with = "read::some_bytes",
-        skip_serializing_if = "Option::is_none"
-    )]
-    pub size: Option<u64>,
-    /// Nacre extension, set by the daemon: the size in bytes that hosts know. A smaller file keeps
-    /// this size, and I/O past its end fails.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub announced_size: Option<u64>,
+    #[serde(skip)]
+    #[schemars(!skip, flatten)]
+    pub options: FileOptions,
 }
+
+flattened!(UringCreateParams, options, without nulls);
 
 impl Method<Engine> for UringCreate {
     const NAME: &'static str = FILE.create;
@@ -232,15 +221,12 @@ impl Method<Engine> for UringCreate {
     type Reply = String;
 
     async fn apply(mut params: UringCreateParams, engine: Rc<Engine>) -> Result<String, RpcError> {
-        let file = FileParams {
-            name: &params.name,
-            filename: &mut params.filename,
-            block_size: &mut params.block_size,
-            size: &mut params.size,
-            uuid: &mut params.uuid,
-        };
         let readonly = params.readonly;
-        let bdev = open_new(&engine, file, |config| config.readonly = readonly).await?;
+        let (filename, options) = (&mut params.filename, &mut params.options);
+        let bdev = open_new(&engine, &params.name, filename, options, |config| {
+            config.readonly = readonly;
+        })
+        .await?;
         let record = serde_json::to_value(&params).expect("parameters are plain data");
         let made = super::create(&engine, vec![bdev], Self::NAME, record).await?;
         Ok(made.into_iter().next().unwrap_or_default())

@@ -9,7 +9,7 @@ use nacre_cluster_node::Backup;
 use nacre_cluster_node::backup::{self, RestoreOptions, Restored};
 
 use super::without_daemon::with_etcd;
-use crate::config::settings::VolumeStore;
+use crate::config::settings::VolumeStoreSettings;
 use crate::services::cluster::{must_be_replaceable, read_backup, seconds, write_backup};
 
 /// Longest time of a backup, and of a restore: it waits for etcd, and for the longest lease.
@@ -17,7 +17,7 @@ const SAVED: Duration = Duration::from_secs(300);
 const RESTORED: Duration = Duration::from_secs(3600);
 
 /// Saves the cluster. The file is complete or as before, and only its owner may read it.
-pub fn save(store: &VolumeStore, name: &str, file: &Path) -> anyhow::Result<Backup> {
+pub fn save(store: &VolumeStoreSettings, name: &str, file: &Path) -> anyhow::Result<Backup> {
     must_be_replaceable(file)?;
     let backup = with_etcd(store, name, Some(SAVED), async |client, prefix| {
         Ok(Backup::save(&client, &prefix, seconds()).await?)
@@ -34,7 +34,7 @@ pub fn open(file: &Path) -> anyhow::Result<Backup> {
 /// Restores the backup into the etcd of `store`. `without`: nodes, or devices as `NODE:DEVICE`,
 /// that never return. `publish`: hosts have the access that they had at the backup.
 pub fn restore(
-    store: &VolumeStore,
+    store: &VolumeStoreSettings,
     backup: &Backup,
     without: &[String],
     publish: bool,

@@ -6,7 +6,7 @@ use nacre_cluster_node::Cluster;
 use uuid::Uuid;
 
 use super::without_daemon::with_etcd;
-use crate::config::settings::VolumeStore;
+use crate::config::settings::VolumeStoreSettings;
 
 /// A cluster that was created.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub struct Created {
 }
 
 /// Creates the cluster in the etcd of `store`. Blocks, for seconds at most.
-pub fn init(store: &VolumeStore, name: &str, lease: Duration) -> anyhow::Result<Created> {
+pub fn init(store: &VolumeStoreSettings, name: &str, lease: Duration) -> anyhow::Result<Created> {
     let cluster = Cluster::new(name, lease)?;
     with_etcd(store, name, None, async |client, prefix| {
         Ok(cluster.init(&client, &prefix).await?)

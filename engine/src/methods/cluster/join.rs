@@ -6,7 +6,7 @@ use nacre_cluster_node::{Cluster, Operator};
 use uuid::Uuid;
 
 use super::without_daemon::with_etcd;
-use crate::config::settings::VolumeStore;
+use crate::config::settings::VolumeStoreSettings;
 
 /// A cluster that exists.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub struct FoundCluster {
 }
 
 /// Reads the cluster in the etcd of `store`. Blocks, for seconds at most.
-pub fn look(store: &VolumeStore, name: &str) -> anyhow::Result<FoundCluster> {
+pub fn look(store: &VolumeStoreSettings, name: &str) -> anyhow::Result<FoundCluster> {
     with_etcd(store, name, None, async |client, prefix| {
         client.check_version().await?;
         let cluster = Cluster::read(&client, &prefix).await?;

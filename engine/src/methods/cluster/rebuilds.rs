@@ -6,7 +6,7 @@ use std::time::Duration;
 pub use nacre_cluster_node::rebuild::{Options, Rebuild, Rebuilt};
 
 use super::without_daemon::with_etcd;
-use crate::config::settings::VolumeStore;
+use crate::config::settings::VolumeStoreSettings;
 
 /// Longest time for the keys of all volumes, after the wait for the nodes.
 const WRITTEN: Duration = Duration::from_secs(3600);
@@ -14,7 +14,7 @@ const WRITTEN: Duration = Duration::from_secs(3600);
 /// Rebuilds the store in the etcd of `store`. `progress`: the number of nodes that have reported,
 /// and the names of the others.
 pub fn run(
-    store: &VolumeStore,
+    store: &VolumeStoreSettings,
     name: &str,
     rebuild: &Rebuild,
     progress: impl FnMut(usize, &[String]),

@@ -9,13 +9,13 @@ use tokio::runtime::Builder;
 use tokio::time::timeout;
 
 use super::LIMIT;
-use crate::config::settings::VolumeStore;
+use crate::config::settings::VolumeStoreSettings;
 use crate::services::volumes::endpoints;
 
 /// Runs `work` with a client of the etcd of `store`, for `limit` at most; `None`: for the time of
 /// one call. Blocks.
 pub(super) fn with_etcd<T>(
-    store: &VolumeStore,
+    store: &VolumeStoreSettings,
     name: &str,
     limit: Option<Duration>,
     work: impl AsyncFnOnce(Arc<Client>, Prefix) -> anyhow::Result<T>,

@@ -25,7 +25,7 @@ use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError, When};
 use crate::services::Engine;
 use crate::services::keyring::seal::{SealError, Sealed, StoreKey};
 use crate::services::keyring::store_key::{InUse, StoreKeys};
-use crate::services::keyring::{Facts, KeyPlace, KeyText, NamedKey, PREFIX, file, no_key};
+use crate::services::keyring::{KeyFacts, KeyPlace, KeyText, NamedKey, PREFIX, file, no_key};
 use crate::store::{Change, Record};
 use crate::values::time;
 
@@ -53,7 +53,7 @@ pub struct MadeReply {
 }
 
 impl MadeReply {
-    fn of(name: String, facts: Option<Facts>) -> Self {
+    fn of(name: String, facts: Option<KeyFacts>) -> Self {
         let facts = facts.as_ref();
         Self {
             name,
@@ -510,7 +510,7 @@ async fn add(
     name: &str,
     place: KeyPlace,
     expires: Expiry,
-) -> Result<Option<Facts>, RpcError> {
+) -> Result<Option<KeyFacts>, RpcError> {
     let record = record(name, &place, expires.text.as_deref());
     let key = NamedKey::new(name.to_owned(), place, engine.keyring.clock.clone());
     key.set_expiry(expires.at);

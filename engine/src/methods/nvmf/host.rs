@@ -14,19 +14,21 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{PATIENCE, host_nqn, key, nvm_subsystem, refusal, wait_until};
+use crate::config::host_keys::HostKeyNames;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::Engine;
 use crate::services::keyring;
 use crate::store::{Change, Edit};
+use crate::values::flattened;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
         .add::<AddHost>()
         .add::<RemoveHost>()
         .add::<AllowAnyHost>()
-        .add::<SetKeys>();
+        .add::<SetHostKeys>();
 }
 
 /// The TLS key that a call names, with SPDK's error code.
@@ -82,7 +84,8 @@ fn listed_name(host: &str) -> Result<Nqn, RpcError> {
 pub struct AddHost;
 
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, remote = "Self")]
+#[schemars(!remote)]
 pub struct AddHostParams {
     /// NQN of the subsystem.
     pub nqn: String,
@@ -90,19 +93,12 @@ pub struct AddHostParams {
     pub host: String,
     /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     pub tgt_name: Option<String>,
-    /// Name of the pre-shared key with which the host must use TLS 1.3; see `keyring_file_add_key`.
-    /// TCP listeners need `secure_channel`, or `tls` in their options.
-    pub psk: Option<String>,
-    /// Name of the key with which the host authenticates itself (DH-HMAC-CHAP); see
-    /// `keyring_file_add_key`.
-    pub dhchap_key: Option<String>,
-    /// Name of the key with which the controller authenticates itself to the host.
-    pub dhchap_ctrlr_key: Option<String>,
-    /// The host must make a key for TLS when it authenticates itself (secure channel concatenation,
-    /// `nvme connect --concat`), and use it for all its queues. Needs `dhchap_key`, no `psk`, and a
-    /// TCP listener with `tls: "allow"`.
-    pub concat: Option<bool>,
+    #[serde(skip)]
+    #[schemars(!skip, flatten)]
+    pub keys: HostKeyNames,
 }
+
+flattened!(AddHostParams, keys, without nulls);
 
 impl Method<Engine> for AddHost {
     const NAME: &'static str = "nvmf_subsystem_add_host";
@@ -116,10 +112,11 @@ impl Method<Engine> for AddHost {
         let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (nqn, host) = (subsystem.nqn(), listed_name(&params.host)?);
-        let (own, other) = (&params.dhchap_key, &params.dhchap_ctrlr_key);
+        let names = &params.keys;
+        let (own, other) = (&names.dhchap_key, &names.dhchap_ctrlr_key);
         let keys = keys_of(&engine, own.as_deref(), other.as_deref())?;
-        let psk = psk_of(&engine, params.psk.as_deref())?;
-        let concat = params.concat.unwrap_or(false);
+        let psk = psk_of(&engine, names.psk.as_deref())?;
+        let concat = names.must_concat();
         check_concat(concat, keys.is_some(), psk.is_some())?;
         let secrets = HostSecrets { keys, psk, concat };
         plane
@@ -127,7 +124,7 @@ impl Method<Engine> for AddHost {
             .add_host_with(nqn, &host, secrets)
             .or_refuse()?;
         let mut record = host_record(nqn, &host, own, other);
-        if let Some(name) = &params.psk {
+        if let Some(name) = &names.psk {
             record["psk"] = name.as_str().into();
         }
         if concat {
@@ -283,11 +280,11 @@ impl Method<Engine> for AllowAnyHost {
     }
 }
 
-struct SetKeys;
+struct SetHostKeys;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct SetKeysParams {
+struct SetHostKeysParams {
     /// NQN of the subsystem.
     nqn: String,
     /// The host's NQN.
@@ -300,15 +297,15 @@ struct SetKeysParams {
     dhchap_ctrlr_key: Option<String>,
 }
 
-impl Method<Engine> for SetKeys {
+impl Method<Engine> for SetHostKeys {
     const NAME: &'static str = "nvmf_subsystem_set_keys";
     const ABOUT: &'static str = "Sets the keys of an allowed host, or clears those that are left out. Its connections go on.";
     const CLASS: Class = Class::Secret;
     const ORDER: Order = Order::Exclusive;
-    type Params = SetKeysParams;
+    type Params = SetHostKeysParams;
     type Reply = bool;
 
-    async fn apply(params: SetKeysParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: SetHostKeysParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (nqn, host) = (subsystem.nqn(), host_nqn(&params.host)?);

@@ -20,6 +20,7 @@ use super::{
     wait_until,
 };
 use crate::config::Personality;
+use crate::config::host_keys::HostKeyNames;
 use crate::journal::is_declaring;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::Errno;
@@ -306,17 +307,8 @@ pub struct SubsystemReply {
 #[derive(Debug, Serialize, JsonSchema)]
 struct HostReply {
     nqn: String,
-    /// Names of the keys that the host and the controller authenticate themselves with.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    dhchap_key: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    dhchap_ctrlr_key: Option<String>,
-    /// Name of the TLS key.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    psk: Option<String>,
-    /// The host makes the TLS key by authentication (secure channel concatenation).
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    concat: bool,
+    #[serde(flatten)]
+    keys: HostKeyNames,
 }
 
 /// Fields of NVM subsystems.
@@ -420,10 +412,12 @@ fn describe(subsystem: &Subsystem, target: &Target) -> SubsystemReply {
                 let (dhchap_key, dhchap_ctrlr_key) = keys.map_or((None, None), |k| k.names());
                 HostReply {
                     nqn: nqn.to_string(),
-                    dhchap_key,
-                    dhchap_ctrlr_key,
-                    psk: subsystem.host_psk(&nqn).and_then(|key| key.name()),
-                    concat: subsystem.host_must_concat(&nqn),
+                    keys: HostKeyNames {
+                        dhchap_key,
+                        dhchap_ctrlr_key,
+                        psk: subsystem.host_psk(&nqn).and_then(|key| key.name()),
+                        concat: subsystem.host_must_concat(&nqn).then_some(true),
+                    },
                 }
             })
             .collect(),

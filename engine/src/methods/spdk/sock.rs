@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::rpc::error::Errno;
 use crate::rpc::{Changes, Class, Method, NoParams, Order, Registry, RpcError, When};
 use crate::services::Engine;
-use crate::services::startup::POSIX;
+use crate::services::startup::{POSIX, SockOptions, SockParams};
+use crate::values::flattened;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
@@ -84,22 +85,6 @@ impl Method<Engine> for SetDefaultImpl {
     }
 }
 
-/// The options under SPDK's names.
-#[derive(Debug, Serialize, JsonSchema)]
-struct SockOptionsReply {
-    /// Bytes; 0: the kernel sizes the buffer.
-    recv_buf_size: u32,
-    send_buf_size: u32,
-    enable_recv_pipe: bool,
-    enable_quickack: bool,
-    enable_placement_id: u32,
-    enable_zerocopy_send_server: bool,
-    enable_zerocopy_send_client: bool,
-    zerocopy_threshold: u32,
-    tls_version: u32,
-    enable_ktls: bool,
-}
-
 struct GetSockOptions;
 
 impl Method<Engine> for GetSockOptions {
@@ -108,59 +93,28 @@ impl Method<Engine> for GetSockOptions {
     const CLASS: Class = Class::Read;
     const WHEN: When = When::Always;
     type Params = ImplParams;
-    type Reply = SockOptionsReply;
+    type Reply = SockOptions;
 
-    async fn apply(params: ImplParams, engine: Rc<Engine>) -> Result<SockOptionsReply, RpcError> {
+    async fn apply(params: ImplParams, engine: Rc<Engine>) -> Result<SockOptions, RpcError> {
         known(&params.impl_name)?;
-        let sock = engine.options.borrow().sock;
-        Ok(SockOptionsReply {
-            recv_buf_size: sock.recv_buf_size,
-            send_buf_size: sock.send_buf_size,
-            // Received data goes to a per-core buffer first and is parsed there.
-            enable_recv_pipe: true,
-            enable_quickack: false,
-            enable_placement_id: 0,
-            enable_zerocopy_send_server: false,
-            enable_zerocopy_send_client: false,
-            zerocopy_threshold: 0,
-            tls_version: 0,
-            enable_ktls: false,
-        })
+        Ok(engine.options.borrow().sock.clone())
     }
 }
 
 struct SetSockOptions;
 
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, remote = "Self")]
+#[schemars(!remote)]
 struct SetSockOptionsParams {
     /// `posix`.
     impl_name: String,
-    /// Bytes of a socket's receive buffer; default 0: the kernel sizes it.
-    recv_buf_size: Option<u32>,
-    /// As recv_buf_size.
-    send_buf_size: Option<u32>,
-    /// Accepted: receiving is always buffered.
-    #[allow(dead_code)]
-    enable_recv_pipe: Option<bool>,
-    /// Must be false.
-    enable_quickack: Option<bool>,
-    /// Must be 0: connections are placed by load.
-    enable_placement_id: Option<u32>,
-    /// Accepted, like the three that follow: the kernel copies sent data.
-    #[allow(dead_code)]
-    enable_zerocopy_send_server: Option<bool>,
-    /// Accepted without effect.
-    #[allow(dead_code)]
-    enable_zerocopy_send_client: Option<bool>,
-    /// Accepted without effect.
-    #[allow(dead_code)]
-    zerocopy_threshold: Option<u32>,
-    /// Must be 0.
-    tls_version: Option<u32>,
-    /// Must be false.
-    enable_ktls: Option<bool>,
+    #[serde(skip)]
+    #[schemars(!skip, flatten)]
+    options: SockParams,
 }
+
+flattened!(SetSockOptionsParams, options);
 
 impl Method<Engine> for SetSockOptions {
     const NAME: &'static str = "sock_impl_set_options";
@@ -176,25 +130,26 @@ impl Method<Engine> for SetSockOptions {
             return Ok(true);
         }
         known(&params.impl_name)?;
+        let given = params.options;
         for (field, asked, why) in [
             (
                 "enable_quickack",
-                params.enable_quickack == Some(true),
+                given.enable_quickack == Some(true),
                 "acknowledgements are the kernel's business here",
             ),
             (
                 "enable_placement_id",
-                params.enable_placement_id.is_some_and(|id| id != 0),
+                given.enable_placement_id.is_some_and(|id| id != 0),
                 "connections are placed by the load of the cores",
             ),
             (
                 "tls_version",
-                params.tls_version.is_some_and(|version| version != 0),
+                given.tls_version.is_some_and(|version| version != 0),
                 "there is no TLS yet",
             ),
             (
                 "enable_ktls",
-                params.enable_ktls == Some(true),
+                given.enable_ktls == Some(true),
                 "there is no TLS yet",
             ),
         ] {
@@ -204,16 +159,16 @@ impl Method<Engine> for SetSockOptions {
                     .remedy("leave it out"));
             }
         }
-        let mut sock = engine.options.borrow().sock;
+        let mut sock = engine.options.borrow().sock.clone();
         for (field, asked, size) in [
             (
                 "recv_buf_size",
-                params.recv_buf_size,
+                given.recv_buf_size,
                 &mut sock.recv_buf_size,
             ),
             (
                 "send_buf_size",
-                params.send_buf_size,
+                given.send_buf_size,
                 &mut sock.send_buf_size,
             ),
         ] {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::{Bdev, Claim, Done, Extents, Io, LayerQueue, Op, Queue, Status};
-use nacre_hugepages::Pool as Memory;
+use nacre_hugepages::Pool as BufferPool;
 use nacre_reactor::{CoreHandle, Idle, Nanos, Poller, ReactorHandle, Work};
 use tokio::sync::oneshot;
 
@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// A claimed device, usable from any thread.
 #[derive(Clone)]
-pub struct Device {
+pub struct ClaimedDevice {
     claim: Arc<Claim>,
     reactor: ReactorHandle,
 }
@@ -34,7 +34,7 @@ pub struct Range {
     pub bytes: usize,
 }
 
-impl Device {
+impl ClaimedDevice {
     pub fn new(claim: Claim, reactor: ReactorHandle) -> Self {
         let claim = Arc::new(claim);
         Self { claim, reactor }
@@ -115,7 +115,7 @@ fn split(range: Range, part: usize) -> impl Iterator<Item = Range> {
 struct Mover {
     core: CoreHandle,
     queue: LayerQueue,
-    memory: Memory,
+    memory: BufferPool,
     /// Bytes of a block.
     block: u64,
     op: Op,

@@ -23,7 +23,7 @@ use nacre_bdev_pool::{Lvol, LvolInfo};
 use nacre_engine_backup::{Failure, Header, Listed, Request, Volume};
 use uuid::Uuid;
 
-use self::device::Device;
+use self::device::ClaimedDevice;
 use crate::refusal::Refusal;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
@@ -100,7 +100,7 @@ pub async fn create(
     let backups = &engine.devices.backups;
     let job = backups.add(Operation::Create, &place, request.id, subject)?;
     let (pool, lvol, bytes) = (pool.handle.clone(), snapshot.id, snapshot.bytes);
-    let device = Device::new(claim, reactor);
+    let device = ClaimedDevice::new(claim, reactor);
     let (engine, ended) = (Rc::clone(engine), Rc::clone(&job));
     tokio::task::spawn_local(async move {
         let work = async {

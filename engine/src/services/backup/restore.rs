@@ -10,7 +10,7 @@ use nacre_engine_backup::{Failure, Header};
 use tracing::warn;
 use uuid::Uuid;
 
-use super::device::Device;
+use super::device::ClaimedDevice;
 use super::jobs::{self, Ended, Job, Operation};
 use super::work::{self, BackupPlace};
 use crate::rpc::RpcError;
@@ -127,7 +127,7 @@ async fn fill(
     if claim.layer().geometry().bytes() != header.size_bytes {
         return Err(refused("the new volume has another size".into()));
     }
-    let device = Device::new(claim, reactor);
+    let device = ClaimedDevice::new(claim, reactor);
     let (volume, backup) = (header.volume.id, header.id);
     let progress = job.progress();
     let (thread, place) = (job.thread(), request.place.clone());

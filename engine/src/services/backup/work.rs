@@ -12,7 +12,7 @@ use nacre_engine_backup::{
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
-use super::device::{Device, Range};
+use super::device::{ClaimedDevice, Range};
 use crate::services::keyring::file;
 
 /// Longest file with credentials, and with certificates, in bytes.
@@ -134,14 +134,14 @@ impl Mapped {
 pub(super) struct SnapshotSource {
     pool: PoolHandle,
     lvol: Uuid,
-    device: Device,
+    device: ClaimedDevice,
     bytes: u64,
     unit: u64,
     mapped: Mapped,
 }
 
 impl SnapshotSource {
-    pub(super) fn new(pool: PoolHandle, lvol: Uuid, device: Device, bytes: u64) -> Self {
+    pub(super) fn new(pool: PoolHandle, lvol: Uuid, device: ClaimedDevice, bytes: u64) -> Self {
         Self {
             unit: pool.status().unit_bytes,
             mapped: Mapped::new(pool.clone(), lvol),
@@ -212,7 +212,7 @@ fn io_error(index: u64, status: Status) -> String {
 }
 
 /// A new volume.
-pub(super) struct Volume(pub(super) Device);
+pub(super) struct Volume(pub(super) ClaimedDevice);
 
 impl Target for Volume {
     async fn write(&mut self, offset: u64, data: Vec<u8>) -> Result<(), String> {

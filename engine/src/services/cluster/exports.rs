@@ -16,7 +16,7 @@ use tracing::{debug, info, warn};
 use super::Running;
 use super::hosts::Hosts;
 use super::last_errors::LastErrors;
-use super::lvols::{Lvols, Progress};
+use super::lvols::{LvolProgress, Lvols};
 use crate::rpc::RpcError;
 use crate::services::Engine;
 use crate::services::subsystems::{ADD_NAMESPACE, CREATE_SUBSYSTEM};
@@ -283,10 +283,10 @@ impl Exports {
             let is_here = plane.bdevs.lookup(device).is_some();
             match progress {
                 // It is in use while it grows.
-                Progress::Failed(said) if is_here => why = Some(said),
-                Progress::Failed(said) => return state(Is::Failed, nsid, Some(said)),
-                Progress::Working if !is_here => return state(Is::Making, nsid, None),
-                Progress::Working | Progress::Done => {}
+                LvolProgress::Failed(said) if is_here => why = Some(said),
+                LvolProgress::Failed(said) => return state(Is::Failed, nsid, Some(said)),
+                LvolProgress::Working if !is_here => return state(Is::Making, nsid, None),
+                LvolProgress::Working | LvolProgress::Done => {}
             }
         }
         if self.namespace(engine, id).is_none() {
@@ -336,9 +336,9 @@ impl Exports {
             return Some(state(Is::Making, export.nsid, None));
         }
         match self.lvols.delete(engine, running, id, place) {
-            Progress::Done => None,
-            Progress::Working => Some(state(Is::Making, export.nsid, None)),
-            Progress::Failed(why) => Some(state(Is::Failed, export.nsid, Some(why))),
+            LvolProgress::Done => None,
+            LvolProgress::Working => Some(state(Is::Making, export.nsid, None)),
+            LvolProgress::Failed(why) => Some(state(Is::Failed, export.nsid, Some(why))),
         }
     }
 

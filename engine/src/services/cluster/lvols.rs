@@ -32,7 +32,7 @@ use crate::services::pools;
 
 /// The state of an lvol that a replica needs, or needs no more.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Progress {
+pub(super) enum LvolProgress {
     Done,
     Working,
     Failed(String),
@@ -48,7 +48,7 @@ enum Task {
 #[derive(Default)]
 pub(super) struct Lvols {
     /// The last task of each replica, while it runs or after it has ended.
-    tasks: RefCell<BTreeMap<ExportId, (Task, Progress)>>,
+    tasks: RefCell<BTreeMap<ExportId, (Task, LvolProgress)>>,
     /// Since when the pools of replicas are away.
     away: RefCell<BTreeMap<ExportId, Instant>>,
 }
@@ -65,13 +65,13 @@ impl Lvols {
         id: ExportId,
         export: &Export,
         place: &PoolChoice,
-    ) -> Progress {
+    ) -> LvolProgress {
         let plane = engine.plane().ok();
         let device = plane.and_then(|plane| plane.bdevs.lookup(&export.device));
         if device.is_some_and(|device| device.geometry().bytes() >= place.bytes) {
             self.tasks.borrow_mut().remove(&id);
             self.away.borrow_mut().remove(&id);
-            return Progress::Done;
+            return LvolProgress::Done;
         }
         let pool = engine.devices.pools.find(&place.pool.to_string());
         if pool.is_err() && engine.journal.find(&pools::key(place.pool)).is_some() {
@@ -79,15 +79,15 @@ impl Lvols {
             let now = Instant::now();
             let since = *self.away.borrow_mut().entry(id).or_insert(now);
             if now - since < OPENED {
-                return Progress::Working;
+                return LvolProgress::Working;
             }
-            return Progress::Failed(format!("the disk of pool {} is away", place.pool));
+            return LvolProgress::Failed(format!("the disk of pool {} is away", place.pool));
         }
         self.away.borrow_mut().remove(&id);
-        if self.tasks.borrow().get(&id) == Some(&(Task::Make, Progress::Done)) {
+        if self.tasks.borrow().get(&id) == Some(&(Task::Make, LvolProgress::Done)) {
             self.tasks.borrow_mut().remove(&id);
             let why = format!("lvol {} has no device of its size yet", export.device);
-            return Progress::Failed(why);
+            return LvolProgress::Failed(why);
         }
         let (engine, place, was_there) = (Rc::clone(engine), place.clone(), export.bytes > 0);
         self.run(running, id, Task::Make, async move {
@@ -102,7 +102,7 @@ impl Lvols {
         running: &Rc<Running>,
         id: ExportId,
         place: &PoolChoice,
-    ) -> Progress {
+    ) -> LvolProgress {
         let (engine, pool) = (Rc::clone(engine), place.pool);
         self.run(running, id, Task::Delete, async move {
             delete_one(&engine, id, pool).await
@@ -113,7 +113,7 @@ impl Lvols {
     pub(super) fn retain(&self, exists: impl Fn(ExportId) -> bool) {
         self.tasks
             .borrow_mut()
-            .retain(|id, (_, progress)| exists(*id) || *progress == Progress::Working);
+            .retain(|id, (_, progress)| exists(*id) || *progress == LvolProgress::Working);
         self.away.borrow_mut().retain(|id, _| exists(*id));
     }
 
@@ -124,25 +124,25 @@ impl Lvols {
         id: ExportId,
         task: Task,
         work: impl Future<Output = Result<(), RpcError>> + 'static,
-    ) -> Progress {
+    ) -> LvolProgress {
         let last = match self.tasks.borrow().get(&id) {
-            Some((_, Progress::Working)) => return Progress::Working,
+            Some((_, LvolProgress::Working)) => return LvolProgress::Working,
             Some((of, last)) if *of == task => Some(last.clone()),
             _ => None,
         };
-        if last == Some(Progress::Done) {
-            return Progress::Done;
+        if last == Some(LvolProgress::Done) {
+            return LvolProgress::Done;
         }
         self.tasks
             .borrow_mut()
-            .insert(id, (task, Progress::Working));
+            .insert(id, (task, LvolProgress::Working));
         let running = Rc::clone(running);
         tokio::task::spawn_local(async move {
             let progress = match work.await {
-                Ok(()) => Progress::Done,
-                Err(error) => Progress::Failed(error.to_string()),
+                Ok(()) => LvolProgress::Done,
+                Err(error) => LvolProgress::Failed(error.to_string()),
             };
-            let is_done = progress == Progress::Done;
+            let is_done = progress == LvolProgress::Done;
             running
                 .exports
                 .lvols
@@ -155,8 +155,8 @@ impl Lvols {
             }
         });
         match last {
-            Some(failed @ Progress::Failed(_)) => failed,
-            _ => Progress::Working,
+            Some(failed @ LvolProgress::Failed(_)) => failed,
+            _ => LvolProgress::Working,
         }
     }
 }

@@ -14,6 +14,7 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use super::Running;
+use crate::attach::ReconnectTimes;
 use crate::rpc::RpcError;
 use crate::services::Engine;
 use crate::services::nvme::{self, AttachParams};
@@ -126,7 +127,10 @@ async fn attach(
             trsvcid: Some(portal.trsvcid.clone()),
             subnqn: Some(node_nqn(node)),
             hostnqn: Some(host_nqn(me)),
-            ctrlr_loss_timeout_sec: Some(-1),
+            times: ReconnectTimes {
+                ctrlr_loss_timeout_sec: Some(-1),
+                ..ReconnectTimes::default()
+            },
             ..AttachParams::default()
         };
         nvme::begin(engine, params).await?;

@@ -29,7 +29,7 @@ use super::copy::{self, FILE};
 use super::{Running, describe, joined, seconds};
 use crate::plane::Plane;
 use crate::services::Engine;
-use crate::services::backup::device::{Device as Claimed, Range};
+use crate::services::backup::device::{ClaimedDevice, Range};
 use crate::services::pools;
 use crate::services::volumes::is_local;
 use crate::values::files;
@@ -259,7 +259,7 @@ async fn label(engine: &Rc<Engine>, plane: &Plane, name: &str) -> Result<Option<
     let claim = plane.bdevs.claim(name, holder, Usage::Shared);
     let claim = claim.map_err(|error| error.to_string())?;
     let reactor = pools::least_loaded(engine, plane);
-    let device = Claimed::new(claim, reactor.ok_or("there is no reactor")?);
+    let device = ClaimedDevice::new(claim, reactor.ok_or("there is no reactor")?);
     let places = [LabelCopy::A, LabelCopy::B].into_iter().enumerate();
     let ranges = places.map(|(at, place)| Range {
         offset: label_offset(place),

@@ -18,7 +18,7 @@ use super::discovery::tls_text;
 use super::{Cluster, joined};
 use crate::config::Settings;
 use crate::doctor::cluster as doctor;
-use crate::doctor::volume_store::VolumeStore;
+use crate::doctor::volume_store::VolumeStoreReport;
 use crate::services::volumes::{self, endpoints, holder};
 
 /// Time limit of a connection to another node.
@@ -72,7 +72,7 @@ impl Cluster {
 
 /// The volume store in etcd, with the cluster that it has. Blocks. `None`: the store is not in
 /// etcd.
-pub fn store_for_doctor(settings: &Settings, dir: Option<&Path>) -> Option<VolumeStore> {
+pub fn store_for_doctor(settings: &Settings, dir: Option<&Path>) -> Option<VolumeStoreReport> {
     let mut store = volumes::store_for_doctor(settings, dir)?;
     store.cluster = for_doctor(settings, dir);
     Some(store)

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use nacre_bdev::Bdev;
 use nacre_bdev::registry::{DeleteTicket, Removal};
-use nacre_bdev_nvme::{Controller, Event, Function, NvmeBdev, Observer, Options, State};
+use nacre_bdev_nvme::{Controller, DriveOptions, Event, Function, NvmeBdev, Observer, State};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tracing::{info, warn};
@@ -214,7 +214,7 @@ impl Drives {
         &self,
         engine: &Engine,
         function: Arc<dyn Function>,
-        options: Options,
+        options: DriveOptions,
         max_devices: usize,
     ) -> Result<Rc<Drive>, RpcError> {
         let plane = engine.plane()?;

@@ -45,7 +45,7 @@ pub enum KeyPlace {
 
 /// The facts of a key that reveal nothing of its secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Facts {
+pub struct KeyFacts {
     pub kind: &'static str,
     pub hash: &'static str,
     /// Eight hexadecimal digits.
@@ -146,9 +146,9 @@ impl NamedKey {
     }
 
     /// Reads the secret to describe it, also after its expiry.
-    pub fn facts(&self) -> Result<Facts, KeyError> {
+    pub fn facts(&self) -> Result<KeyFacts, KeyError> {
         let (text, made) = self.parsed(KeyText::parse)?;
-        Ok(Facts {
+        Ok(KeyFacts {
             kind: super::text::kind_name(text.kind()),
             hash: text.hash(),
             fingerprint: text.fingerprint(),

@@ -33,7 +33,7 @@ use nacre_nvmf_wire::Nqn;
 use parking_lot::Mutex;
 
 pub use file::{FileError, read};
-pub use key::{Facts, KeyPlace, NamedKey, WallClock};
+pub use key::{KeyFacts, KeyPlace, NamedKey, WallClock};
 pub use rotation::Rotations;
 pub use text::KeyText;
 

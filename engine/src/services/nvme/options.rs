@@ -8,12 +8,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::attach::{MultipathOptions, check_times};
+use crate::attach::{MultipathOptions, ReconnectTimes};
 use crate::config::replication::Replication;
 use crate::rpc::RpcError;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::services::Engine;
 use crate::services::remotes::Timeouts;
+use crate::values::flattened;
 
 /// The journal key of the record with the options.
 pub const KEY: &str = "nvme/options";
@@ -26,7 +27,8 @@ const QUEUE_REQUESTS: RangeInclusive<u16> = 2..=1024;
 
 /// The options in effect, merged over all calls.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
+#[serde(default, remote = "Self")]
+#[schemars(!remote)]
 pub struct Options {
     /// Action on a drive's command timeout: `abort` (default: abort the command, then recreate its
     /// queue, then reset the controller), `reset` or `none`. A connection to a remote target is
@@ -45,15 +47,9 @@ pub struct Options {
     /// Entries of each I/O queue; 0: 128.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub io_queue_requests: Option<u16>,
-    /// How long to try to reconnect; -1: no limit; 0: never.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ctrlr_loss_timeout_sec: Option<i64>,
-    /// Delay between two attempts; 0: starts short and grows with each failure.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reconnect_delay_sec: Option<u64>,
-    /// How long I/O waits for a disconnected controller; 0: until the last attempt.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fast_io_fail_timeout_sec: Option<u64>,
+    #[serde(skip)]
+    #[schemars(!skip, flatten)]
+    pub times: ReconnectTimes,
     /// True: a connection that fell back to TCP stays on TCP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disable_auto_failback: Option<bool>,
@@ -71,6 +67,8 @@ pub struct Options {
     #[serde(flatten)]
     pub others: serde_json::Map<String, Value>,
 }
+
+flattened!(Options, times, without nulls);
 
 /// SPDK's other options: the one accepted value, and the reason for refusing any other.
 fn fixed_options() -> [(&'static str, Value, &'static str); 18] {
@@ -296,23 +294,17 @@ impl Options {
         if let Some(options) = &self.multipath_opts {
             options.policy()?;
         }
-        let (loss, delay) = (self.ctrlr_loss_timeout_sec, self.reconnect_delay_sec);
-        timeouts(loss, delay, self.fast_io_fail_timeout_sec, replication).map(drop)
+        timeouts(self.times, replication).map(drop)
     }
 }
 
-/// Converts SPDK's three timeouts by SPDK's rules.
-pub fn timeouts(
-    loss: Option<i64>,
-    delay: Option<u64>,
-    fast_fail: Option<u64>,
-    replication: &Replication,
-) -> Result<Timeouts, RpcError> {
-    let (loss, delay) = check_times(loss, delay, fast_fail)?;
+/// Converts SPDK's three times by SPDK's rules.
+pub fn timeouts(times: ReconnectTimes, replication: &Replication) -> Result<Timeouts, RpcError> {
+    let (loss, delay) = times.check()?;
     Ok(Timeouts {
         loss: loss.map(Duration::from_secs),
         reconnect: delay.map(Duration::from_secs),
-        fast_fail: match fast_fail {
+        fast_fail: match times.fast_io_fail_timeout_sec {
             None => replication.fast_fail(),
             Some(0) => None,
             Some(seconds) => Some(Duration::from_secs(seconds)),

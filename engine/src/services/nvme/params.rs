@@ -72,14 +72,8 @@ impl AttachParams {
         let io_queues = self.num_io_queues.filter(|n| *n > 0).unwrap_or(IO_QUEUES);
         let max_devices = self.max_bdevs.filter(|n| *n > 0).unwrap_or(MAX_DEVICES);
         let options = Options::of(engine);
-        let timeouts = timeouts(
-            self.ctrlr_loss_timeout_sec
-                .or(options.ctrlr_loss_timeout_sec),
-            self.reconnect_delay_sec.or(options.reconnect_delay_sec),
-            self.fast_io_fail_timeout_sec
-                .or(options.fast_io_fail_timeout_sec),
-            &engine.settings.replication,
-        )?;
+        let times = self.times.or(options.times);
+        let timeouts = timeouts(times, &engine.settings.replication)?;
         let keep_alive = self.keep_alive_timeout_ms.or(options.keep_alive_timeout_ms);
         let keep_alive = keep_alive.unwrap_or(engine.settings.replication.keep_alive_ms);
         let micros = |given: Option<u64>| given.filter(|us| *us > 0).map(Duration::from_micros);

@@ -9,7 +9,7 @@ use nacre_bdev::registry::Usage;
 use nacre_bdev::{Bdev, Holder};
 use nacre_bdev_pool::Lvol;
 
-use super::copy::{self, Devices, Progress};
+use super::copy::{self, CopiedUnits, CopyDevices};
 use super::{OpenPool, least_loaded};
 use crate::refusal::Refusal;
 use crate::rpc::RpcError;
@@ -27,7 +27,7 @@ pub struct Copies {
 
 struct OneCopy {
     total: u64,
-    progress: Arc<Progress>,
+    progress: Arc<CopiedUnits>,
     state: RefCell<CopyState>,
 }
 
@@ -98,7 +98,7 @@ impl Copies {
         let reactor = least_loaded(engine, &plane)
             .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "there is no reactor"))?;
         let (number, copy) = self.add(total, CopyState::Runs);
-        let devices = Devices {
+        let devices = CopyDevices {
             from: Arc::new(from),
             to: Arc::new(to),
         };

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use nacre_bdev::{Bdev, Claim, Done, Extents, Io, LayerQueue, Op, Queue, Status};
 use nacre_bdev_pool::{Command, Outcome};
-use nacre_hugepages::Pool as Memory;
+use nacre_hugepages::Pool as BufferPool;
 use nacre_reactor::{CoreHandle, Idle, Nanos, Poller, ReactorHandle, Work};
 use tokio::sync::oneshot;
 use uuid::Uuid;
@@ -27,11 +27,11 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// Progress of a copy.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
+pub(super) struct CopiedUnits {
     copied: AtomicU64,
 }
 
-impl Progress {
+impl CopiedUnits {
     /// Units that are copied.
     pub(super) fn copied(&self) -> u64 {
         self.copied.load(Ordering::Relaxed)
@@ -40,7 +40,7 @@ impl Progress {
 
 /// The devices of a copy, which nothing removes meanwhile.
 #[derive(Clone)]
-pub(super) struct Devices {
+pub(super) struct CopyDevices {
     pub(super) from: Arc<Claim>,
     pub(super) to: Arc<Claim>,
 }
@@ -61,9 +61,9 @@ pub(super) async fn places(
 pub(super) async fn run(
     pool: &Rc<OpenPool>,
     lvol: Uuid,
-    devices: Devices,
+    devices: CopyDevices,
     reactor: ReactorHandle,
-    progress: Arc<Progress>,
+    progress: Arc<CopiedUnits>,
 ) -> Result<(), Status> {
     let unit = pool.handle.status().unit_bytes;
     let mut from = Some(0);
@@ -84,11 +84,11 @@ pub(super) async fn run(
 
 async fn copy_places(
     core: &CoreHandle,
-    memory: Memory,
-    devices: &Devices,
+    memory: BufferPool,
+    devices: &CopyDevices,
     places: Vec<u64>,
     unit: u64,
-    progress: Arc<Progress>,
+    progress: Arc<CopiedUnits>,
 ) -> Result<(), Status> {
     let open = |claim: &Claim| claim.open(&memory).map_err(|_| Status::DeviceError);
     let (sender, ended) = oneshot::channel();
@@ -131,14 +131,14 @@ struct Copier {
     unit: u64,
     /// Bytes of an I/O.
     part: u64,
-    memory: Memory,
+    memory: BufferPool,
     places: VecDeque<u64>,
     /// The next part of the first place.
     offset: u64,
     step: Step,
     retry: Nanos,
     done: Done,
-    progress: Arc<Progress>,
+    progress: Arc<CopiedUnits>,
     ended: Option<oneshot::Sender<Result<(), Status>>>,
 }
 

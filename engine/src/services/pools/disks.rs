@@ -152,13 +152,13 @@ pub(super) async fn refuse_open(
 
 /// The devices that an import claims.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Devices {
+pub(super) struct ImportDisks {
     pub names: Vec<String>,
     /// Disks that have left the pool, and were not erased. The import goes on without them.
     pub leftovers: Vec<String>,
 }
 
-impl Devices {
+impl ImportDisks {
     pub(super) fn one(name: &str) -> Self {
         Self {
             names: vec![name.to_owned()],
@@ -191,19 +191,19 @@ pub(super) async fn find(
     disk: &str,
     id: Option<Uuid>,
     known: &[KnownDisk],
-) -> Result<Devices, RpcError> {
+) -> Result<ImportDisks, RpcError> {
     let plane = engine.plane()?;
     let lookup = |name: &str| plane.bdevs.lookup(name);
     let present = known.iter().filter_map(|known| lookup(&known.name));
     // The disk that the import names may be the one that is away.
     let Some(first) = lookup(disk).or_else(|| present.clone().next()) else {
-        return Ok(Devices::one(disk));
+        return Ok(ImportDisks::one(disk));
     };
     let label = read_label(engine, &plane, Arc::clone(&first)).await;
     let of_one = label.as_ref().is_none_or(|label| label.disks.len() < 2);
     let pool = id.or_else(|| label.as_ref().map(|label| label.pool));
     let Some(pool) = pool.filter(|_| !of_one || known.len() > 1) else {
-        return Ok(Devices::one(first.name()));
+        return Ok(ImportDisks::one(first.name()));
     };
     let listed = plane.bdevs.list();
     let free = listed.iter().filter(|listed| listed.claims.is_empty());
@@ -227,7 +227,7 @@ pub(super) async fn find(
     labels.extend(read.into_iter().flatten());
     let mut devices = disks_among(labels, pool);
     if devices.names.is_empty() {
-        return Ok(Devices::one(first.name()));
+        return Ok(ImportDisks::one(first.name()));
     }
     let is_writable = |layer: Arc<Layer>| !layer.limits().read_only;
     devices
@@ -239,7 +239,7 @@ pub(super) async fn find(
 /// The devices of the disks that the pool's first disk names, and of those that were leaving: the
 /// keeper erases them if they have left. Without the first disk, all devices of the pool: the
 /// import names the missing one.
-fn disks_among(mut labels: Vec<(String, Label)>, pool: Uuid) -> Devices {
+fn disks_among(mut labels: Vec<(String, Label)>, pool: Uuid) -> ImportDisks {
     labels.retain(|(_, label)| label.pool == pool);
     let roots = labels.iter().map(|(_, label)| label);
     let roots = roots.filter(|label| label.disks.first() == Some(&label.disk));
@@ -251,7 +251,7 @@ fn disks_among(mut labels: Vec<(String, Label)>, pool: Uuid) -> Devices {
     };
     let (ours, others): (Vec<_>, Vec<_>) = labels.into_iter().partition(|(_, of)| is_in(of));
     let left = others.into_iter().filter(|(_, label)| label.is_leaving);
-    Devices {
+    ImportDisks {
         names: ours.into_iter().map(|(name, _)| name).collect(),
         leftovers: left.map(|(name, _)| name).collect(),
     }
@@ -393,10 +393,10 @@ mod tests {
         assert_eq!(of(&[of_one, ("left", left)]), with_leftover());
     }
 
-    fn with_leftover() -> Devices {
-        Devices {
+    fn with_leftover() -> ImportDisks {
+        ImportDisks {
             leftovers: vec!["left".to_owned()],
-            ..Devices::one("first")
+            ..ImportDisks::one("first")
         }
     }
 

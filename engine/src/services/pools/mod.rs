@@ -29,7 +29,7 @@ use nacre_bdev_pool::{
     Command, Create, Import, ImportReport, Lvol, LvolInfo, Outcome, PoolError, PoolHandle,
     PoolState,
 };
-use nacre_hugepages::Pool as Memory;
+use nacre_hugepages::Pool as BufferPool;
 use nacre_reactor::{CoreHandle, ReactorHandle};
 use tokio::sync::Mutex;
 use tracing::{info, warn};
@@ -47,7 +47,7 @@ use crate::store::{Change, Edit, Record};
 
 use closing::{Gone, close_one};
 pub use closing::{close, close_all, disk_gone, withdraw};
-use disks::Devices;
+use disks::ImportDisks;
 pub use disks::{KnownDisk, add_disk, grow};
 pub use lvols::{
     alias, check_alias, check_name, check_same_pool, delete, find_lvol, register, register_new,
@@ -288,7 +288,7 @@ pub async fn create(
     if let Some(layer) = plane.bdevs.lookup(disk).filter(|_| force) {
         disks::refuse_open(engine, &plane, layer).await?;
     }
-    let devices = Devices::one(disk);
+    let devices = ImportDisks::one(disk);
     let opened = open(
         engine,
         &devices,
@@ -498,10 +498,10 @@ pub async fn rename(
 /// Opens a pool on a reactor. A pool that opens late is closed again by `undo`.
 async fn open<Work>(
     engine: &Rc<Engine>,
-    devices: &Devices,
+    devices: &ImportDisks,
     id: Uuid,
     undo: Command,
-    work: impl FnOnce(CoreHandle, Memory, Vec<nacre_bdev::Claim>) -> Work + Send + 'static,
+    work: impl FnOnce(CoreHandle, BufferPool, Vec<nacre_bdev::Claim>) -> Work + Send + 'static,
 ) -> Result<OpenPool, RpcError>
 where
     Work: Future<Output = Result<(PoolHandle, ImportReport), PoolError>> + 'static,

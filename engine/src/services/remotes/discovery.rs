@@ -8,13 +8,15 @@ use std::time::Instant;
 
 use nacre_nvmf::host::ControllerState;
 use nacre_nvmf_wire::log::discovery::{DiscoveryError, DiscoveryRecord, adrfam, trtype};
+use schemars::JsonSchema;
+use serde::Serialize;
 use tokio::sync::Notify;
 
 use crate::values::address::{canonical_host, canonical_port};
 
 /// An address of a subsystem, as a discovery log names it, in SPDK's words. The address and the
 /// port have one spelling.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
 pub struct SubsystemAddress {
     pub trtype: &'static str,
     pub adrfam: &'static str,

@@ -27,7 +27,7 @@ use uuid::Uuid;
 use zeroize::Zeroizing;
 
 use super::{holder, note};
-use crate::config::settings::VolumeStore as Settings;
+use crate::config::settings::VolumeStoreSettings;
 use crate::services::Engine;
 use crate::services::keyring::file;
 use crate::values::{files, host_identity};
@@ -99,7 +99,10 @@ pub(super) async fn follow(engine: Rc<Engine>, mut of: OfStore) {
 }
 
 /// Opens the store.
-pub(super) async fn open(settings: &Settings, dir: &Path) -> anyhow::Result<OpenedStore> {
+pub(super) async fn open(
+    settings: &VolumeStoreSettings,
+    dir: &Path,
+) -> anyhow::Result<OpenedStore> {
     let prefix = prefix(settings)?;
     let (store, node, is_claimed) = {
         let (settings, dir, prefix) = (settings.clone(), dir.to_owned(), prefix.clone());
@@ -268,7 +271,7 @@ pub(super) async fn load_records(store: &EtcdStore) -> Result<Vec<VolumeRecord>,
     }
 }
 
-pub(super) fn prefix(settings: &Settings) -> anyhow::Result<Prefix> {
+pub(super) fn prefix(settings: &VolumeStoreSettings) -> anyhow::Result<Prefix> {
     let prefix = settings.prefix.as_deref().and_then(Prefix::new);
     prefix.context("store.prefix is missing or invalid")
 }
@@ -288,7 +291,7 @@ pub(super) fn this_node(id: Uuid) -> DaemonIdentity {
 }
 
 /// Reads the files that `[store]` names. Blocks.
-pub fn endpoints(settings: &Settings) -> anyhow::Result<Endpoints> {
+pub fn endpoints(settings: &VolumeStoreSettings) -> anyhow::Result<Endpoints> {
     let public = |key: &str, path: &Option<PathBuf>| {
         let Some(path) = path else {
             return Ok(None);
@@ -344,7 +347,7 @@ mod tests {
             std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
             Some(path)
         };
-        let settings = Settings {
+        let settings = VolumeStoreSettings {
             endpoints: vec!["https://h:1".to_owned()],
             ca: write("ca", 0o644),
             cert: write("cert", 0o644),
@@ -352,7 +355,7 @@ mod tests {
             user: Some("u".to_owned()),
             password_file: write("password", 0o600),
             deadline_ms: 700,
-            ..Settings::default()
+            ..VolumeStoreSettings::default()
         };
         let read = endpoints(&settings).unwrap();
         let tls = read.tls.unwrap();
@@ -363,21 +366,21 @@ mod tests {
         assert_eq!(read.deadline, Duration::from_millis(700));
         for (settings, expected) in [
             (
-                Settings {
+                VolumeStoreSettings {
                     password_file: write("open", 0o644),
                     ..settings.clone()
                 },
                 "store.password_file: ",
             ),
             (
-                Settings {
+                VolumeStoreSettings {
                     key: write("open", 0o644),
                     ..settings.clone()
                 },
                 "store.key: ",
             ),
             (
-                Settings {
+                VolumeStoreSettings {
                     ca: Some(dir.path().join("none")),
                     ..settings
                 },

@@ -15,12 +15,12 @@ use crate::doctor::volume_store as doctor;
 pub(in crate::services) fn store_for_doctor(
     settings: &Settings,
     dir: Option<&Path>,
-) -> Option<doctor::VolumeStore> {
+) -> Option<doctor::VolumeStoreReport> {
     if !settings.store.is_etcd() {
         return None;
     }
     let found = examine(settings, dir);
-    Some(found.unwrap_or_else(|error| doctor::VolumeStore {
+    Some(found.unwrap_or_else(|error| doctor::VolumeStoreReport {
         prefix: settings.store.prefix.clone().unwrap_or_default(),
         problem: Some(format!("{error:#}")),
         members: Vec::new(),
@@ -29,7 +29,7 @@ pub(in crate::services) fn store_for_doctor(
     }))
 }
 
-fn examine(settings: &Settings, dir: Option<&Path>) -> anyhow::Result<doctor::VolumeStore> {
+fn examine(settings: &Settings, dir: Option<&Path>) -> anyhow::Result<doctor::VolumeStoreReport> {
     let of_cluster = settings.cluster.name.as_deref();
     let prefix = match of_cluster.map(Prefix::new) {
         Some(prefix) => prefix.context("cluster.name is invalid")?,
@@ -68,7 +68,7 @@ fn examine(settings: &Settings, dir: Option<&Path>) -> anyhow::Result<doctor::Vo
             _ => doctor::Owner::Other(owner.node.to_string()),
         },
     };
-    Ok(doctor::VolumeStore {
+    Ok(doctor::VolumeStoreReport {
         prefix: prefix.to_string(),
         problem: None,
         members: members.collect(),

@@ -9,8 +9,8 @@ use nacre_reactor::Nanos;
 use crate::auth::fuzzing::Counter;
 use crate::auth::message::{Body, Failed, Message};
 use crate::auth::{
-    Agreed, ChannelPolicy, Concatenation, ControllerEnd, FixedKeys, Group, Hash, HostEnd, HostStep,
-    KeyError, KeySource, Keys, Names, Offer, Progress, Reason, Received, Secret,
+    Agreed, ChannelPolicy, Concatenation, ControllerEnd, FixedKeys, Group, Hash, HostEnd, KeyError,
+    KeySource, Keys, Names, Offer, Progress, Reason, Received, Secret, TransactionStep,
 };
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -133,20 +133,20 @@ impl Pair {
     pub(super) fn run(&mut self) -> Result<Agreed, Reason> {
         for _ in 0..32 {
             match self.host.step() {
-                HostStep::Send(bytes) => {
+                TransactionStep::Send(bytes) => {
                     let bytes = self.pass(bytes);
                     self.controller.send(&bytes, self.now);
                     self.host.sent();
                 }
-                HostStep::Receive => {
+                TransactionStep::Receive => {
                     let bytes = self.receive();
                     let bytes = self.pass(bytes);
                     self.host.received(&bytes);
                 }
-                HostStep::Compute(job) => self.host.answered(job.run()),
-                HostStep::Wait => panic!("every step was reported"),
-                HostStep::Completed(agreed) => return Ok(agreed),
-                HostStep::Failed(reason) => return Err(reason),
+                TransactionStep::Compute(job) => self.host.answered(job.run()),
+                TransactionStep::Wait => panic!("every step was reported"),
+                TransactionStep::Completed(agreed) => return Ok(agreed),
+                TransactionStep::Failed(reason) => return Err(reason),
             }
         }
         panic!("no end");
@@ -515,17 +515,17 @@ fn silence() {
         let mut done = 0;
         while done < steps {
             match pair.host.step() {
-                HostStep::Send(bytes) => {
+                TransactionStep::Send(bytes) => {
                     pair.controller.send(&bytes, pair.now);
                     pair.host.sent();
                     done += 1;
                 }
-                HostStep::Receive => {
+                TransactionStep::Receive => {
                     let bytes = pair.receive();
                     pair.host.received(&bytes);
                     done += 1;
                 }
-                HostStep::Compute(job) => pair.host.answered(job.run()),
+                TransactionStep::Compute(job) => pair.host.answered(job.run()),
                 other => panic!("{other:?}"),
             }
         }
@@ -572,7 +572,7 @@ fn out_of_turn() {
     }
     // A second Negotiate, and a buffer that is too short.
     let mut pair = new();
-    let HostStep::Send(negotiate) = pair.host.step() else {
+    let TransactionStep::Send(negotiate) = pair.host.step() else {
         panic!("no Negotiate");
     };
     pair.controller.send(&negotiate, pair.now);

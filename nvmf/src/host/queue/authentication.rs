@@ -14,7 +14,9 @@ use super::super::concatenation::GeneratedPsk;
 use super::super::error::HostError;
 use super::super::options::HostOptions;
 use super::{CommandQueue, Finished};
-use crate::auth::{Answer, Concatenation, HostEnd, HostStep, Job, Names, Reason, SystemRandom};
+use crate::auth::{
+    Answer, Concatenation, HostEnd, Job, Names, Reason, SystemRandom, TransactionStep,
+};
 use crate::tls::Psk;
 
 /// Interval at which a sleeping core checks for the result of the helper thread.
@@ -117,14 +119,14 @@ impl Transaction {
         loop {
             match &mut self.wait {
                 Wait::Nothing => match self.end.step() {
-                    HostStep::Send(bytes) => self.wait = Wait::Unsent(bytes),
-                    HostStep::Receive => self.wait = Wait::Unfetched,
-                    HostStep::Compute(job) => match self.compute(job) {
+                    TransactionStep::Send(bytes) => self.wait = Wait::Unsent(bytes),
+                    TransactionStep::Receive => self.wait = Wait::Unfetched,
+                    TransactionStep::Compute(job) => match self.compute(job) {
                         Ok(answer) => self.wait = Wait::Answer(answer),
                         Err(reason) => return Some(Err(HostError::Authentication(reason))),
                     },
-                    HostStep::Wait => return None,
-                    HostStep::Completed(_) => {
+                    TransactionStep::Wait => return None,
+                    TransactionStep::Completed(_) => {
                         let psk = self.end.take_generated();
                         let Some((kept, psk)) = self.generated.as_ref().zip(psk) else {
                             return Some(Ok(Proof::Alone));
@@ -132,7 +134,7 @@ impl Transaction {
                         kept.set(Psk::generated(&psk));
                         return Some(Ok(Proof::WithPsk));
                     }
-                    HostStep::Failed(reason) => {
+                    TransactionStep::Failed(reason) => {
                         return Some(Err(HostError::Authentication(reason)));
                     }
                 },

@@ -210,7 +210,9 @@ impl Target {
         let entries = kinds
             .into_iter()
             .map(|kind| self.queue_limits(kind).max_admin_entries);
-        entries.min().unwrap_or(self.config.max_admin_entries)
+        entries
+            .min()
+            .unwrap_or(self.config.queue_limits.max_admin_entries)
     }
 
     pub(crate) fn discovery_changed(&self) {

@@ -249,9 +249,7 @@ impl Target {
     /// The limits of a transport's queue pairs.
     pub fn queue_limits(&self, kind: TransportType) -> QueueLimits {
         let own = self.queue_limits.lock();
-        own.get(&kind)
-            .copied()
-            .unwrap_or_else(|| self.config.queue_limits())
+        own.get(&kind).copied().unwrap_or(self.config.queue_limits)
     }
 
     /// The registered groups, in the order of registration.

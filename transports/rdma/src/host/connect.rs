@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use zerocopy::IntoBytes;
 
 use super::queue::send_entries;
-use super::{HostOptions, HostShared, Link, ManagerRequest, QueueMessage};
+use super::{HostShared, Link, ManagerRequest, QueueMessage, RdmaHostOptions};
 use crate::stats::event_name;
 
 /// The status of an event for a peer that does not answer.
@@ -55,7 +55,7 @@ const TICK: Duration = Duration::from_millis(100);
 
 struct Attempt {
     address: SocketAddr,
-    options: HostOptions,
+    options: RdmaHostOptions,
     link: Arc<Link>,
     stage: &'static str,
     deadline: Instant,

@@ -36,7 +36,7 @@ pub use queue::RdmaHost;
 
 /// How to connect one queue pair.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HostOptions {
+pub struct RdmaHostOptions {
     /// 0: the admin queue.
     pub qid: u16,
     /// Entries of the queue, at most those of the dialer.
@@ -60,7 +60,7 @@ pub struct HostOptions {
     pub drain_timeout: Duration,
 }
 
-impl HostOptions {
+impl RdmaHostOptions {
     /// Bytes of a command capsule without in-capsule data.
     pub const MAX_INLINE: u32 = Sqe::SIZE as u32;
 
@@ -130,7 +130,7 @@ impl Link {
 
 /// Messages to the management thread.
 enum ManagerRequest {
-    Connect(SocketAddr, HostOptions, Arc<Link>),
+    Connect(SocketAddr, RdmaHostOptions, Arc<Link>),
     /// Receives are posted.
     Ready(CmId),
     /// Returns the queue pair, unless it is destroyed already.
@@ -286,7 +286,11 @@ pub struct RdmaDialer {
 
 impl RdmaDialer {
     /// Begins to connect. The first event of the queue pair is the result: `Ready` or `Closed`.
-    pub fn connect(&self, address: SocketAddr, options: HostOptions) -> std::io::Result<RdmaHost> {
+    pub fn connect(
+        &self,
+        address: SocketAddr,
+        options: RdmaHostOptions,
+    ) -> std::io::Result<RdmaHost> {
         if options.entries < 2 || options.entries > self.entries {
             let why = format!(
                 "{} entries; 2 to {} are possible",

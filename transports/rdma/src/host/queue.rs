@@ -15,7 +15,7 @@ use nacre_transport_rdma_verbs::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{HostOptions, HostShared, Link, ManagerRequest, QueueMessage, RingMemory};
+use super::{HostShared, Link, ManagerRequest, QueueMessage, RdmaHostOptions, RingMemory};
 
 /// Completions taken in one poll.
 const BATCH: usize = 64;
@@ -30,7 +30,7 @@ pub struct RdmaHost {
     shared: Arc<HostShared>,
     link: Arc<Link>,
     wakes: EventSet,
-    options: HostOptions,
+    options: RdmaHostOptions,
     // The queue pair is dropped before the memory of its rings, whose keys the controller has.
     lane: Option<(Lane, CmId)>,
     memory: Rc<RingMemory>,
@@ -61,7 +61,7 @@ impl RdmaHost {
         link: Arc<Link>,
         wakes: EventSet,
         memory: Rc<RingMemory>,
-        options: HostOptions,
+        options: RdmaHostOptions,
     ) -> Self {
         Self {
             shared,

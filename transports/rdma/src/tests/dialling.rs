@@ -9,7 +9,7 @@ use nacre_transport_rdma_verbs::{CmEventKind, ConnParams};
 use zerocopy::IntoBytes;
 
 use super::rig::{ENTRIES, Options, TestRig};
-use crate::{HostOptions, RdmaHost};
+use crate::{RdmaHost, RdmaHostOptions};
 
 /// A host whose connection request is still unanswered.
 struct Dialling {
@@ -22,7 +22,7 @@ struct Dialling {
 impl Dialling {
     fn new(connection_retries: u32) -> Self {
         let rig = TestRig::new(Options::default());
-        let host = rig.dial(HostOptions {
+        let host = rig.dial(RdmaHostOptions {
             connection_retries,
             ..TestRig::host_options()
         });

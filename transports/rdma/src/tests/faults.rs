@@ -20,7 +20,7 @@ use nacre_transport_rdma_verbs::sim::{ConnectFault, Target};
 use nacre_transport_rdma_verbs::{AsyncEvent, CmEventKind, ConnParams, PortState, WcStatus};
 
 use super::rig::{ENTRIES, Options, TARGET, TestRig};
-use crate::{HostOptions, RdmaConfig, RdmaHost};
+use crate::{RdmaConfig, RdmaHost, RdmaHostOptions};
 
 const CLASSES: [ClassSpec; 2] = [
     ClassSpec {
@@ -164,7 +164,7 @@ impl World {
         self.rig.transport.respond(conn, response);
     }
 
-    pub(super) fn dial(&mut self, options: HostOptions) {
+    pub(super) fn dial(&mut self, options: RdmaHostOptions) {
         assert!(self.host.is_none());
         (self.ready, self.host_closed, self.answer) = (false, None, true);
         self.completed.clear();
@@ -455,7 +455,7 @@ fn connecting() {
     ] {
         let silent = fault == ConnectFault::Silent;
         world.rig.fabric.fault_connects(TARGET, Some(fault.clone()));
-        world.dial(HostOptions {
+        world.dial(RdmaHostOptions {
             connection_retries: 2,
             ..TestRig::host_options()
         });
@@ -491,7 +491,7 @@ fn connecting() {
         .rig
         .fabric
         .fault_connects(TARGET, Some(ConnectFault::Unreachable));
-    world.dial(HostOptions {
+    world.dial(RdmaHostOptions {
         connection_retries: 1,
         ..TestRig::host_options()
     });
@@ -506,7 +506,7 @@ fn connecting() {
 /// Connection requests that are refused, by the code of the refusal.
 #[test]
 fn refused() {
-    let options = |change: fn(&mut HostOptions)| {
+    let options = |change: fn(&mut RdmaHostOptions)| {
         let mut options = TestRig::host_options();
         change(&mut options);
         options

@@ -8,7 +8,7 @@ use nacre_transport_rdma_verbs::sim::Target;
 
 use super::faults::World;
 use super::rig::{Options, TARGET, TestRig};
-use crate::{HostOptions, Incident};
+use crate::{Incident, RdmaHostOptions};
 
 /// A failure is reported once, with all known facts: also the operation, which the completion does
 /// not name.
@@ -47,7 +47,7 @@ fn incidents() {
         world.disconnect_and_check(operation);
     }
     assert_eq!(calls.load(Ordering::Relaxed), 4);
-    world.dial(HostOptions {
+    world.dial(RdmaHostOptions {
         qid: u16::MAX,
         ..TestRig::host_options()
     });
@@ -72,7 +72,7 @@ fn incidents() {
     world.rig.fabric.add_device(attributes, &[TARGET]).unwrap();
     world.turns(2);
     for _ in 0..70 {
-        world.dial(HostOptions {
+        world.dial(RdmaHostOptions {
             qid: u16::MAX,
             ..TestRig::host_options()
         });

@@ -12,7 +12,7 @@ use nacre_transport_rdma_verbs::DeviceAttributes;
 use nacre_transport_rdma_verbs::DeviceId;
 use nacre_transport_rdma_verbs::sim::{Fabric, attributes};
 
-use crate::{HostOptions, RdmaConfig, RdmaDialer, RdmaHost, RdmaHosts, RdmaPlug};
+use crate::{RdmaConfig, RdmaDialer, RdmaHost, RdmaHostOptions, RdmaHosts, RdmaPlug};
 
 pub(super) const TARGET: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 pub(super) const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
@@ -100,15 +100,15 @@ impl TestRig {
         }
     }
 
-    pub(super) fn host_options() -> HostOptions {
-        HostOptions {
+    pub(super) fn host_options() -> RdmaHostOptions {
+        RdmaHostOptions {
             source: Some(HOST),
             connection_retries: 0,
-            ..HostOptions::new(1, ENTRIES)
+            ..RdmaHostOptions::new(1, ENTRIES)
         }
     }
 
-    pub(super) fn dial(&self, options: HostOptions) -> RdmaHost {
+    pub(super) fn dial(&self, options: RdmaHostOptions) -> RdmaHost {
         self.dialer.connect(self.address, options).unwrap()
     }
 

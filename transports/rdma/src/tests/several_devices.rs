@@ -18,7 +18,7 @@ use nacre_transport_rdma_verbs::sim::{Fabric, attributes};
 use nacre_transport_rdma_verbs::{DeviceAttributes, DeviceId};
 
 use super::rig::{ENTRIES, HOST, TestRig};
-use crate::{HostOptions, RdmaConfig, RdmaDialer, RdmaHost, RdmaHosts, RdmaPlug};
+use crate::{RdmaConfig, RdmaDialer, RdmaHost, RdmaHostOptions, RdmaHosts, RdmaPlug};
 
 const CLASSES: [ClassSpec; 1] = [ClassSpec {
     size: 4096,
@@ -51,7 +51,7 @@ pub(super) struct SeveralDevices {
     pub devices: Vec<DeviceId>,
     /// What hosts write.
     data: Buf,
-    /// See [`HostOptions::max_inline`].
+    /// See [`RdmaHostOptions::max_inline`].
     max_inline: u32,
     pools: Pools,
     events: Events,
@@ -98,7 +98,7 @@ impl SeveralDevices {
             dialer: hosts.dialer(64, ENTRIES).unwrap(),
             plug,
             data: pool().acquire(4096).unwrap(),
-            max_inline: HostOptions::MAX_INLINE,
+            max_inline: RdmaHostOptions::MAX_INLINE,
             hosts,
             fabric,
             devices,
@@ -126,7 +126,7 @@ impl SeveralDevices {
 
     /// Starts to connect a host to the address of a device.
     pub(super) fn dial(&mut self, device: usize, entries: u16) -> usize {
-        let options = HostOptions {
+        let options = RdmaHostOptions {
             entries,
             max_inline: self.max_inline,
             ..TestRig::host_options()
@@ -319,7 +319,7 @@ fn queue_pairs_of_one_number() {
 /// device. Method: the simulated device takes 220 bytes; its response is inline in any case.
 #[test]
 fn small_writes_are_sent_inline() {
-    let command = HostOptions::MAX_INLINE;
+    let command = RdmaHostOptions::MAX_INLINE;
     for (max_inline, data, is_inline) in [
         (command, 100, false),
         (command + 99, 100, false),

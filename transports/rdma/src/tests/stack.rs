@@ -189,12 +189,12 @@ impl Stack {
                 let host = elsewhere.connect_host(OTHER);
                 return Ok(Box::new(host.map_err(std::io::Error::other)?));
             }
-            let options = crate::HostOptions {
+            let options = crate::RdmaHostOptions {
                 source: Some(HOST),
                 connection_retries: 0,
                 cntlid: wanted.cntlid,
                 cm_timeout,
-                ..crate::HostOptions::new(wanted.qid, wanted.entries)
+                ..crate::RdmaHostOptions::new(wanted.qid, wanted.entries)
             };
             Ok(Box::new(dialer.connect(at, options)?))
         }));

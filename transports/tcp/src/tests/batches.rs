@@ -11,7 +11,7 @@ use nacre_nvmf_wire::sqe::Sqe;
 use nacre_reactor::{Clock, EventSet, Events, Idle, Interest};
 
 use super::sockets::{Server, ready};
-use crate::{HostOptions, HostStats, StatsSnapshot, TcpConfig, TcpHost, connect_host};
+use crate::{HostStats, StatsSnapshot, TcpConfig, TcpHost, TcpHostOptions, connect_host};
 
 const DEPTH: u16 = 4;
 /// Of the data of one read with its header.
@@ -28,12 +28,12 @@ impl Pair {
     fn connected(hosts: usize) -> Self {
         let mut server = Server::new(TcpConfig::default());
         let clock = Clock::real();
-        let options = HostOptions {
+        let options = TcpHostOptions {
             machine: HostConfig {
                 entries: usize::from(DEPTH) + 1,
                 ..HostConfig::default()
             },
-            ..HostOptions::default()
+            ..TcpHostOptions::default()
         };
         let connect = |_| {
             let mut host = connect_host(server.rig.address, options.clone()).unwrap();

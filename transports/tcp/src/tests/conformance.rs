@@ -13,13 +13,13 @@ use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::tcp::Digests;
 use nacre_reactor::{Clock, Nanos};
 
-use crate::{HostOptions, HostTls, TcpConfig, TcpPlug, connect_host};
+use crate::{HostTls, TcpConfig, TcpHostOptions, TcpPlug, connect_host};
 
 pub(super) struct TcpRig {
     pub plug: TcpPlug,
     pub address: SocketAddr,
     pub transport: Box<dyn Transport>,
-    pub options: HostOptions,
+    pub options: TcpHostOptions,
     pub clock: Clock,
 }
 
@@ -54,14 +54,14 @@ pub(super) fn tls() -> HostTls {
 }
 
 impl TcpRig {
-    pub(super) fn new(config: TcpConfig, options: HostOptions, listen: &str) -> Self {
+    pub(super) fn new(config: TcpConfig, options: TcpHostOptions, listen: &str) -> Self {
         let tls = options.tls.is_some().then_some(TlsPolicy::Require);
         Self::with_psks(config, options, listen, tls, Arc::new(AnyHost))
     }
 
     pub(super) fn with_psks(
         config: TcpConfig,
-        options: HostOptions,
+        options: TcpHostOptions,
         listen: &str,
         tls: Option<TlsPolicy>,
         psks: Arc<dyn PskSource>,
@@ -107,7 +107,13 @@ impl Rig for TcpRig {
 
 #[test]
 fn over_ipv4() {
-    conformance::run(|| TcpRig::new(TcpConfig::default(), HostOptions::default(), "127.0.0.1:0"));
+    conformance::run(|| {
+        TcpRig::new(
+            TcpConfig::default(),
+            TcpHostOptions::default(),
+            "127.0.0.1:0",
+        )
+    });
 }
 
 #[test]
@@ -116,9 +122,9 @@ fn over_ipv6_with_digests() {
         digests: Digests::BOTH,
         ..HostConfig::default()
     };
-    let options = HostOptions {
+    let options = TcpHostOptions {
         machine,
-        ..HostOptions::default()
+        ..TcpHostOptions::default()
     };
     conformance::run(|| TcpRig::new(TcpConfig::default(), options.clone(), "[::1]:0"));
 }
@@ -131,19 +137,19 @@ fn with_tiny_socket_buffers() {
         receive_buffer: Some(16 << 10),
         ..TcpConfig::default()
     };
-    let options = HostOptions {
+    let options = TcpHostOptions {
         send_buffer: Some(16 << 10),
         receive_buffer: Some(16 << 10),
-        ..HostOptions::default()
+        ..TcpHostOptions::default()
     };
     conformance::run(|| TcpRig::new(config.clone(), options.clone(), "127.0.0.1:0"));
 }
 
 #[test]
 fn over_tls() {
-    let options = HostOptions {
+    let options = TcpHostOptions {
         tls: Some(tls()),
-        ..HostOptions::default()
+        ..TcpHostOptions::default()
     };
     conformance::run(|| TcpRig::new(TcpConfig::default(), options.clone(), "127.0.0.1:0"));
 }
@@ -155,11 +161,11 @@ fn over_tls_with_tiny_socket_buffers() {
         receive_buffer: Some(16 << 10),
         ..TcpConfig::default()
     };
-    let options = HostOptions {
+    let options = TcpHostOptions {
         send_buffer: Some(16 << 10),
         receive_buffer: Some(16 << 10),
         tls: Some(tls()),
-        ..HostOptions::default()
+        ..TcpHostOptions::default()
     };
     conformance::run(|| TcpRig::new(config.clone(), options.clone(), "127.0.0.1:0"));
 }

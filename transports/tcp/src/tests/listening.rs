@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use nacre_nvmf::transport::{Address, HostTransport, ListenerId, ListenerOptions, Plug};
 use nacre_reactor::Clock;
 
-use crate::{HostOptions, TcpConfig, TcpPlug, connect_host};
+use crate::{TcpConfig, TcpHostOptions, TcpPlug, connect_host};
 
 /// Goal: a listener on `::` takes IPv4 hosts, unless another listener has its port for IPv4,
 /// whichever comes first. Method: count the connections of each listener.
@@ -91,9 +91,9 @@ fn link_local_addresses() {
     let Address::Ip(bound) = listen(scoped).unwrap() else {
         panic!("not an IP address");
     };
-    let options = HostOptions {
+    let options = TcpHostOptions {
         source: Some(address.into()),
-        ..HostOptions::default()
+        ..TcpHostOptions::default()
     };
     let mut host = connect_host(bound, options).unwrap();
     let mut events = Vec::new();

@@ -22,7 +22,7 @@ use nacre_reactor::{Clock, Idle, Interest, Nanos};
 use zerocopy::IntoBytes;
 
 use super::conformance::TcpRig;
-use crate::{HostOptions, TcpConfig, TcpHost, TcpPlug, connect_host};
+use crate::{TcpConfig, TcpHost, TcpHostOptions, TcpPlug, connect_host};
 
 /// A target that answers reads with zeroes and takes writes.
 pub(super) struct Server {
@@ -41,7 +41,11 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn new(config: TcpConfig) -> Self {
-        Self::of(TcpRig::new(config, HostOptions::default(), "127.0.0.1:0"))
+        Self::of(TcpRig::new(
+            config,
+            TcpHostOptions::default(),
+            "127.0.0.1:0",
+        ))
     }
 
     pub(super) fn of(rig: TcpRig) -> Self {
@@ -213,7 +217,7 @@ fn three_hundred_connections() {
         size: 4096,
         count: 1200,
     }]);
-    let connect = |_| connect_host(server.rig.address, HostOptions::default()).unwrap();
+    let connect = |_| connect_host(server.rig.address, TcpHostOptions::default()).unwrap();
     let mut hosts: Vec<(TcpHost, usize)> = (0..300).map(connect).map(|host| (host, 0)).collect();
     let mut events = Vec::new();
     server.until("all commands", |server| {
@@ -311,7 +315,7 @@ fn half_open_connections() {
     let mut half = server.raw();
     half.write_all(ic_req().as_bytes()).unwrap();
     half.write_all(&[4, 0, 72]).unwrap();
-    let mut good = connect_host(server.rig.address, HostOptions::default()).unwrap();
+    let mut good = connect_host(server.rig.address, TcpHostOptions::default()).unwrap();
     let clock = Clock::real();
     server.until("the good one", |_| ready(&mut good, &clock));
     server.until("the others end", |server| server.closed.len() == 2);
@@ -513,7 +517,7 @@ fn connecting_fails() {
         .unwrap()
         .local_addr()
         .unwrap();
-    let why = end(connect_host(free, HostOptions::default()).unwrap());
+    let why = end(connect_host(free, TcpHostOptions::default()).unwrap());
     assert!(
         matches!(&why, Closed::Broken(text) if text.contains("refused")),
         "{why:?}"
@@ -525,23 +529,23 @@ fn connecting_fails() {
         handshake_timeout: Duration::from_millis(50),
         ..HostConfig::default()
     };
-    let options = HostOptions {
+    let options = TcpHostOptions {
         machine,
-        ..HostOptions::default()
+        ..TcpHostOptions::default()
     };
     assert_eq!(
         end(connect_host(mute.local_addr().unwrap(), options).unwrap()),
         Closed::TimedOut
     );
 
-    let options = HostOptions {
+    let options = TcpHostOptions {
         interface: Some("no-such-if0".into()),
-        ..HostOptions::default()
+        ..TcpHostOptions::default()
     };
     assert!(connect_host(free, options).is_err());
-    let options = HostOptions {
+    let options = TcpHostOptions {
         source: Some("127.0.0.9".parse().unwrap()),
-        ..HostOptions::default()
+        ..TcpHostOptions::default()
     };
     let host = connect_host(mute.local_addr().unwrap(), options).unwrap();
     assert_eq!(host.local_address().unwrap().ip().to_string(), "127.0.0.9");

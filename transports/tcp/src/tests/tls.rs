@@ -15,7 +15,7 @@ use zerocopy::IntoBytes;
 
 use super::conformance::{TcpRig, psk, tls};
 use super::sockets::{Server, ic_req, ready};
-use crate::{HostOptions, TcpConfig, TcpPlug, connect_host};
+use crate::{TcpConfig, TcpHostOptions, TcpPlug, connect_host};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -41,7 +41,7 @@ impl PskSource for Source {
 fn server(config: TcpConfig, tls: TlsPolicy) -> (Server, Arc<Source>) {
     let source = Arc::new(Source::default());
     let psks = Arc::clone(&source) as _;
-    let options = HostOptions::default();
+    let options = TcpHostOptions::default();
     let rig = TcpRig::with_psks(config, options, "127.0.0.1:0", Some(tls), psks);
     (Server::of(rig), source)
 }
@@ -196,7 +196,7 @@ fn a_failure_names_the_host() {
     }
     let source = Arc::new(NoKey(Mutex::default()));
     let psks = Arc::clone(&source) as _;
-    let (config, options) = (TcpConfig::default(), HostOptions::default());
+    let (config, options) = (TcpConfig::default(), TcpHostOptions::default());
     let policy = Some(TlsPolicy::Allow);
     let rig = TcpRig::with_psks(config, options, "127.0.0.1:0", policy, psks);
     let mut socket = TcpStream::connect(rig.address).unwrap();
@@ -223,7 +223,7 @@ fn the_accepting_thread_drops_the_plug() {
     let (sender, dropped) = mpsc::channel();
     let source = Arc::new(Last(Mutex::new(None), sender));
     let psks = Arc::clone(&source) as _;
-    let (config, options) = (TcpConfig::default(), HostOptions::default());
+    let (config, options) = (TcpConfig::default(), TcpHostOptions::default());
     let policy = Some(TlsPolicy::Allow);
     let rig = TcpRig::with_psks(config, options, "127.0.0.1:0", policy, psks);
     let address = rig.address;
@@ -288,9 +288,9 @@ fn eviction_is_fair_to_handshakes() {
 fn a_host_shakes_hands_on_the_helper() {
     let (mut server, _) = server(TcpConfig::default(), TlsPolicy::Require);
     let helper = Arc::new(Helper::new("test-tls", 8));
-    let mut options = HostOptions {
+    let mut options = TcpHostOptions {
         tls: Some(tls()),
-        ..HostOptions::default()
+        ..TcpHostOptions::default()
     };
     options.tls.as_mut().unwrap().helper = Some(Arc::clone(&helper));
     let clock = Clock::real();

@@ -15,7 +15,7 @@ use nacre_reactor::Clock;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::sockets::{Server, ic_req, ready};
-use crate::{HostOptions, TcpConfig, connect_host};
+use crate::{TcpConfig, TcpHostOptions, connect_host};
 
 /// A host that has its ICResp.
 fn initialized(server: &mut Server) -> TcpStream {
@@ -151,9 +151,9 @@ fn many_ends_at_once() {
 fn nothing_is_sent_after_the_end() {
     const BYTES: u32 = 128 << 10;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let options = HostOptions {
+    let options = TcpHostOptions {
         send_buffer: Some(256 << 10),
-        ..HostOptions::default()
+        ..TcpHostOptions::default()
     };
     let (address, clock) = (listener.local_addr().unwrap(), Clock::real());
     let mut host = connect_host(address, options).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::{Completion, Flags, Op, Queue, Status, Token};
-use nacre_bdev_nvme::{Controller, Function, Options, State};
+use nacre_bdev_nvme::{Controller, DriveOptions, Function, State};
 use nacre_bdev_nvme_sim::{CacheSurvival, Chances, Config, Pace};
 use nacre_random::Random;
 use nacre_reactor::Idle;
@@ -91,10 +91,10 @@ impl World {
         };
         config.namespaces[0].ignores_advice = seed.is_multiple_of(3);
         let mut rig = Rig::new(config);
-        let (controller, _, queue) = rig.one(Options {
+        let (controller, _, queue) = rig.one(DriveOptions {
             timeout: Duration::from_millis(400),
             retry_limit: 6,
-            ..Options::new("nvme0")
+            ..DriveOptions::new("nvme0")
         });
         let zero = Block {
             now: vec![0],

@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use nacre_bdev::{Bdev, Op, Status, Support};
-use nacre_bdev_nvme::{AdminData, AttachError, ControlError, Event, FunctionError, Options, State};
+use nacre_bdev_nvme::{
+    AdminData, AttachError, ControlError, DriveOptions, Event, FunctionError, State,
+};
 use nacre_bdev_nvme_sim::{
     Action, CacheSurvival, Config, NamespaceConfig, Pace, Rule, Target, telemetry,
 };
@@ -32,7 +34,7 @@ fn attach_io_and_detach() {
         },
         ..Config::default()
     });
-    let (controller, bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
     let info = controller.info();
     assert_eq!(
         (info.address.as_str(), info.drive.serial.as_str()),
@@ -92,7 +94,7 @@ fn a_queue_pair_counts() {
             shadow_doorbells,
             ..Config::default()
         });
-        let (controller, _, mut queue) = rig.one(Options::new("nvme0"));
+        let (controller, _, mut queue) = rig.one(DriveOptions::new("nvme0"));
         let [before] = &controller.queue_pairs()[..] else {
             panic!("one core has one queue pair");
         };
@@ -165,7 +167,10 @@ fn failures_to_attach() {
         let mut config = Config::default();
         spoil(&mut config);
         let mut rig = Rig::new(config);
-        let error = rig.try_attach(Options::new("a")).err().expect("refused");
+        let error = rig
+            .try_attach(DriveOptions::new("a"))
+            .err()
+            .expect("refused");
         assert!(expected(&error), "{error}");
         assert!(rig.drive.is_given_back(), "{error}");
         assert!(!rig.drive.is_ready());
@@ -177,7 +182,10 @@ fn failures_to_attach() {
 fn a_drive_removed_while_attaching() {
     let mut rig = Rig::new(Config::default());
     rig.drive.inject(Rule::next(Target::Admin, Action::Pulled));
-    let error = rig.try_attach(Options::new("a")).err().expect("refused");
+    let error = rig
+        .try_attach(DriveOptions::new("a"))
+        .err()
+        .expect("refused");
     assert!(
         matches!(
             error,
@@ -192,7 +200,10 @@ fn a_controller_that_never_becomes_ready() {
     let mut rig = Rig::new(Config::default());
     rig.drive.never_ready(true);
     let began = rig.core.now();
-    let error = rig.try_attach(Options::new("a")).err().expect("refused");
+    let error = rig
+        .try_attach(DriveOptions::new("a"))
+        .err()
+        .expect("refused");
     let AttachError::NotReady {
         ready: 1, limit, ..
     } = error
@@ -221,7 +232,10 @@ fn fatal_status_while_enabling() {
         }
         drive.make_fatal();
     });
-    let error = rig.try_attach(Options::new("a")).err().expect("refused");
+    let error = rig
+        .try_attach(DriveOptions::new("a"))
+        .err()
+        .expect("refused");
     assert!(matches!(error, AttachError::Fatal { .. }), "{error}");
     drop(task);
 }
@@ -230,7 +244,10 @@ fn fatal_status_while_enabling() {
 fn bus_mastering_is_refused() {
     let mut rig = Rig::new(Config::default());
     rig.drive.fail_bus_master(true);
-    let error = rig.try_attach(Options::new("a")).err().expect("refused");
+    let error = rig
+        .try_attach(DriveOptions::new("a"))
+        .err()
+        .expect("refused");
     assert!(
         matches!(error, AttachError::Function(FunctionError { .. })),
         "{error}"
@@ -247,7 +264,10 @@ fn admin_commands_of_the_bring_up_fail() {
             Target::AdminOp(opcode),
             Action::Status(internal),
         ));
-        let error = rig.try_attach(Options::new("a")).err().expect("refused");
+        let error = rig
+            .try_attach(DriveOptions::new("a"))
+            .err()
+            .expect("refused");
         let AttachError::Control(ControlError::Status {
             opcode: found,
             status,
@@ -264,9 +284,9 @@ fn admin_commands_of_the_bring_up_fail() {
         deaf: true,
     };
     rig.drive.inject(Rule::always(Target::Admin, never));
-    let options = Options {
+    let options = DriveOptions {
         admin_timeout: Duration::from_secs(3),
-        ..Options::new("a")
+        ..DriveOptions::new("a")
     };
     let error = rig.try_attach(options).err().expect("refused");
     assert!(
@@ -286,7 +306,10 @@ fn admin_commands_of_the_bring_up_fail() {
 fn memory_registration_fails() {
     let mut rig = Rig::new(Config::default());
     rig.drive.iommu().limit_regions(1);
-    let error = rig.try_attach(Options::new("a")).err().expect("refused");
+    let error = rig
+        .try_attach(DriveOptions::new("a"))
+        .err()
+        .expect("refused");
     assert!(matches!(error, AttachError::Memory(_)), "{error}");
     assert!(rig.drive.is_given_back());
     // The same when a queue is opened; the cause contains the numbers and the remedy.
@@ -318,7 +341,7 @@ fn memory_registration_fails() {
 #[test]
 fn an_enabled_controller_is_taken_over() {
     let mut rig = Rig::new(Config::default());
-    let (controller, _bdev, queue) = rig.one(Options::new("a"));
+    let (controller, _bdev, queue) = rig.one(DriveOptions::new("a"));
     drop(queue);
     // The previous owner is killed without notifying the controller.
     rig.drive.never_disabled(true);
@@ -330,7 +353,7 @@ fn an_enabled_controller_is_taken_over() {
     );
     assert!(!rig.drive.is_bus_master());
     rig.drive.heal();
-    let (controller, _bdev, queue) = rig.one(Options::new("b"));
+    let (controller, _bdev, queue) = rig.one(DriveOptions::new("b"));
     rig.end(&controller, queue);
 }
 
@@ -342,7 +365,7 @@ fn fewer_queues_than_requested() {
         ..Config::default()
     });
     rig.drive.grant_queues(1);
-    let (controller, bdev, queue) = rig.one(Options::new("nvme0"));
+    let (controller, bdev, queue) = rig.one(DriveOptions::new("nvme0"));
     let info = controller.info();
     assert_eq!((info.io_queues, info.io_queue_depth), (1, 7));
     assert_eq!(bdev.limits().queue_depth, 7);
@@ -452,9 +475,9 @@ fn only_reading_admin_commands_pass_through() {
 #[test]
 fn long_logs_passed_through() {
     let mut rig = Rig::new(Config::default());
-    let controller = rig.attach_with(Options {
+    let controller = rig.attach_with(DriveOptions {
         admin_timeout: Duration::from_millis(200),
-        ..Options::new("nvme0")
+        ..DriveOptions::new("nvme0")
     });
     let expected = telemetry();
     let log = |offset: usize, bytes: usize| {
@@ -540,7 +563,7 @@ fn long_logs_passed_through() {
 #[test]
 fn log_pages() {
     let mut rig = Rig::new(Config::default());
-    let (controller, bdev, mut queue) = rig.one(Options::new("a"));
+    let (controller, bdev, mut queue) = rig.one(DriveOptions::new("a"));
     rig.drive.set_health(|smart| {
         smart.percentage_used = 12;
         smart.critical_warning = CriticalWarning::READ_ONLY.bits();

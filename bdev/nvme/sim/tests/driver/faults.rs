@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nacre_bdev::injection::Injection;
 use nacre_bdev::{Flags, Op, Queue, Status};
-use nacre_bdev_nvme::Options;
+use nacre_bdev_nvme::DriveOptions;
 use nacre_bdev_nvme_sim::{Action, Config, Pace, Rule, Target};
 use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::opcode::io;
@@ -16,7 +16,7 @@ use super::rig::Rig;
 #[test]
 fn statuses() {
     let mut rig = Rig::new(Config::default());
-    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, _bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
     for (op, status, expected) in [
         (
             Op::Read,
@@ -55,9 +55,9 @@ fn statuses() {
 #[test]
 fn retries() {
     let mut rig = Rig::new(Config::default());
-    let options = Options {
+    let options = DriveOptions {
         retry_limit: 3,
-        ..Options::new("nvme0")
+        ..DriveOptions::new("nvme0")
     };
     let (controller, _bdev, mut queue) = rig.one(options);
     let interrupted = Action::Status(StatusCode::COMMAND_INTERRUPTED.with_crd(1));
@@ -81,7 +81,7 @@ fn retries() {
 #[test]
 fn injected_errors() {
     let mut rig = Rig::new(Config::default());
-    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, _bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
     let queue_ref = &mut *queue;
     let fault = Injection {
         sct: StatusCode::WRITE_FAULT.sct(),
@@ -134,7 +134,7 @@ fn injected_errors() {
 #[test]
 fn operations() {
     let mut rig = Rig::new(Config::default());
-    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, _bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
     let queue_ref = &mut *queue;
     let write = rig.write(0, 8, 1);
     assert_eq!(rig.status(queue_ref, write), Status::Ok);
@@ -175,9 +175,9 @@ fn scattered_data() {
             sgls,
             ..Config::default()
         });
-        let options = Options {
+        let options = DriveOptions {
             sgl,
-            ..Options::new("nvme0")
+            ..DriveOptions::new("nvme0")
         };
         let (controller, _bdev, mut queue) = rig.one(options);
         for (number, cuts) in [
@@ -244,7 +244,7 @@ fn a_read_into_shared_memory() {
         sgls: nacre_nvmf_wire::identify::controller::Sgls::empty(),
         ..Config::default()
     });
-    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, _bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
     let write = rig.write(0, 2, 5);
     assert_eq!(rig.status(&mut *queue, write), Status::Ok);
     let buf = rig.buf(4096, 1);
@@ -277,7 +277,7 @@ fn out_of_order() {
         },
         ..Config::default()
     });
-    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, _bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
     for round in 0..20u8 {
         for at in 0..40u64 {
             let write = rig.write(at * 2, 2, round ^ at as u8);
@@ -304,7 +304,7 @@ fn lost_and_spurious_interrupts() {
         },
         ..Config::default()
     });
-    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, _bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
     let warm = rig.read(0, 1);
     rig.run(&mut *queue, warm);
     let lose = Rule::always(Target::Io, Action::LoseInterrupt);
@@ -359,9 +359,9 @@ fn invalid_completions_reset_the_drive() {
         Action::WrongPhase,
     ] {
         let mut rig = Rig::new(Config::default());
-        let options = Options {
+        let options = DriveOptions {
             timeout: Duration::from_secs(2),
-            ..Options::new("nvme0")
+            ..DriveOptions::new("nvme0")
         };
         let (controller, _bdev, mut queue) = rig.one(options);
         let rule = Rule::next(Target::IoOp(io::WRITE), action).after(2);
@@ -395,7 +395,7 @@ fn wrong_sqid_and_sqhd_are_ignored() {
         queue_entries: 8,
         ..Config::default()
     });
-    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, _bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
     for action in [
         Action::WrongSqid(1),
         Action::WrongSqid(0xfff0),
@@ -436,7 +436,7 @@ fn wrong_sqid_and_sqhd_are_ignored() {
 #[test]
 fn done_and_yet_an_error() {
     let mut rig = Rig::new(Config::default());
-    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, _bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
     let write_op = Target::IoOp(io::WRITE);
     let failed = Action::DoneButStatus(StatusCode::WRITE_FAULT);
     rig.drive.inject(Rule::next(write_op, failed));
@@ -473,7 +473,7 @@ fn done_and_yet_an_error() {
 #[test]
 fn aborted_by_the_owner() {
     let mut rig = Rig::new(Config::default());
-    let (controller, bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
     let warm = rig.read(0, 1);
     rig.run(&mut *queue, warm);
     rig.drive.inject(Rule::next(Target::Io, Action::Hold));
@@ -511,7 +511,7 @@ fn back_pressure() {
         queue_entries: 8,
         ..Config::default()
     });
-    let (controller, bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
     let mut second = rig.open(&bdev);
     let warm = rig.read(0, 1);
     rig.run(&mut *queue, warm);
@@ -547,7 +547,7 @@ fn missed_shadow_doorbells() {
         shadow_doorbells: true,
         ..Config::default()
     });
-    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, _bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
     for at in 0..20 {
         let write = rig.write(at, 1, 1);
         assert_eq!(rig.status(&mut *queue, write), Status::Ok);

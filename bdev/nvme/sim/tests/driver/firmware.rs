@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use nacre_bdev::Status;
 use nacre_bdev_nvme::{
-    ActionOnTimeout, ControlError, Controller, FirmwareError, FirmwareUpdate, IMAGE_MAX, Options,
+    ActionOnTimeout, ControlError, Controller, DriveOptions, FirmwareError, FirmwareUpdate,
+    IMAGE_MAX,
 };
 use nacre_bdev_nvme_sim::{Action, Config, IMAGE_MARK, Limits, Rule, Target};
 use nacre_nvmf_wire::StatusCode;
@@ -51,7 +52,7 @@ fn pieces(rig: &Rig) -> u64 {
 fn an_update_under_load() {
     for (fwug, expected) in [(0, 4), (0xff, 4), (2, 2)] {
         let mut rig = Rig::new(updatable(fwug));
-        let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+        let (controller, _bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
         for at in 0..20u64 {
             let write = rig.write(at, 1, at as u8);
             rig.submit(&mut *queue, write);
@@ -177,10 +178,10 @@ fn a_stronger_reset_is_needed() {
 #[test]
 fn a_commit_is_not_cut_off() {
     let mut rig = Rig::new(updatable(0));
-    let (controller, _bdev, mut queue) = rig.one(Options {
+    let (controller, _bdev, mut queue) = rig.one(DriveOptions {
         timeout: Duration::from_secs(1),
         action_on_timeout: ActionOnTimeout::Reset,
-        ..Options::new("nvme0")
+        ..DriveOptions::new("nvme0")
     });
     let commit = Target::AdminOp(FIRMWARE_COMMIT);
     let late = Action::Late(Duration::from_secs(20));

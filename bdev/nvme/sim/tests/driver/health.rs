@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nacre_bdev_nvme::{Event, HealthAlert, HealthEvent, HealthThresholds, Options};
+use nacre_bdev_nvme::{DriveOptions, Event, HealthAlert, HealthEvent, HealthThresholds};
 use nacre_bdev_nvme_sim::Config;
 use nacre_nvmf_wire::log::{CriticalWarning, SmartHealth};
 
@@ -22,14 +22,14 @@ fn alerts(rig: &Rig) -> Vec<HealthEvent> {
 #[test]
 fn thresholds() {
     let mut rig = Rig::new(Config::default());
-    let options = Options {
+    let options = DriveOptions {
         health_period: Duration::from_secs(10),
         thresholds: HealthThresholds {
             temperature_c: Some(60),
             percentage_used: 80,
             spare: Some(20),
         },
-        ..Options::new("nvme0")
+        ..DriveOptions::new("nvme0")
     };
     let (controller, _bdev, mut queue) = rig.one(options);
     rig.pass(&mut *queue, Duration::from_secs(25));
@@ -100,9 +100,9 @@ fn thresholds() {
 #[test]
 fn events_of_the_drive() {
     let mut rig = Rig::new(Config::default());
-    let options = Options {
+    let options = DriveOptions {
         health_period: Duration::from_secs(36_000),
-        ..Options::new("nvme0")
+        ..DriveOptions::new("nvme0")
     };
     let (controller, _bdev, mut queue) = rig.one(options);
     rig.events.take();

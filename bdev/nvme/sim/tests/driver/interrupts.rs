@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use nacre_bdev::{Op, Queue, Status, Token};
-use nacre_bdev_nvme::{Options, ResetReason};
+use nacre_bdev_nvme::{DriveOptions, ResetReason};
 use nacre_bdev_nvme_sim::{Action, Config, Pace, Rule, Target};
 use nacre_nvmf_wire::opcode::io;
 use nacre_reactor::{EventSet, Events, Idle, Interest};
@@ -87,7 +87,7 @@ fn interrupts(rig: &Rig) -> u64 {
 #[test]
 fn only_sleeping_cores_get_interrupts() {
     let mut rig = Rig::new(config());
-    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, _bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
     for at in 0..50 {
         let write = rig.write(at, 1, at as u8);
         assert_eq!(rig.status(&mut *queue, write), Status::Ok);
@@ -158,9 +158,9 @@ fn only_sleeping_cores_get_interrupts() {
 #[test]
 fn io_during_a_queue_drain() {
     let mut rig = Rig::new(config());
-    let options = Options {
+    let options = DriveOptions {
         timeout: Duration::from_secs(2),
-        ..Options::new("nvme0")
+        ..DriveOptions::new("nvme0")
     };
     let (controller, _bdev, mut queue) = rig.one(options);
     let warm = rig.read(0, 1);
@@ -202,7 +202,7 @@ fn io_during_a_queue_drain() {
 #[test]
 fn woken_by_the_control() {
     let mut rig = Rig::new(config());
-    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, _bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
     let warm = rig.read(0, 1);
     let token = rig.submit(&mut *queue, warm);
     sleepily(&mut rig, &mut *queue, token);

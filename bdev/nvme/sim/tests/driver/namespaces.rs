@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::{Bdev, Op, Status, Support};
-use nacre_bdev_nvme::{Event, Options};
+use nacre_bdev_nvme::{DriveOptions, Event};
 use nacre_bdev_nvme_sim::{Action, CacheSurvival, Config, Format, NamespaceConfig, Rule, Target};
 use nacre_nvmf_wire::identify::controller::Oncs;
 use uuid::Uuid;
@@ -120,7 +120,7 @@ fn namespaces_that_cannot_be_used() {
 #[test]
 fn namespaces_are_added_removed_and_resized() {
     let mut rig = Rig::new(three());
-    let (controller, first, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, first, mut queue) = rig.one(DriveOptions::new("nvme0"));
     rig.events.take();
     rig.drive.add_namespace(NamespaceConfig::new(3, 512, 256));
     rig.pass(&mut *queue, A_WHILE);
@@ -174,7 +174,7 @@ fn namespaces_are_added_removed_and_resized() {
 #[test]
 fn another_namespace_under_the_same_number() {
     let mut rig = Rig::new(three());
-    let (controller, first, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, first, mut queue) = rig.one(DriveOptions::new("nvme0"));
     rig.drive.remove_namespace(1);
     let mut other = NamespaceConfig::new(1, 512, 1024);
     other.nguid = [0x77; 16];
@@ -193,7 +193,7 @@ fn another_namespace_under_the_same_number() {
 #[test]
 fn write_protection() {
     let mut rig = Rig::new(Config::default());
-    let (controller, bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
     rig.drive
         .change_namespace(1, |ns| ns.write_protected = true);
     let write = rig.write(0, 1, 9);
@@ -215,7 +215,7 @@ fn write_protection() {
 #[test]
 fn formatted_during_a_reset() {
     let mut rig = Rig::new(Config::default());
-    let (controller, first, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, first, mut queue) = rig.one(DriveOptions::new("nvme0"));
     let warm = rig.read(0, 1);
     assert_eq!(rig.status(&mut *queue, warm), Status::Ok);
     rig.drive.inject(Rule::always(Target::Io, Action::Hold));
@@ -262,7 +262,7 @@ fn formatted_during_a_reset() {
 #[test]
 fn other_limits_after_a_reset() {
     let mut rig = Rig::new(Config::default());
-    let (controller, bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
     assert_eq!(bdev.limits().max_blocks, 256);
     assert_eq!(bdev.supports(Op::Verify), Support::Native);
     let write = rig.write(0, 128, 1);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use nacre_bdev::{Op, Status, Token};
-use nacre_bdev_nvme::Options;
+use nacre_bdev_nvme::DriveOptions;
 use nacre_bdev_nvme_sim::{Chances, Config, Pace};
 use nacre_random::Random;
 
@@ -85,10 +85,10 @@ fn run(seed: u64) -> u64 {
         },
         ..Config::default()
     });
-    let (controller, _bdev, mut queue) = rig.one(Options {
+    let (controller, _bdev, mut queue) = rig.one(DriveOptions {
         timeout: Duration::from_millis(400),
         retry_limit: 6,
-        ..Options::new("nvme0")
+        ..DriveOptions::new("nvme0")
     });
     rig.drive.set_chances(Chances {
         retryable: 5_000,

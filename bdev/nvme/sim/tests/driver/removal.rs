@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::{Bdev, Op, Status};
-use nacre_bdev_nvme::{AttachError, ControlError, Event, Function, Options, State};
+use nacre_bdev_nvme::{AttachError, ControlError, DriveOptions, Event, Function, State};
 use nacre_bdev_nvme_sim::{Action, CacheSurvival, Config, Drive, Identity, Pace, Rule, Target};
 
 use super::rig::Rig;
@@ -25,7 +25,7 @@ fn slow() -> Config {
 fn a_removed_drive_returns() {
     for notified in [false, true] {
         let mut rig = Rig::new(slow());
-        let (controller, bdev, mut queue) = rig.one(Options::new("nvme0"));
+        let (controller, bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
         let write = rig.write(0, 1, 1);
         rig.run(&mut *queue, write);
         let flush = rig.io(Op::Flush, 0, 0);
@@ -82,7 +82,7 @@ fn a_removed_drive_returns() {
 #[test]
 fn a_drive_removed_during_a_reset() {
     let mut rig = Rig::new(Config::default());
-    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, _bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
     rig.drive
         .inject(Rule::next(Target::Admin, Action::Pulled).after(3));
     let handle = controller.clone();
@@ -107,7 +107,7 @@ fn a_drive_removed_at_every_admin_command() {
         let mut rig = Rig::new(Config::default());
         rig.drive.inject(pulled(at));
         let began = rig.core.now();
-        let Err(error) = rig.try_attach(Options::new("a")) else {
+        let Err(error) = rig.try_attach(DriveOptions::new("a")) else {
             break;
         };
         let is_expected = matches!(
@@ -127,7 +127,7 @@ fn a_drive_removed_at_every_admin_command() {
     for again in [false, true] {
         for at in 0.. {
             let mut rig = Rig::new(Config::default());
-            let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+            let (controller, _bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
             let write = rig.write(0, 1, 7).flags(nacre_bdev::Flags::FUA);
             assert_eq!(rig.status(&mut *queue, write), Status::Ok);
             if again {
@@ -184,7 +184,7 @@ fn a_drive_removed_at_every_io_command() {
             },
             ..Config::default()
         });
-        let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+        let (controller, _bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
         rig.drive
             .inject(Rule::next(Target::Io, Action::Pulled).after(at));
         let mut submitted = Vec::new();
@@ -238,7 +238,7 @@ fn a_drive_removed_at_every_io_command() {
 #[test]
 fn another_drive() {
     let mut rig = Rig::new(Config::default());
-    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, _bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
     let function: Arc<dyn Function> = rig.drive.plug();
     let early = controller.clone();
     // The drive was removed and returned at once, unnoticed by the driver: the driver must treat it
@@ -290,7 +290,7 @@ fn another_drive() {
 #[test]
 fn only_a_removed_drive_can_return() {
     let mut rig = Rig::new(Config::default());
-    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, _bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
     let write = rig.write(0, 1, 4);
     rig.run(&mut *queue, write);
     let other = Drive::new(Config {
@@ -312,7 +312,7 @@ fn only_a_removed_drive_can_return() {
 #[test]
 fn removal_is_detected_while_idle() {
     let mut rig = Rig::new(Config::default());
-    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, _bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
     rig.events.take();
     rig.drive.pull(CacheSurvival::All);
     rig.until(&mut *queue, |_| controller.status().state == State::Removed);

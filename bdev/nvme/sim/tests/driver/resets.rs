@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use nacre_bdev::{Op, Status};
-use nacre_bdev_nvme::{ControlError, Event, Options, ResetReason, State};
+use nacre_bdev_nvme::{ControlError, DriveOptions, Event, ResetReason, State};
 use nacre_bdev_nvme_sim::{Action, Config, Pace, Rule, Target};
 use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::opcode::admin;
@@ -68,9 +68,9 @@ fn repeated_resets_under_load() {
             shadow_doorbells,
             ..slow()
         });
-        let options = Options {
+        let options = DriveOptions {
             retry_limit: 20,
-            ..Options::new("nvme0")
+            ..DriveOptions::new("nvme0")
         };
         let (controller, bdev, mut queue) = rig.one(options);
         for round in 1..=12u8 {
@@ -120,9 +120,9 @@ fn failures_of_the_controller() {
         (Action::ResetItself, false),
     ] {
         let mut rig = Rig::new(slow());
-        let options = Options {
+        let options = DriveOptions {
             timeout: Duration::from_secs(20),
-            ..Options::new("nvme0")
+            ..DriveOptions::new("nvme0")
         };
         let (controller, _bdev, mut queue) = rig.one(options);
         if during_io {
@@ -157,9 +157,9 @@ fn failures_of_the_controller() {
 #[test]
 fn a_command_that_kills_the_controller() {
     let mut rig = Rig::new(Config::default());
-    let options = Options {
+    let options = DriveOptions {
         retry_limit: 2,
-        ..Options::new("nvme0")
+        ..DriveOptions::new("nvme0")
     };
     let (controller, _bdev, mut queue) = rig.one(options);
     let kill = nacre_nvmf_wire::opcode::io::WRITE;
@@ -180,9 +180,9 @@ fn a_command_that_kills_the_controller() {
 #[test]
 fn a_reset_that_fails() {
     let mut rig = Rig::new(Config::default());
-    let (controller, _bdev, mut queue) = rig.one(Options {
+    let (controller, _bdev, mut queue) = rig.one(DriveOptions {
         admin_timeout: Duration::from_secs(1),
-        ..Options::new("nvme0")
+        ..DriveOptions::new("nvme0")
     });
     let write = rig.write(0, 1, 1);
     rig.run(&mut *queue, write);
@@ -213,7 +213,7 @@ fn a_reset_that_fails() {
 #[test]
 fn another_controller_after_the_reset() {
     let mut rig = Rig::new(Config::default());
-    let (controller, bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
     let write = rig.write(0, 1, 1);
     rig.run(&mut *queue, write);
     rig.drive.grant_queues(2);
@@ -235,7 +235,7 @@ fn another_controller_after_the_reset() {
 #[test]
 fn detach_during_a_reset() {
     let mut rig = Rig::new(slow());
-    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let (controller, _bdev, mut queue) = rig.one(DriveOptions::new("nvme0"));
     for at in 0..10u64 {
         let write = rig.write(at, 1, 1);
         rig.submit(&mut *queue, write);

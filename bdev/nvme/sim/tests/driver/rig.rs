@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nacre_bdev::{Bdev, Completion, Done, Io, Op, Queue, Status, Token};
 use nacre_bdev_nvme::{
-    AttachError, Controller, Event, Function, NvmeBdev, Observer, Options, State,
+    AttachError, Controller, DriveOptions, Event, Function, NvmeBdev, Observer, State,
 };
 use nacre_bdev_nvme_sim::{Config, Drive, Iommu, Ticker};
 use nacre_hugepages::{Arena, ArenaOptions, Buf, ClassSpec, HugepagePolicy, Pool};
@@ -100,7 +100,10 @@ impl Rig {
         }
     }
 
-    pub(crate) fn try_attach(&mut self, options: Options) -> Result<Arc<Controller>, AttachError> {
+    pub(crate) fn try_attach(
+        &mut self,
+        options: DriveOptions,
+    ) -> Result<Arc<Controller>, AttachError> {
         let function: Arc<dyn Function> = self.drive.plug();
         let events: Arc<dyn Observer> = self.events.clone();
         let core = self.core.core().clone();
@@ -109,10 +112,10 @@ impl Rig {
     }
 
     pub(crate) fn attach(&mut self) -> Arc<Controller> {
-        self.attach_with(Options::new("nvme0"))
+        self.attach_with(DriveOptions::new("nvme0"))
     }
 
-    pub(crate) fn attach_with(&mut self, options: Options) -> Arc<Controller> {
+    pub(crate) fn attach_with(&mut self, options: DriveOptions) -> Arc<Controller> {
         let controller = self.try_attach(options).expect("the drive is attached");
         assert_eq!(controller.status().state, State::Live);
         controller
@@ -121,7 +124,7 @@ impl Rig {
     /// Attaches; returns the only namespace, and a queue to it.
     pub(crate) fn one(
         &mut self,
-        options: Options,
+        options: DriveOptions,
     ) -> (Arc<Controller>, Arc<NvmeBdev>, Box<dyn Queue>) {
         let controller = self.attach_with(options);
         let bdev = controller.namespaces().remove(0);

@@ -4,18 +4,18 @@
 use std::time::Duration;
 
 use nacre_bdev::{Op, Status};
-use nacre_bdev_nvme::{ActionOnTimeout, Event, Options, State, TimeoutAction};
+use nacre_bdev_nvme::{ActionOnTimeout, DriveOptions, Event, State, TimeoutAction};
 use nacre_bdev_nvme_sim::{Action, Config, Rule, Target};
 use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::opcode::{admin, io};
 
 use super::rig::Rig;
 
-fn options() -> Options {
-    Options {
+fn options() -> DriveOptions {
+    DriveOptions {
         timeout: Duration::from_secs(4),
         admin_timeout: Duration::from_secs(2),
-        ..Options::new("nvme0")
+        ..DriveOptions::new("nvme0")
     }
 }
 
@@ -173,7 +173,7 @@ fn nothing_helps() {
 #[test]
 fn configured_timeout_actions() {
     let mut rig = Rig::new(Config::default());
-    let (controller, _bdev, mut queue) = rig.one(Options {
+    let (controller, _bdev, mut queue) = rig.one(DriveOptions {
         action_on_timeout: ActionOnTimeout::Reset,
         ..options()
     });
@@ -189,7 +189,7 @@ fn configured_timeout_actions() {
     rig.end(&controller, queue);
 
     let mut rig = Rig::new(Config::default());
-    let (controller, _bdev, mut queue) = rig.one(Options {
+    let (controller, _bdev, mut queue) = rig.one(DriveOptions {
         action_on_timeout: ActionOnTimeout::None,
         ..options()
     });
@@ -209,7 +209,7 @@ fn configured_timeout_actions() {
     rig.end(&controller, queue);
 
     let mut rig = Rig::new(Config::default());
-    let (controller, _bdev, mut queue) = rig.one(Options {
+    let (controller, _bdev, mut queue) = rig.one(DriveOptions {
         timeout: Duration::ZERO,
         ..options()
     });

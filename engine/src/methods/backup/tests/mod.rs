@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::config::Settings;
 use crate::methods::testing::TestDaemon;
-use crate::services::backup::device::Device;
+use crate::services::backup::device::ClaimedDevice;
 use crate::services::pools::least_loaded;
 use crate::store::Store;
 
@@ -48,7 +48,7 @@ fn write(daemon: &TestDaemon, expected: &mut [u8], offset: usize, data: &[u8]) {
         let holder = Holder::User("a test".into());
         let claim = plane.bdevs.claim("p/v1", holder, Usage::Exclusive);
         let reactor = least_loaded(&daemon.engine, &plane).unwrap();
-        let device = Device::new(claim.unwrap(), reactor);
+        let device = ClaimedDevice::new(claim.unwrap(), reactor);
         device.write(offset as u64, data).await.unwrap();
         device.flush().await.unwrap();
     });

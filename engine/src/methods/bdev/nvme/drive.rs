@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use nacre_bdev::Bdev;
-use nacre_bdev_nvme::{ActionOnTimeout, Options as DriveOptions};
+use nacre_bdev_nvme::{ActionOnTimeout, DriveOptions};
 use tokio::sync::RwLockWriteGuard;
 use tokio::time::timeout;
 

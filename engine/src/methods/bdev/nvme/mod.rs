@@ -46,7 +46,7 @@ pub fn register(registry: &mut Registry<Engine>) {
         .add::<AttachController>()
         .add::<DetachController>()
         .add::<Reset>()
-        .add::<SetKeys>();
+        .add::<SetControllerKeys>();
     list::register(registry);
     options::register(registry);
     health::register(registry);
@@ -596,11 +596,11 @@ async fn reconnected(
     }
 }
 
-struct SetKeys;
+struct SetControllerKeys;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct SetKeysParams {
+struct SetControllerKeysParams {
     /// The remote controller, by name.
     name: String,
     /// Name of the key with which this host authenticates itself from now on; left out: none.
@@ -609,16 +609,16 @@ struct SetKeysParams {
     dhchap_ctrlr_key: Option<String>,
 }
 
-impl Method<Engine> for SetKeys {
+impl Method<Engine> for SetControllerKeys {
     const NAME: &'static str = "bdev_nvme_set_keys";
     const ABOUT: &'static str = "Replaces the keys for a remote controller and connects again, so that every queue authenticates itself with the new ones; I/O waits.";
     const CLASS: Class = Class::Secret;
     /// Locks changes itself, and releases the lock while it waits for the target.
     const ORDER: Order = Order::Free;
-    type Params = SetKeysParams;
+    type Params = SetControllerKeysParams;
     type Reply = bool;
 
-    async fn apply(params: SetKeysParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: SetControllerKeysParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let gate = engine.changing().await;
         engine.refuse_overtaken()?;
         let name = &params.name;

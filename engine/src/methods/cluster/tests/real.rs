@@ -19,7 +19,7 @@ use super::super::nodes::{DrainParams, drain};
 use super::super::status::ClusterStatus;
 use super::super::volumes::{volume, volumes};
 use super::super::{LIMIT, node, read_status, within};
-use crate::config::settings::VolumeStore;
+use crate::config::settings::VolumeStoreSettings;
 
 const ANT: Uuid = Uuid::from_u128(1);
 const BEE: Uuid = Uuid::from_u128(2);
@@ -109,9 +109,9 @@ fn acts_of_operators_on_a_real_etcd() {
         return;
     };
     let etcd = Members::start(program, 1, &[]);
-    let store = VolumeStore {
+    let store = VolumeStoreSettings {
         endpoints: etcd.endpoints().urls.clone(),
-        ..VolumeStore::default()
+        ..VolumeStoreSettings::default()
     };
     let lease = Duration::from_secs(2);
     let created = init(&store, "lab", lease).expect("a new cluster");

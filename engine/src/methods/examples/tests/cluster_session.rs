@@ -10,7 +10,7 @@ use nacre_cluster_node::Node;
 use uuid::Uuid;
 
 use crate::config::Settings;
-use crate::config::settings::VolumeStore;
+use crate::config::settings::VolumeStoreSettings;
 use crate::methods::cluster::init::init;
 use crate::methods::cluster::tests::real::start;
 use crate::methods::testing::TestDaemon;
@@ -35,9 +35,9 @@ impl ClusterSession {
     pub(super) fn start(test: &str) -> Option<Self> {
         let etcd = Members::start(program(test)?, 1, &[]);
         let endpoints = etcd.endpoints().urls.clone();
-        let store = VolumeStore {
+        let store = VolumeStoreSettings {
             endpoints: endpoints.clone(),
-            ..VolumeStore::default()
+            ..VolumeStoreSettings::default()
         };
         init(&store, "lab", Duration::from_secs(2)).expect("a new cluster");
         let bee = start(&etcd, BEE, "bee");

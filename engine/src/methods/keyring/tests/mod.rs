@@ -10,6 +10,7 @@ use nacre_nvmf::subsystems::SecretKind;
 use serde_json::{Value, json};
 
 use crate::config::Settings;
+use crate::config::host_keys::HostKeyNames;
 use crate::config::settings::{Host, Key, Nvmf, Subsystem};
 use crate::methods::testing::{TestDaemon, test_daemon};
 use crate::services::keyring::rotation;
@@ -134,9 +135,11 @@ fn declared_keys() {
                 nqn: NQN.into(),
                 host: vec![Host {
                     nqn: HOST.into(),
-                    dhchap_key: Some("web1".into()),
-                    dhchap_ctrlr_key: Some("web1".into()),
-                    ..Host::default()
+                    keys: HostKeyNames {
+                        dhchap_key: Some("web1".into()),
+                        dhchap_ctrlr_key: Some("web1".into()),
+                        ..HostKeyNames::default()
+                    },
                 }],
                 ..Subsystem::default()
             }],

@@ -8,7 +8,7 @@ use nacre_nvmf::transport::{HostCommand, HostEvent, HostTransport};
 use nacre_nvmf_wire::Sqe;
 use nacre_nvmf_wire::opcode::io;
 use nacre_reactor::Nanos;
-use nacre_transport_rdma::{HostOptions, RdmaHosts, bytes_per_core};
+use nacre_transport_rdma::{RdmaHostOptions, RdmaHosts, bytes_per_core};
 use nacre_transport_rdma_verbs::WcStatus;
 use nacre_transport_rdma_verbs::sim::{Target, attributes};
 use serde_json::{Value, json};
@@ -273,9 +273,9 @@ fn a_connection_is_seen_in_answers_and_metrics() {
     daemon.call("nvmf_subsystem_add_listener", on("192.0.2.10"));
     let hosts = RdmaHosts::new(daemon.fabric.provider(), Vec::new()).unwrap();
     let dialer = hosts.dialer(1, 32).unwrap();
-    let options = HostOptions {
+    let options = RdmaHostOptions {
         source: Some(from),
-        ..HostOptions::new(0, 32)
+        ..RdmaHostOptions::new(0, 32)
     };
     let mut host = dialer.connect((PORT0, 4420).into(), options).unwrap();
     let mut events = Vec::new();
@@ -356,10 +356,10 @@ fn a_connection_is_seen_in_answers_and_metrics() {
         write: None,
         read: None,
     });
-    let odd = HostOptions {
+    let odd = RdmaHostOptions {
         source: Some(from),
         connection_retries: 0,
-        ..HostOptions::new(u16::MAX, 32)
+        ..RdmaHostOptions::new(u16::MAX, 32)
     };
     let another = hosts.dialer(1, 32).unwrap();
     let mut other = another.connect((PORT0, 4420).into(), odd).unwrap();

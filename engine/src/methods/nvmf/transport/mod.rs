@@ -126,7 +126,7 @@ async fn create(
 ) -> Result<(), RpcError> {
     options.check(engine)?;
     let (rdma, tcp) = (options.rdma(engine), options.tcp(engine));
-    let limits = options.queue_limits(plane.target.config.queue_limits());
+    let limits = options.queue_limits(plane.target.config.queue_limits);
     let transport = Transport {
         trtype: kind.to_string(),
         options,

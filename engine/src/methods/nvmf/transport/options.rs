@@ -141,7 +141,7 @@ impl TransportOptions {
     /// Every option of the transport type, unless its size is that of a reactor's buffers. The
     /// values are those of Nacre's configuration, or SPDK's where it has none.
     pub(super) fn defaults(engine: &Engine, plane: &Plane, kind: TransportType) -> Self {
-        let (nvmf, limits) = (&engine.settings.nvmf, plane.target.config.queue_limits());
+        let (nvmf, limits) = (&engine.settings.nvmf, plane.target.config.queue_limits);
         let rdma = &engine.settings.rdma;
         let common = Self {
             max_queue_depth: Some(nvmf.max_queue_depth),
@@ -240,7 +240,7 @@ impl TransportOptions {
     }
 
     pub(super) fn tcp(&self, engine: &Engine) -> TcpConfig {
-        let (nvmf, sock) = (&engine.settings.nvmf, engine.options.borrow().sock);
+        let (nvmf, sock) = (&engine.settings.nvmf, &engine.options.borrow().sock);
         let (defaults, pending) = (TcpConfig::default(), nvmf.max_pending_connections as usize);
         let buffer = |bytes: u32| (bytes > 0).then_some(bytes as usize);
         let in_capsule = self.in_capsule_data_size;

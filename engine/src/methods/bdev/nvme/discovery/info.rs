@@ -15,7 +15,7 @@ pub(super) struct GetDiscoveryInfo;
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct DiscoveryInfo {
     name: String,
-    trid: Trid,
+    trid: SubsystemAddress,
     /// Discovery services that the log names, this one among them.
     referrals: Vec<Referral>,
     /// Nacre extension, as the next ones: the state of the connection, in the words of
@@ -37,40 +37,19 @@ pub(super) struct DiscoveryInfo {
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct Referral {
-    trid: Trid,
+    trid: SubsystemAddress,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct AttachedPath {
     controller: String,
-    trid: Trid,
+    trid: SubsystemAddress,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct RefusedPath {
-    trid: Trid,
+    trid: SubsystemAddress,
     why: String,
-}
-
-#[derive(Debug, Serialize, JsonSchema)]
-struct Trid {
-    trtype: &'static str,
-    adrfam: &'static str,
-    traddr: String,
-    trsvcid: String,
-    subnqn: String,
-}
-
-impl From<&SubsystemAddress> for Trid {
-    fn from(place: &SubsystemAddress) -> Self {
-        Self {
-            trtype: place.trtype,
-            adrfam: place.adrfam,
-            traddr: place.traddr.clone(),
-            trsvcid: place.trsvcid.clone(),
-            subnqn: place.subnqn.clone(),
-        }
-    }
 }
 
 impl Method<Engine> for GetDiscoveryInfo {
@@ -84,10 +63,12 @@ impl Method<Engine> for GetDiscoveryInfo {
     async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Vec<DiscoveryInfo>, RpcError> {
         let info = |one: &Rc<Discovery>| DiscoveryInfo {
             name: one.name.clone(),
-            trid: Trid::from(&one.place),
+            trid: one.place.clone(),
             referrals: {
                 let referrals = one.referrals.borrow();
-                let referral = |place: &SubsystemAddress| Referral { trid: place.into() };
+                let referral = |place: &SubsystemAddress| Referral {
+                    trid: place.clone(),
+                };
                 referrals.iter().map(referral).collect()
             },
             state: one.state_word(),
@@ -97,14 +78,14 @@ impl Method<Engine> for GetDiscoveryInfo {
                 listed.retain(|listed| find(&engine, listed).is_some());
                 let path = |listed: &DiscoveredPath| AttachedPath {
                     controller: listed.name.clone(),
-                    trid: Trid::from(&listed.place),
+                    trid: listed.place.clone(),
                 };
                 listed.iter().map(path).collect()
             },
             refused: {
                 let refused = one.refused.borrow();
                 let path = |(place, why): &(SubsystemAddress, String)| RefusedPath {
-                    trid: place.into(),
+                    trid: place.clone(),
                     why: why.clone(),
                 };
                 refused.iter().map(path).collect()

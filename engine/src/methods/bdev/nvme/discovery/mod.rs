@@ -27,6 +27,7 @@ use tracing::warn;
 use self::following::{Ending, Service, begin, detach, follow, only_listed_here};
 use self::info::GetDiscoveryInfo;
 use super::{CONNECT_TIMEOUT, first_connection, no_controller};
+use crate::attach::ReconnectTimes;
 use crate::journal::is_replaying;
 use crate::methods::bdev;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
@@ -36,6 +37,7 @@ use crate::services::nvme::{AttachParams, Multipath, POLICIES, discovery_key};
 use crate::services::remotes::discovery::{DiscoveredPath, Discovery, SubsystemAddress};
 use crate::services::remotes::{Remote, RemotePath, RemotePlan};
 use crate::store::{Change, Edit};
+use crate::values::flattened;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
@@ -50,7 +52,8 @@ const PORT: &str = "8009";
 struct StartDiscovery;
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, remote = "Self")]
+#[schemars(!remote)]
 struct StartDiscoveryParams {
     /// Name of the service. Its controllers are named with a number appended.
     name: String,
@@ -74,15 +77,9 @@ struct StartDiscoveryParams {
     /// with `wait_for_attach`, else no wait. Any other value implies `wait_for_attach`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     attach_timeout_ms: Option<u64>,
-    /// How long to try to reconnect a controller; -1: no limit; 0: never.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    ctrlr_loss_timeout_sec: Option<i64>,
-    /// Delay between two attempts; 0: starts short and grows with each failure.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    reconnect_delay_sec: Option<u64>,
-    /// How long I/O waits for a disconnected controller; 0: until the last attempt.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    fast_io_fail_timeout_sec: Option<u64>,
+    #[serde(skip)]
+    #[schemars(!skip, flatten)]
+    times: ReconnectTimes,
     /// Nacre extension, as the next two: name of the pre-shared key with which this host connects
     /// to the service by TLS 1.3. Default: the key of `[replication]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -99,6 +96,8 @@ struct StartDiscoveryParams {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     controllers: BTreeMap<String, String>,
 }
+
+flattened!(StartDiscoveryParams, times, without nulls);
 
 impl StartDiscoveryParams {
     /// The parameters of the connection to the service itself.
@@ -128,9 +127,7 @@ impl StartDiscoveryParams {
             subnqn: Some(place.subnqn.clone()),
             hostnqn: self.hostnqn.clone(),
             multipath: Some(Multipath::Active),
-            ctrlr_loss_timeout_sec: self.ctrlr_loss_timeout_sec,
-            reconnect_delay_sec: self.reconnect_delay_sec,
-            fast_io_fail_timeout_sec: self.fast_io_fail_timeout_sec,
+            times: self.times,
             ..AttachParams::default()
         }
     }
