@@ -337,8 +337,8 @@ mod tests {
         }
     }
 
-    /// Goal: the former MTU returns with the former settings, which have none. Method: a file stands
-    /// for networkd, which never resets an MTU.
+    /// Goal: the former MTU returns with the former settings, which have none. Method: a file
+    /// stands for networkd, which never resets an MTU.
     #[test]
     fn the_former_mtu_returns() {
         let machine = Machine::new(None);
