@@ -147,13 +147,16 @@ if [ -z "$NEWER" ]; then
     check "the interface has it" until_true 60 has_mtu 1400
     check "it waits for its confirmation" until_true 10 waits_for_confirmation
     check "the daemon asks for the former MTU" guest "nacre rpc appliance_revert_network"
-    check "the interface has the former one" until_true 60 has_mtu 1500
+    # Not by the timer, which undoes it after 60 s.
+    is_undone() { guest_says 'network +done .*are back' "nacre appliance history"; }
+    check "the history has it" until_true 45 is_undone
+    check "the interface has the former one" until_true 10 has_mtu 1500
     check "the daemon asks for an MTU again" asks_for_mtu 1300
     check "the interface has that" until_true 60 has_mtu 1300
     check "the daemon asks to keep it" guest "nacre rpc appliance_keep_network"
     check "the history says so" until_true 30 is_kept
     check "the namespace answers after it" until_true 30 answers
-    check "the daemon asks for the end" guest "nacre rpc appliance_power_off"
+    check "the daemon asks to power off" guest "nacre rpc appliance_power_off"
     check "the machine is off" until_true 120 is_off
     rm -f "$SCRATCH/disk.raw"
     finish

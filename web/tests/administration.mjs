@@ -176,7 +176,8 @@ export const ADMINISTRATION = {
     await page.getByText('"10.0.1.1": it answers no request', { exact: true }).waitFor();
     delete mock.refuse.appliance_set_network;
     await button(page, 'Change', 'dialog').click();
-    await page.getByText('http://[2001:db8::5]').waitFor();
+    await page.getByText('http://10.0.1.5').waitFor();
+    assert.equal(await page.getByText('http://[2001:db8::5]').count(), 0);
     assert.deepEqual(mock.calls.at(-1), ['appliance_set_network', { interface: 'eth1', addresses: ['10.0.1.5/24', '2001:db8::5/64'], gateways: ['10.0.1.1'], mtu: 9000 }]);
     await button(page, 'Close', 'dialog').click();
     await page.getByText('The settings of eth1 are new.').waitFor();
@@ -212,6 +213,9 @@ export const ADMINISTRATION = {
     await button(page, 'Power off', 'dialog').click();
     await page.getByText('The machine powers off in a moment.').waitFor();
     assert.deepEqual(mock.calls.at(-1), ['appliance_power_off', {}]);
+    mock.world.appliance = { ...a, acts: [{ ...a.acts[0], act: 'power_off', state: 'failed', text: 'volume orders: a resync' }, ...a.acts] };
+    mock.changed();
+    await page.getByText('The machine did not power off.').waitFor();
     return { mock, page };
   },
 

@@ -146,7 +146,7 @@ export function busy(now = Date.now()) {
       { name: 'eth1', state: 'up', mtu: 9000, speed_mbit: 100_000, mac: '02:00:00:00:00:05', driver: 'mlx5_core', addresses: ['10.0.1.4/24', 'fe80::5/64'] },
     ],
     appliance: {
-      pending_network: null, networks: [{ interface: 'eth0', settings: [] }, { interface: 'eth1', settings: ['[Match]', 'Name=eth1', '[Link]', 'MTUBytes=9000', '[Network]', 'DHCP=no', 'Address=10.0.1.4/24'] }],
+      pending_network: null, network_problem: null, networks: [{ interface: 'eth0', settings: [] }, { interface: 'eth1', settings: ['[Match]', 'Name=eth1', '[Link]', 'MTUBytes=9000', '[Network]', 'DHCP=no', 'Address=10.0.1.4/24'] }],
       appliance: true, version: '0.1.0', pinned_entry: null, free_bytes: 41.2 * GIB, upload: null, request: null,
       slots: [{ version: '0.1.0', state: 'good', entry: 'nacre_0.1.0.efi', tries: null, complete: true }, { version: '0.0.9', state: 'failed', entry: 'nacre_0.0.9+0-3.efi', tries: { left: 0, failed: 3 }, complete: true }],
       acts: [
@@ -185,5 +185,5 @@ export function healthy(now) {
 
 export function empty() {
   const world = busy();
-  return { ...world, bdevs: [], volumes: [], lvols: [], pools: [], subsystems: world.subsystems.slice(0, 1), listeners: { listeners: [], unmatched: [] }, controllers: [], hosts: [], stored: { store: '/var/lib/nacre/state.redb', objects: [] }, events: [], alerts: { receivers: [], silences: [] }, accounts: [], tokens: [], devices: [], keys: [], auth: [], reservations: {}, audit: [], appliance: { appliance: false, version: null, slots: [], pinned_entry: null, free_bytes: null, upload: null, request: null, acts: [], pending_network: null, networks: [] } };
+  return { ...world, bdevs: [], volumes: [], lvols: [], pools: [], subsystems: world.subsystems.slice(0, 1), listeners: { listeners: [], unmatched: [] }, controllers: [], hosts: [], stored: { store: '/var/lib/nacre/state.redb', objects: [] }, events: [], alerts: { receivers: [], silences: [] }, accounts: [], tokens: [], devices: [], keys: [], auth: [], reservations: {}, audit: [], appliance: { appliance: false, version: null, slots: [], pinned_entry: null, free_bytes: null, upload: null, request: null, acts: [], pending_network: null, network_problem: null, networks: [] } };
 }

@@ -173,8 +173,10 @@ pub fn ask(places: &Places, request: &Request) -> Result<(), RequestError> {
     if path.try_exists().map_err(failed)? {
         return Err(RequestError::Waiting);
     }
+    // A trial of the network ends by itself: it does not wait for an update.
+    let is_answer = matches!(request, Request::KeepNetwork | Request::RevertNetwork);
     let mut acts = history(places).into_iter();
-    if let Some(act) = acts.find(|act| act.state == ActState::Running) {
+    if !is_answer && let Some(act) = acts.find(|act| act.state == ActState::Running) {
         return Err(RequestError::Running {
             text: format!("{:?}", act.act).to_lowercase(),
             seconds: now_ms().saturating_sub(act.began_ms) / 1000,
@@ -261,10 +263,14 @@ pub fn history(places: &Places) -> Vec<Act> {
     acts
 }
 
-/// The oldest first. A damaged file counts as none: it is history only.
+/// The oldest first. A damaged file counts as none: it is history only. Acts that a later version
+/// has written in another form are left out.
 fn read(places: &Places) -> Vec<Act> {
     let text = fs::read(places.history()).unwrap_or_default();
-    serde_json::from_slice(&text).unwrap_or_default()
+    let acts: Vec<serde_json::Value> = serde_json::from_slice(&text).unwrap_or_default();
+    let acts = acts.into_iter();
+    acts.filter_map(|act| serde_json::from_value(act).ok())
+        .collect()
 }
 
 fn boot_id(places: &Places) -> String {
@@ -501,6 +507,11 @@ mod tests {
         let failed = failed.filter(|act| act.state == ActState::Failed && act.file.is_none());
         let texts: Vec<String> = failed.map(|act| act.text).collect();
         assert_eq!(texts, ["delayed", "damaged"]);
+        let mut of_later: serde_json::Value =
+            serde_json::from_slice(&fs::read(places.history()).unwrap()).unwrap();
+        of_later[0]["act"] = "locate".into();
+        fs::write(places.history(), of_later.to_string()).unwrap();
+        assert_eq!(history(&places).len(), MOST - 1);
         fs::write(places.history(), "not json").unwrap();
         assert!(history(&places).is_empty());
     }

@@ -56,6 +56,8 @@ struct Reply {
     acts: Vec<Value>,
     /// The interface whose new settings return to the former ones, unless they are kept.
     pending_network: Option<String>,
+    /// Why the state of a change is not known, if it is not.
+    network_problem: Option<String>,
     /// Each interface with the lines of its settings; none: the interface uses DHCP.
     networks: Vec<InterfaceSettings>,
 }
@@ -87,7 +89,6 @@ fn reply(places: &Places) -> Result<Reply, RpcError> {
         Err(error) => return Err(RpcError::errno(Errno::EIO, error.to_string())),
     };
     let upload = places.uploads().join(UPLOAD);
-    let failed = |error: NetworkError| RpcError::errno(Errno::EIO, error.to_string());
     let settings = |interface: String| {
         let text = network::show(places, &interface).unwrap_or_default();
         let lines = text
@@ -98,8 +99,9 @@ fn reply(places: &Places) -> Result<Reply, RpcError> {
             interface,
         }
     };
-    let interfaces = network::interfaces(places).map_err(failed)?;
-    let pending = network::pending(places).map_err(failed)?;
+    // A damaged note does not hide the rest of the machine.
+    let (interfaces, pending) = (network::interfaces(places), network::pending(places));
+    let problem = interfaces.as_ref().err().or(pending.as_ref().err());
     Ok(Reply {
         appliance: true,
         version: Some(status.version.to_string()),
@@ -109,8 +111,13 @@ fn reply(places: &Places) -> Result<Reply, RpcError> {
         upload: upload.is_file().then_some(upload),
         request: acts::waiting(places).as_ref().map(value),
         acts: acts::history(places).iter().map(value).collect(),
-        pending_network: pending.map(|pending| pending.interface),
-        networks: interfaces.into_iter().map(settings).collect(),
+        network_problem: problem.map(ToString::to_string),
+        pending_network: pending.ok().flatten().map(|pending| pending.interface),
+        networks: interfaces
+            .unwrap_or_default()
+            .into_iter()
+            .map(settings)
+            .collect(),
     })
 }
 
@@ -190,8 +197,7 @@ struct Restart;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct StopParams {
-    /// Also while a volume is resynced, or others of its replicas are not in sync and this node has
-    /// the last ones that are.
+    /// Stop even during a resync, or while this node has the last replicas in sync of a volume.
     #[serde(default)]
     force: bool,
 }
@@ -295,7 +301,7 @@ fn parse_all<T: FromStr<Err: Display>>(
 
 impl Method<Engine> for SetNetwork {
     const NAME: &'static str = "appliance_set_network";
-    const ABOUT: &'static str = "Changes the addresses, the gateways, the name servers or the MTU of an interface of the          appliance. The former settings return after 60 s, or at the next start, unless `appliance_keep_network` is called.";
+    const ABOUT: &'static str = "Changes the addresses, the gateways, the name servers or the MTU of an interface of the appliance. The former settings return after 60 s, or at the next start, unless `appliance_keep_network` is called.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = SetNetworkParams;
@@ -327,7 +333,7 @@ struct RevertNetwork;
 impl Method<Engine> for RevertNetwork {
     const NAME: &'static str = "appliance_revert_network";
     const ABOUT: &'static str =
-        "Has the former settings of an interface of the appliance return now.";
+        "Restores the former settings of an interface of the appliance now.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = NoParams;
@@ -371,7 +377,14 @@ fn refusal(error: RequestError) -> RpcError {
         RequestError::Network(NetworkError::NoInterface { .. }) => {
             RpcError::errno(Errno::ENODEV, cause).field("interface")
         }
-        RequestError::Network(NetworkError::Settings(_)) => RpcError::invalid_params(cause),
+        RequestError::Network(NetworkError::Settings(refused)) => {
+            let field = match refused.field {
+                "address" => "addresses",
+                "gateway" => "gateways",
+                field => field,
+            };
+            RpcError::invalid_params(refused.cause).field(field)
+        }
         RequestError::Network(NetworkError::Pending { .. }) => RpcError::errno(Errno::EBUSY, cause)
             .remedy("`appliance_keep_network` or `appliance_revert_network` ends it"),
         RequestError::Network(NetworkError::NonePending) => {
@@ -441,6 +454,15 @@ mod tests {
             };
             assert_eq!(settings.check(), Ok(()));
         }
+        let refused = Settings {
+            addressing: Addressing::Dhcp,
+            dns: Vec::new(),
+            mtu: Some(600),
+        };
+        let refused = refused.check().unwrap_err();
+        let refused = refusal(RequestError::Network(refused.into()));
+        let text = serde_json::to_value(&refused).unwrap();
+        assert_eq!(text["data"]["field"], "mtu", "{text}");
         for (bad, field) in [
             (json!({ "interface": "../x", "dhcp": true }), "interface"),
             (json!({ "interface": "eth0" }), "addresses"),
@@ -504,5 +526,11 @@ mod tests {
         let found = serde_json::to_value(reply(&places).unwrap()).unwrap();
         let settings = json!(["[Match]", "Name=eth0"]);
         assert_eq!(found["networks"][0]["settings"], settings);
+        assert_eq!(found["network_problem"], Value::Null);
+        fs::write(places.notes().join("network-pending.json"), "{").unwrap();
+        let found = serde_json::to_value(reply(&places).unwrap()).unwrap();
+        let problem = found["network_problem"].as_str().unwrap();
+        assert!(problem.contains("network-pending.json"), "{problem}");
+        assert_eq!(found["version"], "0.1.0");
     }
 }

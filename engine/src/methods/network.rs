@@ -72,7 +72,8 @@ fn interfaces(sys: &Path, addresses: &BTreeMap<String, Vec<String>>) -> Vec<Netw
     let names = std::fs::read_dir(&class).into_iter().flatten();
     let names = names.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let mut all: Vec<NetworkInterface> = names
-        .filter(|name| name != "lo")
+        // `bonding_masters` is a file of the kernel.
+        .filter(|name| name != "lo" && class.join(name).is_dir())
         .map(|name| {
             let folder = class.join(&name);
             // Without a link, the kernel refuses to read the speed, or says -1.
@@ -112,6 +113,7 @@ mod tests {
             std::fs::write(class.join(name).join(attribute), text).unwrap();
         };
         write("lo", "mtu", "65536\n");
+        write(".", "bonding_masters", "bond0\n");
         write("eth1", "mtu", "9000\n");
         write("eth1", "operstate", "up\n");
         write("eth1", "speed", "100000\n");

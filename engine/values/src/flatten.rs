@@ -16,7 +16,8 @@ use serde_json::{Map, Value};
 use crate::read::{self, Texts, ValueError};
 
 /// A type whose fields are keys of a table around it. It refuses unknown fields, has a default for
-/// each field, and serialises no field without a value.
+/// each field, and serialises no field without a value. A field has one name, in which it is read
+/// and written: the table would drop another one.
 pub trait Part: DeserializeOwned + Serialize {}
 
 impl<T: DeserializeOwned + Serialize> Part for T {}

@@ -39,7 +39,7 @@ macro_rules! options {
         }
 
         impl $params {
-            /// Replaces the options that were given.
+            /// Sets those of `into` that the call gave.
             pub fn merge(self, into: &mut $options) {
                 $(if let Some(value) = self.$name {
                     into.$name = value;

@@ -28,12 +28,17 @@ fn start(test: &str, replace_after: &str) -> Option<Cluster> {
         let pool = json!({ "name": "p", "disk": "of-pool" });
         node.daemon().call("pool_create", pool);
     }
+    all_pools_are_online(&mut cluster);
+    Some(cluster)
+}
+
+/// A node that has joined reports its pool a little later.
+fn all_pools_are_online(cluster: &mut Cluster) {
     wait("all pools are reported", || {
         let pools = cluster.any().call("cluster_get_pools", Value::Null);
         let pools = pools.as_array().cloned().unwrap_or_default();
         pools.len() == 4 && pools.iter().all(|pool| pool["state"] == "online")
     });
-    Some(cluster)
 }
 
 fn wait(what: &str, mut done: impl FnMut() -> bool) {
@@ -286,5 +291,6 @@ fn a_creation_that_dies_leaves_nothing() {
     wait("no lvol is left", || lvols(&mut cluster, 3) == 0);
     cluster.nodes[0].start();
     cluster.until("joined", |status| status["this_node"]["state"] == "joined");
+    all_pools_are_online(&mut cluster);
     create(&mut cluster, 4);
 }

@@ -317,6 +317,7 @@ export interface Appliance {
   request: { act: string } | null;
   acts: MachineAct[];
   pending_network: string | null;
+  network_problem: string | null;
   networks: { interface: string; settings: string[] }[];
 }
 

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use nacre_engine_values::files;
 use serde::{Deserialize, Serialize};
 
-pub use self::settings::{Addressing, HostAddress, Interface, Settings};
+pub use self::settings::{Addressing, HostAddress, Interface, Settings, SettingsError};
 use crate::lock::{Lock, LockError};
 use crate::place::{Places, create_folder, small_text};
 use crate::run::{Run, RunError};
@@ -47,8 +47,8 @@ pub struct Pending {
 
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
-    #[error("{0}")]
-    Settings(String),
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
     #[error("interface: this machine has no {name}; it has {present}")]
     NoInterface { name: String, present: String },
     #[error(
@@ -126,7 +126,7 @@ pub fn check(
     interface: &Interface,
     settings: &Settings,
 ) -> Result<(), NetworkError> {
-    settings.check().map_err(NetworkError::Settings)?;
+    settings.check()?;
     let present = interfaces(places)?;
     if !present.iter().any(|name| name == interface.name()) {
         return Err(NetworkError::NoInterface {
@@ -183,10 +183,11 @@ fn take_back(
         },
     };
     restored.map_err(|source| NetworkError::Io { path, source })?;
-    // Without networkd, this is a boot: the interface has its first MTU.
-    let (reloaded, mtu_set) = if has_networkd {
-        let reloaded = reload(run, &interface);
-        (reloaded, set_mtu(places, &interface, former_mtu))
+    // Without networkd, this is a boot: the interface has its first MTU. The MTU comes first: with
+    // less than 1280 bytes the kernel takes no IPv6 address.
+    let (mtu_set, reloaded) = if has_networkd {
+        let mtu_set = set_mtu(places, &interface, former_mtu);
+        (mtu_set, reload(run, &interface))
     } else {
         (Ok(()), Ok(()))
     };
@@ -219,7 +220,9 @@ pub fn pending(places: &Places) -> Result<Option<Pending>, NetworkError> {
 pub fn interfaces(places: &Places) -> Result<Vec<String>, NetworkError> {
     let path = places.interfaces();
     let names = crate::slots::names(&path).map_err(|source| NetworkError::Io { path, source })?;
-    Ok(names.into_iter().filter(|name| name != "lo").collect())
+    // `bonding_masters` is a file of the kernel.
+    let is_interface = |name: &String| name != "lo" && places.interfaces().join(name).is_dir();
+    Ok(names.into_iter().filter(is_interface).collect())
 }
 
 fn mtu(places: &Places, interface: &str) -> Option<u32> {
@@ -299,6 +302,7 @@ mod tests {
             for name in ["eth0", "lo"] {
                 fs::create_dir_all(places.interfaces().join(name)).unwrap();
             }
+            fs::write(places.interfaces().join("bonding_masters"), "").unwrap();
             Self {
                 places,
                 run: Recorder {
@@ -365,6 +369,7 @@ mod tests {
     #[test]
     fn a_confirmed_change_stays() {
         let machine = Machine::new(None);
+        assert_eq!(interfaces(&machine.places).unwrap(), ["eth0"]);
         machine.set("192.0.2.7/24").unwrap();
         assert_eq!(
             machine.run.taken(),

@@ -169,56 +169,86 @@ pub struct Settings {
     pub mtu: Option<u32>,
 }
 
+/// A setting that is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {cause}")]
+pub struct SettingsError {
+    /// `address`, `gateway`, `dns` or `mtu`.
+    pub field: &'static str,
+    pub cause: String,
+}
+
+impl From<SettingsError> for String {
+    fn from(error: SettingsError) -> Self {
+        error.to_string()
+    }
+}
+
+fn refuse(field: &'static str, cause: impl Into<String>) -> Result<(), SettingsError> {
+    Err(SettingsError {
+        field,
+        cause: cause.into(),
+    })
+}
+
+fn check_other(field: &'static str, host: IpAddr) -> Result<(), SettingsError> {
+    match check_host(host) {
+        Ok(()) => Ok(()),
+        Err(cause) => refuse(field, format!("{host}: {cause}")),
+    }
+}
+
 impl Settings {
-    /// Checks what one value alone does not show. The text names the field, the cause, the remedy.
-    pub fn check(&self) -> Result<(), String> {
+    /// Checks what one value alone does not show.
+    pub fn check(&self) -> Result<(), SettingsError> {
         if self.dns.len() > MOST_DNS {
-            return Err(format!("dns: at most {MOST_DNS} servers"));
+            return refuse("dns", format!("at most {MOST_DNS} servers"));
         }
         for server in &self.dns {
-            check_host(*server).map_err(|cause| format!("dns: {server}: {cause}"))?;
+            check_other("dns", *server)?;
         }
         let Addressing::Static {
             addresses,
             gateways,
         } = &self.addressing
         else {
-            return self.check_mtu(false);
+            // Routers may add IPv6.
+            return self.check_mtu(true);
         };
         if addresses.is_empty() || addresses.len() > MOST_ADDRESSES {
-            return Err(format!("address: from 1 to {MOST_ADDRESSES} addresses"));
+            return refuse("address", format!("from 1 to {MOST_ADDRESSES} addresses"));
         }
         for (at, address) in addresses.iter().enumerate() {
             if addresses[..at].iter().any(|a| a.address == address.address) {
-                return Err(format!("address: {} is given twice", address.address));
+                return refuse("address", format!("{} is given twice", address.address));
             }
         }
         for family in [true, false] {
             if gateways.iter().filter(|g| g.is_ipv4() == family).count() > 1 {
-                return Err("gateway: one for IPv4 and one for IPv6 at most".into());
+                return refuse("gateway", "one for IPv4 and one for IPv6 at most");
             }
         }
         for gateway in gateways {
-            check_host(*gateway).map_err(|cause| format!("gateway: {gateway}: {cause}"))?;
+            check_other("gateway", *gateway)?;
             if addresses.iter().any(|a| a.address == *gateway) {
-                return Err(format!("gateway: {gateway} is this machine's own address"));
+                let cause = format!("{gateway} is this machine's own address");
+                return refuse("gateway", cause);
             }
             let is_link_local = matches!(gateway, IpAddr::V6(v6) if v6.is_unicast_link_local());
             if !is_link_local && !addresses.iter().any(|a| a.contains(*gateway)) {
-                return Err(format!(
-                    "gateway: {gateway} is in the network of no address; check the prefix"
-                ));
+                let cause = format!("{gateway} is in the network of no address; check the prefix");
+                return refuse("gateway", cause);
             }
         }
         self.check_mtu(addresses.iter().any(|a| a.address.is_ipv6()))
     }
 
-    fn check_mtu(&self, has_ipv6: bool) -> Result<(), String> {
+    fn check_mtu(&self, has_ipv6: bool) -> Result<(), SettingsError> {
         // The least of IPv6 (RFC 8200, section 5), and of IPv4 with a header of any length.
         let least = if has_ipv6 { 1280 } else { 576 };
         match self.mtu {
             Some(mtu) if !(least..=65_535).contains(&mtu) => {
-                Err(format!("mtu: {mtu} is not from {least} to 65535"))
+                refuse("mtu", format!("{mtu} is not from {least} to 65535"))
             }
             _ => Ok(()),
         }
@@ -374,7 +404,7 @@ mod tests {
             (fixed(&["2001:db8::7/64"], &[], &[], Some(1279)), "1280"),
             (fixed(&["192.0.2.7/24"], &[], &[], Some(65_536)), "65535"),
         ] {
-            let refused = settings.check().unwrap_err();
+            let refused = settings.check().unwrap_err().to_string();
             assert!(refused.contains(part), "{refused}");
         }
     }

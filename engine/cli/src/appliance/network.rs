@@ -74,7 +74,9 @@ pub(crate) fn run(
                 dns: args.dns,
                 mtu: args.mtu,
             };
-            settings.check().map_err(Failure::Usage)?;
+            settings
+                .check()
+                .map_err(|error| Failure::Usage(error.to_string()))?;
             // Other systems have their own files for this.
             status::image(places).map_err(anyhow::Error::from)?;
             output::line(&change(places, programs, &args.interface, &settings)?)

@@ -43,7 +43,7 @@ export const rollBack = (host: string, now: Appliance): Act => {
   };
 };
 
-const FORCE: Act['fields'] = [{ key: 'force', label: 'Also while volumes depend on this node', kind: 'check', hint: 'A resync, or the last replicas in sync, delay it otherwise.' }];
+const FORCE: Act['fields'] = [{ key: 'force', label: 'Also while volumes depend on this node', kind: 'check', hint: 'Refused otherwise during a resync, or while this node has the last replicas in sync of a volume.' }];
 
 export const restartMachine = (host: string): Act => ({
   title: `Restart ${host}`,
@@ -87,13 +87,15 @@ export const changeNetwork = (now: NetworkInterface, settings: string[]): Act =>
       { key: 'addresses', label: 'Addresses with prefixes', kind: 'lines', hint: 'One on each line, such as 192.0.2.7/24.', initial: (fixed.length > 0 ? fixed : now.addresses.filter((at) => !at.startsWith('fe80:'))).join('\n'), when: isStatic },
       { key: 'gateways', label: 'Gateways', kind: 'lines', optional: true, hint: 'One for IPv4, and one for IPv6.', initial: present('Gateway').join('\n'), when: isStatic },
       { key: 'dns', label: 'Name servers', kind: 'lines', optional: true, hint: 'Up to three addresses.', initial: present('DNS').join('\n') },
-      { key: 'mtu', label: 'MTU', kind: 'number', unit: 'bytes', optional: true, hint: 'Such as 9000, if each switch and host carries it.', initial: present('MTUBytes')[0] ?? '' },
+      { key: 'mtu', label: 'MTU', kind: 'number', unit: 'bytes', optional: true, hint: 'Such as 9000, if each switch and host carries it. Empty: the present one stays until the next start.', initial: present('MTUBytes')[0] ?? '' },
     ],
     command: (v) => line('appliance', 'network', 'set', now.name, ...(isStatic(v) ? [...option('--address', v.addresses), ...option('--gateway', v.gateways)] : ['--dhcp']), ...option('--dns', v.dns), ...(v.mtu ? ['--mtu', String(v.mtu)] : [])),
     async run(v) {
       await rpc('appliance_set_network', given({ interface: now.name, dhcp: isStatic(v) ? undefined : true, addresses: v.addresses, gateways: v.gateways, dns: v.dns, mtu: v.mtu }));
       const text = `The settings of ${now.name} change in a moment. Keep them within 60 s.`;
-      const addresses: string[] = isStatic(v) ? v.addresses : [];
+      // The image's page listens on IPv4 addresses.
+      const isIpv6Page = location.hostname.startsWith('[');
+      const addresses: string[] = isStatic(v) ? v.addresses.filter((at: string) => isIpv6Page || !at.includes(':')) : [];
       if (addresses.length === 0) return text;
       const page = (at: string) => {
         const ip = at.split('/')[0];
@@ -110,7 +112,7 @@ export const keepNetwork = (name: string): Act => ({
   command: () => line('appliance', 'network', 'confirm'),
   async run() {
     await rpc('appliance_keep_network');
-    return `The new settings of ${name} stay.`;
+    return `The new settings of ${name} are kept in a moment: the notice goes away then.`;
   },
 });
 
