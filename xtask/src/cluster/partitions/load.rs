@@ -2,8 +2,9 @@
 //!
 //! `nacre perf` goes through the host's multipath, which asks one node at a time. A former holder
 //! that still answers would go unnoticed. Here a writer and a reader are connected to each node all
-//! the time, and their answers are one [`History`]. It runs in the host's namespace, as a process
-//! of its own, until SIGTERM.
+//! the time, and their answers are one [`History`]. A writer reads the block that it writes next.
+//! It runs in the host's namespace, as a process of its own, until SIGTERM. After that, a read of
+//! each block shows that the last answered write is there.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
@@ -11,7 +12,7 @@ use std::hash::BuildHasher;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -19,7 +20,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 
 use super::super::demo::{NODES, Network};
-use super::history::History;
+use super::history::{History, Read};
 use super::nvme::{BLOCK, Controller, Failed, Names};
 use crate::process;
 
@@ -30,16 +31,13 @@ const MAGIC: u64 = u64::from_le_bytes(*b"NACREHIS");
 const PACE: Duration = Duration::from_millis(3);
 /// After an I/O that the node does not serve, and between attempts to connect.
 const RETRY: Duration = Duration::from_millis(50);
+/// For the reads after the last writes.
+const LAST_READS: Duration = Duration::from_secs(5);
 
 /// Runs until SIGTERM, and prints the result as JSON.
 pub(in super::super) fn run(nqn: &str) -> Result<ExitCode> {
     process::catch_interrupts()?;
-    let shared = Arc::new(Shared {
-        history: Mutex::new(History::new(Instant::now())),
-        refused: AtomicU64::new(0),
-        losses: Mutex::default(),
-        run: RandomState::new().hash_one(std::process::id()),
-    });
+    let shared = Arc::new(Shared::new(Instant::now()));
     for node in NODES {
         let address = format!("{}:4420", Network::Hosts.address_of(node));
         let address: SocketAddr = address.parse().context("the address of a node")?;
@@ -61,8 +59,13 @@ pub(in super::super) fn run(nqn: &str) -> Result<ExitCode> {
     while !process::interrupted() {
         std::thread::sleep(Duration::from_millis(20));
     }
+    let end = Instant::now();
+    shared.is_over.store(true, Ordering::Relaxed);
+    while end.elapsed() < LAST_READS && !shared.history.lock().is_complete() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
     let mut history = shared.history.lock();
-    history.end(Instant::now());
+    history.end(end);
     let report = json!({
         "writes": history.writes, "reads": history.reads, "unanswered": history.unanswered,
         "refused": shared.refused.load(Ordering::Relaxed),
@@ -75,11 +78,41 @@ pub(in super::super) fn run(nqn: &str) -> Result<ExitCode> {
 
 struct Shared {
     history: Mutex<History>,
+    /// No write begins any more, and reads are those after the last writes.
+    is_over: AtomicBool,
     refused: AtomicU64,
     /// The last reason for which a path was lost, of each node.
     losses: Mutex<BTreeMap<&'static str, String>>,
     /// Distinguishes this run's blocks.
     run: u64,
+}
+
+impl Shared {
+    fn new(now: Instant) -> Self {
+        Self {
+            history: Mutex::new(History::new(now)),
+            is_over: AtomicBool::new(false),
+            refused: AtomicU64::new(0),
+            losses: Mutex::default(),
+            run: RandomState::new().hash_one(std::process::id()),
+        }
+    }
+}
+
+/// The blocks behind a path.
+trait Blocks {
+    fn read_block(&mut self, lba: u64, data: &mut [u8; BLOCK]) -> Result<(), Failed>;
+    fn write_block(&mut self, lba: u64, data: &[u8; BLOCK]) -> Result<(), Failed>;
+}
+
+impl Blocks for Controller {
+    fn read_block(&mut self, lba: u64, data: &mut [u8; BLOCK]) -> Result<(), Failed> {
+        self.read(lba, data)
+    }
+
+    fn write_block(&mut self, lba: u64, data: &[u8; BLOCK]) -> Result<(), Failed> {
+        self.write(lba, data)
+    }
 }
 
 /// A path to one node, of one thread.
@@ -103,15 +136,19 @@ impl Path {
         }
     }
 
-    /// Reads, and writes after a read that succeeded, until the path is lost.
+    /// Reads or writes until the path is lost.
     fn serve(&self, mut controller: Controller, is_writer: bool) -> Result<(), Failed> {
         let mut choice = 0;
         loop {
             choice += 1;
-            let mut end = self.read(&mut controller, choice);
-            if is_writer && end.is_ok() {
-                end = self.write(&mut controller);
-            }
+            let is_over = self.shared.is_over.load(Ordering::Relaxed);
+            let end = if is_over {
+                self.read_last(&mut controller)
+            } else if is_writer {
+                self.write(&mut controller)
+            } else {
+                self.read(&mut controller, choice)
+            };
             let end = end.and_then(|()| {
                 std::thread::sleep(PACE);
                 controller.keep_alive()
@@ -133,29 +170,42 @@ impl Path {
         }
     }
 
-    fn read(&self, controller: &mut Controller, choice: usize) -> Result<(), Failed> {
+    fn read(&self, blocks: &mut impl Blocks, choice: usize) -> Result<(), Failed> {
         let read = self.shared.history.lock().begin_read(choice);
+        self.check(blocks, read)
+    }
+
+    fn read_last(&self, blocks: &mut impl Blocks) -> Result<(), Failed> {
+        let read = self.shared.history.lock().begin_last_read();
+        read.map_or(Ok(()), |read| self.check(blocks, read))
+    }
+
+    fn check(&self, blocks: &mut impl Blocks, read: Read) -> Result<(), Failed> {
+        let register = read.register as u64;
         let mut block = [0; BLOCK];
-        controller.read(FIRST_LBA + read.register as u64, &mut block)?;
+        blocks.read_block(FIRST_LBA + register, &mut block)?;
         let mut history = self.shared.history.lock();
-        match number_in(&block, self.shared.run, read.register as u64) {
+        match number_in(&block, self.shared.run, register) {
             Ok(number) => history.read(read, number, self.node),
-            Err(what) => {
-                let (node, register) = (self.node, read.register);
-                history.find(format!(
-                    "{what}: node {node} answered so for block {register}"
-                ));
-            }
+            Err(what) => history.read_wrong(read, what, self.node),
         }
         Ok(())
     }
 
-    fn write(&self, controller: &mut Controller) -> Result<(), Failed> {
-        let Some(write) = self.shared.history.lock().begin_write() else {
+    /// Reads a block first: a lost write must show before another one replaces it.
+    fn write(&self, blocks: &mut impl Blocks) -> Result<(), Failed> {
+        let Some(read) = self.shared.history.lock().reserve() else {
+            return Ok(());
+        };
+        if let Err(failed) = self.check(blocks, read) {
+            self.shared.history.lock().release(read.register);
+            return Err(failed);
+        }
+        let Some(write) = self.shared.history.lock().begin_write(read.register) else {
             return Ok(());
         };
         let block = block_of(self.shared.run, write.register as u64, write.number);
-        let end = controller.write(FIRST_LBA + write.register as u64, &block);
+        let end = blocks.write_block(FIRST_LBA + write.register as u64, &block);
         let mut history = self.shared.history.lock();
         match &end {
             Ok(()) => history.wrote(write, Instant::now()),
@@ -199,6 +249,88 @@ fn number_in(block: &[u8; BLOCK], run: u64, register: u64) -> Result<u64, &'stat
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Blocks in memory that answer one write and lose it.
+    #[derive(Default)]
+    struct Memory {
+        blocks: BTreeMap<u64, [u8; BLOCK]>,
+        writes: usize,
+        lost: usize,
+    }
+
+    impl Blocks for Memory {
+        fn read_block(&mut self, lba: u64, data: &mut [u8; BLOCK]) -> Result<(), Failed> {
+            *data = self.blocks.get(&lba).copied().unwrap_or([0; BLOCK]);
+            Ok(())
+        }
+
+        fn write_block(&mut self, lba: u64, data: &[u8; BLOCK]) -> Result<(), Failed> {
+            self.writes += 1;
+            if self.writes != self.lost {
+                self.blocks.insert(lba, *data);
+            }
+            Ok(())
+        }
+    }
+
+    fn path() -> Path {
+        Path {
+            shared: Arc::new(Shared::new(Instant::now())),
+            node: "a",
+            address: SocketAddr::from(([127, 0, 0, 1], 1)),
+            names: Names {
+                subsystem: String::new(),
+                host: String::new(),
+                host_id: [0; 16],
+            },
+        }
+    }
+
+    /// Goal: each single lost answered write is found, whichever it is. Method: a writer without
+    /// readers over blocks that lose one write, for each of them, and the reads at the end.
+    #[test]
+    fn a_lost_answered_write_is_found() {
+        const WRITES: usize = 200;
+        for lost in 0..=WRITES {
+            let path = path();
+            let mut memory = Memory {
+                lost,
+                ..Memory::default()
+            };
+            for _ in 0..WRITES {
+                path.write(&mut memory).unwrap();
+            }
+            while !path.shared.history.lock().is_complete() {
+                path.read_last(&mut memory).unwrap();
+            }
+            let mut history = path.shared.history.lock();
+            history.end(Instant::now());
+            let findings = &history.findings;
+            assert_eq!(
+                findings.len(),
+                usize::from(lost > 0),
+                "{lost}: {findings:?}"
+            );
+        }
+    }
+
+    /// Goal: a failed read before a write leaves its block to other writers.
+    #[test]
+    fn a_block_whose_read_failed_is_free() {
+        struct Refused;
+        impl Blocks for Refused {
+            fn read_block(&mut self, _: u64, _: &mut [u8; BLOCK]) -> Result<(), Failed> {
+                Err(Failed::Status(0x302))
+            }
+
+            fn write_block(&mut self, _: u64, _: &[u8; BLOCK]) -> Result<(), Failed> {
+                unreachable!("the read was refused")
+            }
+        }
+        let path = path();
+        assert!(path.write(&mut Refused).is_err());
+        assert!(path.shared.history.lock().is_complete());
+    }
 
     /// Goal: a block tells its run, register and number, and damage shows.
     #[test]
