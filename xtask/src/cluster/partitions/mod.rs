@@ -109,6 +109,7 @@ fn round(demo: &Demo, nqn: &str, split: Split, rate: u64) -> Result<Outcome> {
     let mut history = demo.spawn(history.args(["cluster", "--history", nqn]), "history")?;
     let mut perf = demo.load("randrw", RANGE, rate, time)?;
     std::thread::sleep(BEFORE);
+    let cut = Instant::now();
     set_ports(&demo.dir, &links, "down")?;
     std::thread::sleep(CUT);
     set_ports(&demo.dir, &links, "up")?;
@@ -140,13 +141,11 @@ fn round(demo: &Demo, nqn: &str, split: Split, rate: u64) -> Result<Outcome> {
     if of("writes") == 0 {
         findings.push("the load on each node wrote nothing".to_owned());
     }
-    let mut samples = Vec::new();
-    for watch in watches {
-        samples.push(watch.end()?);
-    }
+    let (samples, end) = Watch::end_all(watches)?;
+    findings.extend(watch::unseen_holder(&samples, holder, cut));
     findings.extend(watch::two_holders(&samples));
     for (node, samples) in &samples {
-        let silence = watch::longest_silence(samples, start, Instant::now());
+        let silence = watch::longest_silence(samples, start, end);
         if silence > SILENCE {
             let silence = seconds(silence);
             findings.push(format!("the daemon of {node} gave no answer for {silence}"));
