@@ -60,7 +60,7 @@ pub(super) struct History {
     pub(super) writes: u64,
     pub(super) reads: u64,
     pub(super) unanswered: u64,
-    last_write: Instant,
+    pub(super) last_write: Instant,
     pub(super) longest_pause: Duration,
     pub(super) findings: Vec<String>,
 }

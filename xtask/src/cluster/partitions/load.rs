@@ -12,12 +12,12 @@ use std::hash::BuildHasher;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
 
 use super::super::demo::{NODES, Network};
 use super::history::{History, Read};
@@ -34,7 +34,32 @@ const RETRY: Duration = Duration::from_millis(50);
 /// For the reads after the last writes.
 const LAST_READS: Duration = Duration::from_secs(5);
 
-/// Runs until SIGTERM, and prints the result as JSON.
+/// The result of the load, as JSON.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Report {
+    pub(super) writes: u64,
+    pub(super) reads: u64,
+    pub(super) unanswered: u64,
+    pub(super) longest_pause_ms: u64,
+    /// From the last answered write to the end.
+    pub(super) idle_ms: u64,
+    pub(super) nodes: BTreeMap<String, NodeReport>,
+    pub(super) findings: Vec<String>,
+}
+
+/// The paths to one node.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+pub(super) struct NodeReport {
+    /// I/Os that succeeded, and those that the node refused, by status.
+    pub(super) answers: u64,
+    pub(super) refusals: BTreeMap<String, u64>,
+    /// From the start of the load to the first of them.
+    pub(super) first_ms: Option<u64>,
+    /// The last reason for which a path was lost.
+    pub(super) lost: Option<String>,
+}
+
+/// Runs until SIGTERM, and prints a [`Report`].
 pub(in super::super) fn run(nqn: &str) -> Result<ExitCode> {
     process::catch_interrupts()?;
     let shared = Arc::new(Shared::new(Instant::now()));
@@ -64,37 +89,44 @@ pub(in super::super) fn run(nqn: &str) -> Result<ExitCode> {
     while end.elapsed() < LAST_READS && !shared.history.lock().is_complete() {
         std::thread::sleep(Duration::from_millis(20));
     }
-    let mut history = shared.history.lock();
-    history.end(end);
-    let report = json!({
-        "writes": history.writes, "reads": history.reads, "unanswered": history.unanswered,
-        "refused": shared.refused.load(Ordering::Relaxed),
-        "longest_pause_ms": history.longest_pause.as_millis() as u64,
-        "findings": history.findings, "losses": *shared.losses.lock(),
-    });
-    println!("{report}");
+    println!("{}", serde_json::to_string(&shared.report(end))?);
     Ok(ExitCode::SUCCESS)
 }
 
 struct Shared {
+    start: Instant,
     history: Mutex<History>,
     /// No write begins any more, and reads are those after the last writes.
     is_over: AtomicBool,
-    refused: AtomicU64,
-    /// The last reason for which a path was lost, of each node.
-    losses: Mutex<BTreeMap<&'static str, String>>,
+    nodes: Mutex<BTreeMap<String, NodeReport>>,
     /// Distinguishes this run's blocks.
     run: u64,
 }
 
 impl Shared {
-    fn new(now: Instant) -> Self {
+    fn new(start: Instant) -> Self {
         Self {
-            history: Mutex::new(History::new(now)),
+            start,
+            history: Mutex::new(History::new(start)),
             is_over: AtomicBool::new(false),
-            refused: AtomicU64::new(0),
-            losses: Mutex::default(),
+            nodes: Mutex::default(),
             run: RandomState::new().hash_one(std::process::id()),
+        }
+    }
+
+    fn report(&self, end: Instant) -> Report {
+        let nodes = self.nodes.lock().clone();
+        let mut history = self.history.lock();
+        history.end(end);
+        let idle = end.saturating_duration_since(history.last_write);
+        Report {
+            writes: history.writes,
+            reads: history.reads,
+            unanswered: history.unanswered,
+            longest_pause_ms: history.longest_pause.as_millis() as u64,
+            idle_ms: idle.as_millis() as u64,
+            nodes,
+            findings: history.findings.clone(),
         }
     }
 }
@@ -129,8 +161,8 @@ impl Path {
             let end = Controller::connect(self.address, &self.names)
                 .and_then(|controller| self.serve(controller, is_writer));
             if let Err(failed) = end {
-                let mut losses = self.shared.losses.lock();
-                losses.insert(self.node, failed.to_string());
+                let mut nodes = self.shared.nodes.lock();
+                nodes.entry(self.node.to_owned()).or_default().lost = Some(failed.to_string());
             }
             std::thread::sleep(RETRY);
         }
@@ -156,18 +188,34 @@ impl Path {
             match end {
                 Ok(()) => {}
                 Err(lost @ Failed::Lost(_)) => return Err(lost),
-                Err(failed @ Failed::Status(status)) => {
-                    if !failed.is_of_path() {
-                        let node = self.node;
-                        let finding = format!("error: node {node} answered status {status:#x}");
-                        self.shared.history.lock().find(finding);
-                    }
-                    self.shared.refused.fetch_add(1, Ordering::Relaxed);
+                Err(Failed::Status(_)) => {
                     std::thread::sleep(RETRY);
                     controller.keep_alive()?;
                 }
             }
         }
+    }
+
+    /// Counts the answer of the node to an I/O.
+    fn counted(&self, end: Result<(), Failed>) -> Result<(), Failed> {
+        if let Err(Failed::Lost(_)) = &end {
+            return end;
+        }
+        let mut nodes = self.shared.nodes.lock();
+        let node = nodes.entry(self.node.to_owned()).or_default();
+        let first = self.shared.start.elapsed().as_millis() as u64;
+        node.first_ms.get_or_insert(first);
+        match &end {
+            Ok(()) => node.answers += 1,
+            Err(failed) => {
+                *node.refusals.entry(failed.to_string()).or_default() += 1;
+                if !failed.is_of_path() {
+                    let finding = format!("error: node {} answered {failed}", self.node);
+                    self.shared.history.lock().find(finding);
+                }
+            }
+        }
+        end
     }
 
     fn read(&self, blocks: &mut impl Blocks, choice: usize) -> Result<(), Failed> {
@@ -183,7 +231,7 @@ impl Path {
     fn check(&self, blocks: &mut impl Blocks, read: Read) -> Result<(), Failed> {
         let register = read.register as u64;
         let mut block = [0; BLOCK];
-        blocks.read_block(FIRST_LBA + register, &mut block)?;
+        self.counted(blocks.read_block(FIRST_LBA + register, &mut block))?;
         let mut history = self.shared.history.lock();
         match number_in(&block, self.shared.run, register) {
             Ok(number) => history.read(read, number, self.node),
@@ -205,7 +253,7 @@ impl Path {
             return Ok(());
         };
         let block = block_of(self.shared.run, write.register as u64, write.number);
-        let end = blocks.write_block(FIRST_LBA + write.register as u64, &block);
+        let end = self.counted(blocks.write_block(FIRST_LBA + write.register as u64, &block));
         let mut history = self.shared.history.lock();
         match &end {
             Ok(()) => history.wrote(write, Instant::now()),
@@ -312,6 +360,29 @@ mod tests {
                 "{lost}: {findings:?}"
             );
         }
+    }
+
+    /// Goal: the report counts answers and refusals of each node, and an error that is none of the
+    /// path is a finding. Method: I/Os with each end.
+    #[test]
+    fn answers_and_refusals_are_counted() {
+        let path = path();
+        path.counted(Ok(())).unwrap();
+        for status in [0x302, 0x302, 0x281] {
+            path.counted(Err(Failed::Status(status))).unwrap_err();
+        }
+        let lost = std::io::Error::other("gone");
+        path.counted(Err(Failed::Lost(lost))).unwrap_err();
+        let report = path.shared.report(Instant::now());
+        let node = &report.nodes["a"];
+        assert_eq!(node.answers, 1);
+        let refusals = [
+            ("status 0x281".to_owned(), 1),
+            ("status 0x302".to_owned(), 2),
+        ];
+        assert_eq!(node.refusals, BTreeMap::from(refusals));
+        assert!(node.first_ms.is_some());
+        assert_eq!(report.findings, ["error: node a answered status 0x281"]);
     }
 
     /// Goal: a failed read before a write leaves its block to other writers.

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use self::load::Report;
 use self::split::Split;
 use self::watch::Watch;
 use super::demo::{Demo, HOST, NODES, call, on, set_ports, until};
@@ -33,6 +34,8 @@ const AFTER: u64 = 5;
 /// that is too busy for several seconds.
 const HEALTHY: Duration = Duration::from_secs(30);
 const SILENCE: Duration = Duration::from_secs(8);
+/// How long before the end the last write may be: long after the cut, writes must go on.
+const IDLE: Duration = Duration::from_secs(2);
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// What one partition did.
@@ -104,6 +107,7 @@ fn round(demo: &Demo, nqn: &str, split: Split, rate: u64) -> Result<Outcome> {
     let watches = NODES.map(|node| Watch::start(node, demo.socket(node)));
     let time = (BEFORE + CUT).as_secs() + AFTER;
     let _ = std::fs::remove_file(demo.dir.join("history.log"));
+    let loaded = Instant::now();
     let program = std::env::current_exe().context("finding this program")?;
     let mut history = on(HOST, &program);
     let mut history = demo.spawn(history.args(["cluster", "--history", nqn]), "history")?;
@@ -133,14 +137,10 @@ fn round(demo: &Demo, nqn: &str, split: Split, rate: u64) -> Result<Outcome> {
     if !end.success() {
         bail!("the load on each node failed ({end}):\n{report}");
     }
-    let report: Value = serde_json::from_str(&report)
-        .with_context(|| format!("the report of the load is no JSON:\n{report}"))?;
-    let found = report["findings"].as_array().into_iter().flatten();
-    findings.extend(found.filter_map(Value::as_str).map(str::to_owned));
-    let of = |name: &str| report[name].as_u64().unwrap_or_default();
-    if of("writes") == 0 {
-        findings.push("the load on each node wrote nothing".to_owned());
-    }
+    let text = report;
+    let report: Report = serde_json::from_str(&text)
+        .with_context(|| format!("the load on each node gave no report:\n{text}"))?;
+    findings.extend(judge(&report, cut - loaded));
     let (samples, end) = Watch::end_all(watches)?;
     findings.extend(watch::unseen_holder(&samples, holder, cut));
     findings.extend(watch::two_holders(&samples));
@@ -152,9 +152,9 @@ fn round(demo: &Demo, nqn: &str, split: Split, rate: u64) -> Result<Outcome> {
         }
     }
     let next = demo.wait_until_healthy("a")?;
-    let pause = Duration::from_millis(of("longest_pause_ms"));
+    let pause = Duration::from_millis(report.longest_pause_ms);
     println!(
-        "longest I/O {}, writes paused for {}; healthy {} after healing; node {next} serves; {report}",
+        "longest I/O {}, writes paused for {}; healthy {} after healing; node {next} serves; {text}",
         seconds(longest),
         seconds(pause),
         seconds(healthy),
@@ -166,9 +166,36 @@ fn round(demo: &Demo, nqn: &str, split: Split, rate: u64) -> Result<Outcome> {
         longest,
         pause,
         healthy,
-        ios: of("writes") + of("reads"),
+        ios: report.writes + report.reads,
         findings,
     })
+}
+
+/// Findings of the load on each node. `cut`: from its start to the cut.
+fn judge(report: &Report, cut: Duration) -> Vec<String> {
+    let mut findings = report.findings.clone();
+    for node in NODES {
+        let of_node = report.nodes.get(node);
+        let first = of_node.and_then(|of_node| of_node.first_ms);
+        if first.is_none_or(|first| Duration::from_millis(first) > cut) {
+            let lost = of_node.and_then(|of_node| of_node.lost.as_deref());
+            let lost = lost.unwrap_or("connected");
+            findings.push(format!(
+                "node {node} answered no I/O before the cut ({lost})"
+            ));
+        }
+    }
+    for (count, what) in [(report.writes, "write"), (report.reads, "read")] {
+        if count == 0 {
+            findings.push(format!("no {what} succeeded on any node"));
+        }
+    }
+    let idle = Duration::from_millis(report.idle_ms);
+    if idle > IDLE {
+        let idle = seconds(idle);
+        findings.push(format!("no write succeeded in the last {idle}"));
+    }
+    findings
 }
 
 /// Waits until each node has a good lease, and sees a volume with all replicas in sync.
@@ -200,4 +227,62 @@ pub(super) fn keep_logs(from: &Path, to: &Path) -> Result<()> {
     call(&mut copy)?;
     println!("logs: {}", to.display());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::load::NodeReport;
+    use super::*;
+
+    fn good() -> Report {
+        let node = NodeReport {
+            answers: 1,
+            first_ms: Some(100),
+            ..NodeReport::default()
+        };
+        Report {
+            writes: 1,
+            reads: 1,
+            nodes: NODES.map(|name| (name.to_owned(), node.clone())).into(),
+            ..Report::default()
+        }
+    }
+
+    /// Goal: a load that proves nothing is a finding. Method: a good report, and each one in which
+    /// one thing is missing.
+    #[test]
+    fn a_load_must_see_each_node_and_go_on() {
+        let cut = Duration::from_secs(4);
+        type Change = fn(&mut Report);
+        let found = |change: Change| {
+            let mut report = good();
+            change(&mut report);
+            judge(&report, cut)
+        };
+        assert_eq!(found(|_| {}), Vec::<String>::new());
+        let changes: [(Change, &str); 6] = [
+            (|report| report.findings.push("stale".to_owned()), "stale"),
+            (
+                |report| drop(report.nodes.remove("b")),
+                "node b answered no I/O before the cut",
+            ),
+            (
+                |report| report.nodes.get_mut("c").unwrap().first_ms = Some(4001),
+                "node c answered no I/O before the cut",
+            ),
+            (|report| report.writes = 0, "no write succeeded on any"),
+            (|report| report.reads = 0, "no read succeeded on any"),
+            (
+                |report| report.idle_ms = 2001,
+                "no write succeeded in the last 2.00 s",
+            ),
+        ];
+        for (change, finding) in changes {
+            let findings = found(change);
+            assert!(
+                matches!(findings.as_slice(), [one] if one.starts_with(finding)),
+                "{finding}: {findings:?}"
+            );
+        }
+    }
 }
