@@ -22,6 +22,7 @@ use self::split::Split;
 use self::watch::Watch;
 use super::demo::{Demo, HOST, NODES, call, on, set_ports, until};
 use super::seconds;
+use crate::process::Group;
 
 /// Load before the cut: `nacre perf` first fills its range, and measures after that.
 const BEFORE: Duration = Duration::from_secs(4);
@@ -49,6 +50,7 @@ struct Outcome {
     pause: Duration,
     healthy: Duration,
     ios: u64,
+    /// Filled in by [`rounds`].
     findings: Vec<String>,
 }
 
@@ -60,20 +62,46 @@ pub(super) fn checked(list: &str) -> Result<String, String> {
 /// Runs the partitions one after the other. False: a bar was missed.
 pub(super) fn run(demo: &Demo, nqn: &str, list: &str, rate: u64) -> Result<bool> {
     let splits = split::parse(list).map_err(anyhow::Error::msg)?;
+    let (outcomes, end) = rounds(splits, |split, findings| {
+        round(demo, nqn, split, rate, findings)
+    });
+    print_table(&outcomes);
+    end?;
+    Ok(outcomes.iter().all(|outcome| outcome.findings.is_empty()))
+}
+
+/// One round after the other, until one cannot go on. Its findings are printed too.
+fn rounds(
+    splits: Vec<Split>,
+    mut round: impl FnMut(Split, &mut Vec<String>) -> Result<Outcome>,
+) -> (Vec<Outcome>, Result<()>) {
     let mut outcomes = Vec::new();
     for split in splits {
-        let outcome = round(demo, nqn, split, rate)
-            .with_context(|| format!("partition {}: {split}", split.number()))?;
-        for finding in &outcome.findings {
+        let mut findings = Vec::new();
+        let end = round(split, &mut findings);
+        for finding in &findings {
             println!("failed: {finding}");
         }
-        outcomes.push(outcome);
+        match end {
+            Ok(outcome) => outcomes.push(Outcome {
+                findings,
+                ..outcome
+            }),
+            Err(error) => {
+                let error = error.context(format!("partition {}: {split}", split.number()));
+                return (outcomes, Err(error));
+            }
+        }
     }
+    (outcomes, Ok(()))
+}
+
+fn print_table(outcomes: &[Outcome]) {
     println!(
         "\n{:>2}  {:<28}{:<8}{:>12}{:>14}{:>14}{:>10}  wrong",
         "", "partition", "holder", "longest I/O", "writes pause", "healthy after", "checked"
     );
-    for outcome in &outcomes {
+    for outcome in outcomes {
         println!(
             "{:>2}  {:<28}{:<8}{:>12}{:>14}{:>14}{:>10}  {}",
             outcome.split.number(),
@@ -86,10 +114,16 @@ pub(super) fn run(demo: &Demo, nqn: &str, list: &str, rate: u64) -> Result<bool>
             outcome.findings.len(),
         );
     }
-    Ok(outcomes.iter().all(|outcome| outcome.findings.is_empty()))
 }
 
-fn round(demo: &Demo, nqn: &str, split: Split, rate: u64) -> Result<Outcome> {
+/// An error: the next partition cannot begin, or the observers failed.
+fn round(
+    demo: &Demo,
+    nqn: &str,
+    split: Split,
+    rate: u64,
+    findings: &mut Vec<String>,
+) -> Result<Outcome> {
     wait_until_healthy(demo)?;
     let holder = demo.wait_until_healthy("a")?;
     let links = split.cuts();
@@ -102,7 +136,6 @@ fn round(demo: &Demo, nqn: &str, split: Split, rate: u64) -> Result<Outcome> {
         split.number(),
         names.join(" ")
     );
-    let mut findings = Vec::new();
     let start = Instant::now();
     let watches = NODES.map(|node| Watch::start(node, demo.socket(node)));
     let time = (BEFORE + CUT).as_secs() + AFTER;
@@ -118,9 +151,10 @@ fn round(demo: &Demo, nqn: &str, split: Split, rate: u64) -> Result<Outcome> {
     std::thread::sleep(CUT);
     set_ports(&demo.dir, &links, "up")?;
     let healed = Instant::now();
-    wait_until_healthy(demo)?;
+    // Its error comes last: the findings of the loads may have the cause.
+    let is_healthy = wait_until_healthy(demo);
     let healthy = healed.elapsed();
-    if healthy > HEALTHY {
+    if is_healthy.is_ok() && healthy > HEALTHY {
         findings.push(format!("healthy only {} after healing", seconds(healthy)));
     }
     let end = demo.end_of_load(&mut perf, time);
@@ -131,16 +165,7 @@ fn round(demo: &Demo, nqn: &str, split: Split, rate: u64) -> Result<Outcome> {
     if wrong > 0 {
         findings.push(format!("{wrong} blocks have wrong contents"));
     }
-    history.terminate();
-    let end = history.wait(STOP_LIMIT)?;
-    let report = std::fs::read_to_string(demo.dir.join("history.log"))?;
-    if !end.success() {
-        bail!("the load on each node failed ({end}):\n{report}");
-    }
-    let text = report;
-    let report: Report = serde_json::from_str(&text)
-        .with_context(|| format!("the load on each node gave no report:\n{text}"))?;
-    findings.extend(judge(&report, cut - loaded));
+    let report = end_of_history(demo, &mut history);
     let (samples, end) = Watch::end_all(watches)?;
     findings.extend(watch::unseen_holder(&samples, holder, cut));
     findings.extend(watch::two_holders(&samples));
@@ -151,14 +176,17 @@ fn round(demo: &Demo, nqn: &str, split: Split, rate: u64) -> Result<Outcome> {
             findings.push(format!("the daemon of {node} gave no answer for {silence}"));
         }
     }
-    let next = demo.wait_until_healthy("a")?;
+    let (report, text) = report?;
+    findings.extend(judge(&report, cut - loaded));
     let pause = Duration::from_millis(report.longest_pause_ms);
     println!(
-        "longest I/O {}, writes paused for {}; healthy {} after healing; node {next} serves; {text}",
+        "longest I/O {}, writes paused for {}; healthy {} after healing; {text}",
         seconds(longest),
         seconds(pause),
         seconds(healthy),
     );
+    is_healthy?;
+    let next = demo.wait_until_healthy("a")?;
     Ok(Outcome {
         split,
         holder,
@@ -167,8 +195,21 @@ fn round(demo: &Demo, nqn: &str, split: Split, rate: u64) -> Result<Outcome> {
         pause,
         healthy,
         ios: report.writes + report.reads,
-        findings,
+        findings: Vec::new(),
     })
+}
+
+/// Ends the load on each node: its report, also as text.
+fn end_of_history(demo: &Demo, history: &mut Group) -> Result<(Report, String)> {
+    history.terminate();
+    let end = history.wait(STOP_LIMIT)?;
+    let text = std::fs::read_to_string(demo.dir.join("history.log"))?;
+    if !end.success() {
+        bail!("the load on each node failed ({end}):\n{text}");
+    }
+    let report = serde_json::from_str(&text)
+        .with_context(|| format!("the load on each node gave no report:\n{text}"))?;
+    Ok((report, text))
 }
 
 /// Findings of the load on each node. `cut`: from its start to the cut.
@@ -246,6 +287,33 @@ mod tests {
             nodes: NODES.map(|name| (name.to_owned(), node.clone())).into(),
             ..Report::default()
         }
+    }
+
+    /// Goal: an error does not lose the results before it. Method: the third of three rounds fails.
+    #[test]
+    fn earlier_outcomes_outlive_an_error() {
+        let splits = split::parse("1,2,3").unwrap();
+        let (outcomes, end) = rounds(splits, |split, findings| {
+            findings.push("wrong".to_owned());
+            if split.number() == 3 {
+                bail!("never healthy");
+            }
+            Ok(Outcome {
+                split,
+                holder: "a",
+                next: "b",
+                longest: Duration::ZERO,
+                pause: Duration::ZERO,
+                healthy: Duration::ZERO,
+                ios: 1,
+                findings: Vec::new(),
+            })
+        });
+        let numbers: Vec<u8> = outcomes.iter().map(|one| one.split.number()).collect();
+        assert_eq!(numbers, [1, 2]);
+        assert_eq!(outcomes[1].findings, ["wrong"]);
+        let error = format!("{:#}", end.unwrap_err());
+        assert_eq!(error, "partition 3: a b | c etcd data hosts: never healthy");
     }
 
     /// Goal: a load that proves nothing is a finding. Method: a good report, and each one in which
