@@ -1,11 +1,13 @@
 //! Installs the programs that a command needs: Debian packages by name, and a Python tool in its
 //! own virtual environment. Programs that are present are not installed again.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use regex::Regex;
 
 use crate::process;
 
@@ -114,7 +116,11 @@ fn apt_update() -> Result<()> {
 /// `apt-get` without questions; waits while another process holds its lock.
 fn apt() -> Command {
     let mut command = Command::new("apt-get");
-    command.env("DEBIAN_FRONTEND", "noninteractive").args([
+    // Not translated: `explain` reads its errors.
+    command
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .env("LC_ALL", "C.UTF-8");
+    command.args([
         "-q",
         "-o",
         "DPkg::Lock::Timeout=180",
@@ -133,6 +139,39 @@ pub(crate) fn unpack(package: &str, dir: &Path, limit: Duration) -> Result<()> {
 const MIRROR: &str = "http://deb.debian.org/debian";
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
+/// An archive of packages cannot be reached, or has no such package: no fault of this source.
+#[derive(Debug)]
+pub(crate) struct Unavailable;
+
+impl fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the archive cannot be reached, or has no such package")
+    }
+}
+
+/// Errors of apt that [`Unavailable`] stands for. A wrong signature or checksum is none of them.
+const UNAVAILABLE: &str = concat!(
+    r"Could not (connect to|resolve)|Temporary failure resolving|Unable to connect to",
+    r"|Cannot initiate the connection|Connection (failed|timed out)|Error reading from server",
+    r"|  [45][0-9]{2}  |File not found|(does not have|no longer has) a Release file",
+    r"|Unable to locate package|Unable to fetch some archives|Some index files failed to download",
+);
+
+/// Adds [`Unavailable`] to an error of apt if that is all that apt reports.
+fn explain(error: anyhow::Error) -> anyhow::Error {
+    let text = error.to_string();
+    let errors = text.lines().filter_map(|line| line.strip_prefix("E: "));
+    let mut errors = errors.peekable();
+    let is_unavailable = errors.peek().is_some()
+        && Regex::new(UNAVAILABLE)
+            .is_ok_and(|unavailable| errors.all(|line| unavailable.is_match(line)));
+    if is_unavailable {
+        error.context(Unavailable)
+    } else {
+        error
+    }
+}
+
 /// Where packages come from: the suites of this machine, or another one of Debian.
 pub(crate) struct Suite {
     /// Options of apt.
@@ -148,11 +187,17 @@ impl Suite {
     /// Another suite of Debian, signed by Debian's keys. Its package lists are in `dir`, so this
     /// machine's stay as they are.
     pub(crate) fn open(name: &str, dir: &Path) -> Result<Self> {
+        let source = format!("deb [signed-by={KEYRING}] {MIRROR} {name} main");
+        Self::of_source(&source, dir)
+    }
+
+    /// `source`: a line of a sources.list.
+    pub(crate) fn of_source(source: &str, dir: &Path) -> Result<Self> {
         create_dir(&dir.join("lists/partial"))?;
         create_dir(&dir.join("cache/archives/partial"))?;
         let list = dir.join("sources.list");
-        let line = format!("deb [signed-by={KEYRING}] {MIRROR} {name} main\n");
-        std::fs::write(&list, line).with_context(|| format!("writing {}", list.display()))?;
+        std::fs::write(&list, format!("{source}\n"))
+            .with_context(|| format!("writing {}", list.display()))?;
         let dir = dir.display();
         let options = [
             format!("Dir::Etc::SourceList={dir}/sources.list"),
@@ -160,6 +205,8 @@ impl Suite {
             format!("Dir::State::Lists={dir}/lists"),
             format!("Dir::Cache={dir}/cache"),
             "Acquire::Languages=none".to_owned(),
+            // Old lists are no success.
+            "APT::Update::Error-Mode=any".to_owned(),
             // apt's own user may not enter the folder.
             "APT::Sandbox::User=root".to_owned(),
         ];
@@ -170,7 +217,11 @@ impl Suite {
 
     /// Refreshes the package lists.
     pub(crate) fn update(&self) -> Result<()> {
-        process::capture(apt().args(&self.options).arg("update"), APT_LIMIT).map(drop)
+        let mut command = apt();
+        command.args(&self.options).arg("update");
+        process::capture(&mut command, APT_LIMIT)
+            .map(drop)
+            .map_err(explain)
     }
 
     /// The packages whose names match.
@@ -188,7 +239,7 @@ impl Suite {
         let download = || {
             let mut command = apt();
             command.args(&self.options).args(["download", package]);
-            process::capture(command.current_dir(dir), APT_LIMIT)
+            process::capture(command.current_dir(dir), APT_LIMIT).map_err(explain)
         };
         if download().is_err() {
             // The lists may be older than the mirror.
@@ -336,7 +387,64 @@ pub(crate) fn create_dir(path: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
+
+    /// Goal: only an archive that cannot be reached, or lacks a package, is `Unavailable`.
+    /// Method: errors of apt 2.6, as it prints them.
+    #[test]
+    fn an_unavailable_archive_is_told_from_other_errors() {
+        let is_unavailable = |errors: &str| {
+            let error = anyhow::anyhow!("`apt-get update` failed (exit status: 100):\n{errors}");
+            explain(error).is::<Unavailable>()
+        };
+        let old = "E: Some index files failed to download. They have been ignored, or old ones used instead.";
+        for good in [
+            "E: Failed to fetch http://127.0.0.1:1/InRelease  Could not connect to 127.0.0.1:1 (127.0.0.1). - connect (111: Connection refused)",
+            "E: Failed to fetch http://a.invalid/InRelease  Could not resolve 'a.invalid'",
+            "E: Failed to fetch http://a/b.deb  404  Not Found [IP: 203.0.113.80 80]",
+            "E: The repository 'http://a/debian b Release' does not have a Release file.",
+            "E: Unable to locate package linux-none",
+        ] {
+            assert!(is_unavailable(good), "{good}");
+            assert!(is_unavailable(&format!("{good}\n{old}")), "{good}");
+        }
+        for bad in [
+            "",
+            "W: Failed to fetch http://a.invalid/InRelease  Could not resolve 'a.invalid'",
+            "E: The repository 'http://a/debian b InRelease' is not signed.",
+            "E: Failed to fetch http://a/b.deb  Hash Sum mismatch",
+            "E: Could not get lock /a/lists/lock. It is held by process 1 (apt-get)",
+            "E: You don't have enough free space in /a/cache/archives/.",
+        ] {
+            assert!(!is_unavailable(bad), "{bad}");
+            let both = format!("E: Unable to locate package a\n{bad}");
+            assert_eq!(is_unavailable(&both), !bad.starts_with("E: "), "{bad}");
+        }
+    }
+
+    /// Goal: an update through an archive that cannot be reached is an error, although apt goes on
+    /// with the lists that it has. Method: a port without a server.
+    #[test]
+    fn an_unreachable_archive_is_an_error() {
+        if process::find("apt-get").is_none() {
+            let why = b"SKIPPED: an_unreachable_archive_is_an_error: no apt-get\n";
+            let _ = std::io::stderr().write_all(why);
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        drop(listener);
+        let source = format!("deb [trusted=yes arch=amd64] http://{address}/ ./");
+        let mut suite = Suite::of_source(&source, dir.path()).unwrap();
+        suite
+            .options
+            .extend(["-o", "Acquire::Retries=0"].map(str::to_owned));
+        let error = suite.update().unwrap_err();
+        assert!(error.is::<Unavailable>(), "{error:#}");
+    }
 
     #[test]
     fn available_memory_is_read() {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
-use crate::setup::Suite;
+use crate::setup::{Suite, Unavailable};
 use crate::{process, setup};
 
 const UNPACK_LIMIT: Duration = Duration::from_secs(300);
@@ -67,28 +67,31 @@ pub(super) struct Kernel {
     pub image: PathBuf,
 }
 
-/// The newest kernel of the series in the cache, downloaded if there is none.
+/// The newest kernel of the series in the cache, downloaded if there is none. The error of an
+/// archive that lacks it has [`Unavailable`].
 pub(super) fn ensure(series: Series, cache: &Path) -> Result<Kernel> {
     match newest(&series.folder(cache))? {
         Some(kernel) => Ok(kernel),
-        None => fetch(series, cache),
+        // Old lists in the cache name packages that the mirror has dropped.
+        None => fetch(series, cache, series == Series::Newer),
     }
 }
 
-/// Downloads the newest kernel of the series, unless the cache has it.
-pub(super) fn fetch(series: Series, cache: &Path) -> Result<Kernel> {
+/// Downloads the newest kernel of the series that the archive has now, unless the cache has it.
+pub(super) fn update(series: Series, cache: &Path) -> Result<Kernel> {
+    let may_refresh = series == Series::Newer || setup::is_root()?;
+    if !may_refresh {
+        println!(
+            "only root refreshes the package lists of this machine: as root, type: apt-get update"
+        );
+    }
+    fetch(series, cache, may_refresh)
+}
+
+fn fetch(series: Series, cache: &Path, refreshes: bool) -> Result<Kernel> {
     setup::ensure(setup::VM)?;
     let suite = series.suite(cache)?;
-    let package = match search(series, &suite)? {
-        Some(package) => package,
-        None => {
-            suite.update()?;
-            search(series, &suite)?.with_context(|| {
-                let pattern = series.patterns()[0];
-                format!("no package matches {pattern}: {}", series.question())
-            })?
-        }
-    };
+    let package = latest(series, &suite, refreshes)?;
     let dir = series.folder(cache).join(&package);
     if let Some(kernel) = open(&dir)? {
         return Ok(kernel);
@@ -98,6 +101,21 @@ pub(super) fn fetch(series: Series, cache: &Path) -> Result<Kernel> {
     let fetched = unpack(&suite, &package, &partial);
     super::finish(&partial, &dir, fetched)?;
     open(&dir)?.with_context(|| format!("{package} holds no kernel image with its modules"))
+}
+
+/// The newest package of the series. `refreshes`: the lists are refreshed first, and not only if
+/// they have none.
+fn latest(series: Series, suite: &Suite, refreshes: bool) -> Result<String> {
+    if !refreshes && let Some(package) = search(series, suite)? {
+        return Ok(package);
+    }
+    suite.update()?;
+    search(series, suite)?
+        .with_context(|| {
+            let pattern = series.patterns()[0];
+            format!("no package matches {pattern}: {}", series.question())
+        })
+        .context(Unavailable)
 }
 
 fn search(series: Series, suite: &Suite) -> Result<Option<String>> {
@@ -210,6 +228,80 @@ fn version_key(name: &str) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// An archive of packages with these names, without the packages.
+    fn publish(archive: &Path, names: &[&str]) {
+        let packages = names.iter().map(|name| {
+            format!(
+                "Package: {name}\nVersion: 1\nArchitecture: amd64\nFilename: ./none.deb\nSize: 5\n\
+                 SHA256: {}\nDescription: a kernel\n\n",
+                "0".repeat(64)
+            )
+        });
+        std::fs::create_dir_all(archive).unwrap();
+        std::fs::write(archive.join("Packages"), packages.collect::<String>()).unwrap();
+    }
+
+    fn is_skipped(name: &str) -> bool {
+        let is_skipped = process::find("apt-get").is_none();
+        if is_skipped {
+            use std::io::Write;
+            let _ = writeln!(std::io::stderr(), "SKIPPED: {name}: no apt-get");
+        }
+        is_skipped
+    }
+
+    /// Goal: an update finds a kernel that is newer than the lists in the cache. Method: an archive
+    /// of files gets a second kernel after the first search.
+    #[test]
+    fn an_update_refreshes_the_lists() {
+        if is_skipped("an_update_refreshes_the_lists") {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let archive = dir.path().join("archive");
+        let source = format!("deb [trusted=yes arch=amd64] file:{} ./", archive.display());
+        let suite = Suite::of_source(&source, &dir.path().join("lists")).unwrap();
+        let latest = |refreshes| latest(Series::Newer, &suite, refreshes);
+        let (old, new) = (
+            "linux-image-6.18.9+deb13-amd64",
+            "linux-image-6.18.10+deb13-amd64",
+        );
+        publish(&archive, &[old, "linux-image-6.18.11+deb13-cloud-amd64"]);
+        assert_eq!(latest(false).unwrap(), old, "no lists yet");
+        publish(&archive, &[old, new]);
+        assert_eq!(latest(false).unwrap(), old, "the lists in the cache");
+        assert_eq!(latest(true).unwrap(), new);
+        publish(&archive, &["linux-image-amd64"]);
+        let error = latest(true).unwrap_err();
+        assert!(error.is::<Unavailable>(), "{error:#}");
+        let unpacked = suite.unpack("linux-image-amd64", dir.path(), UNPACK_LIMIT);
+        let error = unpacked.unwrap_err();
+        assert!(error.is::<Unavailable>(), "{error:#}");
+    }
+
+    /// Goal: lists without a signature are no absence of a kernel. Method: an archive of files that
+    /// is not trusted; and one that is not there.
+    #[test]
+    fn an_unsigned_archive_is_an_error() {
+        if is_skipped("an_unsigned_archive_is_an_error") {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let archive = dir.path().join("archive");
+        publish(&archive, &["linux-image-6.18.9+deb13-amd64"]);
+        std::fs::write(archive.join("Release"), "Suite: test\n").unwrap();
+        for (options, place, is_unavailable) in [
+            ("arch=amd64", "archive", false),
+            ("trusted=yes arch=amd64", "none", true),
+        ] {
+            let place = dir.path().join(place);
+            let source = format!("deb [{options}] file:{} ./", place.display());
+            let suite = Suite::of_source(&source, &dir.path().join("lists")).unwrap();
+            let error = latest(Series::Newer, &suite, true).unwrap_err();
+            assert_eq!(error.is::<Unavailable>(), is_unavailable, "{error:#}");
+        }
+    }
 
     #[test]
     fn versions_compare_as_numbers() {

@@ -135,7 +135,7 @@ pub(crate) fn run(root: &Path, vm_command: &VmCommand) -> Result<ExitCode> {
             Ok(tally.exit_code())
         }
         VmCommand::Update { kernel } => {
-            let kernel = kernel::fetch(*kernel, &cache_dir()?)?;
+            let kernel = kernel::update(*kernel, &cache_dir()?)?;
             println!("Linux {} is ready", kernel.version);
             Ok(ExitCode::SUCCESS)
         }

@@ -7,9 +7,10 @@
 //!   began, on whatever node;
 //! - at most the last write that began, when the read ended.
 //!
-//! So registers are linearizable across nodes: a stale node and a lost answered write show in the
-//! next read. A write without an answer may take effect at any time. Its register gets no further
-//! write, and another block replaces it.
+//! So registers are linearizable across nodes, and a stale node shows in its next read. A lost
+//! answered write shows too, because no write replaces it unseen: a read of the register comes
+//! between two writes to it, and after the last one. A write without an answer may take effect at
+//! any time. Its register gets no further write, and another block replaces it.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +26,10 @@ struct Register {
     started: u64,
     answered: u64,
     seen: u64,
-    is_writing: bool,
+    /// One writer reads it, and writes it after that.
+    is_reserved: bool,
+    /// No read that began after the last answer has ended.
+    is_unread: bool,
     /// A write has no answer.
     is_retired: bool,
 }
@@ -41,6 +45,8 @@ pub(super) struct Write {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Read {
     pub(super) register: usize,
+    /// The last answered write when it began, and the least number that is right.
+    after: u64,
     least: u64,
 }
 
@@ -54,7 +60,7 @@ pub(super) struct History {
     pub(super) writes: u64,
     pub(super) reads: u64,
     pub(super) unanswered: u64,
-    last_write: Instant,
+    pub(super) last_write: Instant,
     pub(super) longest_pause: Duration,
     pub(super) findings: Vec<String>,
 }
@@ -75,25 +81,42 @@ impl History {
         }
     }
 
-    /// The next write. `None`: each register has a writer.
-    pub(super) fn begin_write(&mut self) -> Option<Write> {
+    /// Reserves the register of the next write, and begins the read that comes first. `None`: each
+    /// register has a writer.
+    pub(super) fn reserve(&mut self) -> Option<Read> {
         for _ in 0..self.active.len() {
             let register = self.next_register();
-            let state = &mut self.registers[register];
-            if !state.is_writing {
-                state.is_writing = true;
-                state.started += 1;
-                let number = state.started;
-                return Some(Write { register, number });
+            if !self.registers[register].is_reserved {
+                self.registers[register].is_reserved = true;
+                return Some(self.read_of(register));
             }
         }
         None
     }
 
+    /// Ends a reservation without a write.
+    pub(super) fn release(&mut self, register: usize) {
+        self.registers[register].is_reserved = false;
+    }
+
+    /// The write to a reserved register. `None`: no read came after its last answered write. Then
+    /// the reservation ends.
+    pub(super) fn begin_write(&mut self, register: usize) -> Option<Write> {
+        let state = &mut self.registers[register];
+        if state.is_unread {
+            state.is_reserved = false;
+            return None;
+        }
+        state.started += 1;
+        let number = state.started;
+        Some(Write { register, number })
+    }
+
     pub(super) fn wrote(&mut self, write: Write, now: Instant) {
         let register = &mut self.registers[write.register];
         register.answered = write.number;
-        register.is_writing = false;
+        register.is_unread = true;
+        register.is_reserved = false;
         self.writes += 1;
         self.longest_pause = self.longest_pause.max(now - self.last_write);
         self.last_write = now;
@@ -102,7 +125,9 @@ impl History {
     /// The write failed, or its connection was lost.
     pub(super) fn unanswered(&mut self, write: Write) {
         self.unanswered += 1;
-        self.registers[write.register].is_retired = true;
+        let register = &mut self.registers[write.register];
+        register.is_retired = true;
+        register.is_reserved = false;
         let place = self.active.iter().position(|one| *one == write.register);
         let Some(place) = place else { return };
         if self.fresh < REGISTERS {
@@ -120,16 +145,42 @@ impl History {
         } else {
             self.next_register()
         };
+        self.read_of(register)
+    }
+
+    /// A read of a register whose last answered write no read has seen. `None`: there is none.
+    pub(super) fn begin_last_read(&mut self) -> Option<Read> {
+        let register = self.unread().next()?;
+        Some(self.read_of(register))
+    }
+
+    /// True if no writer is left, and a read came after each last write.
+    pub(super) fn is_complete(&self) -> bool {
+        let is_reserved = self.registers.iter().any(|register| register.is_reserved);
+        !is_reserved && self.unread().next().is_none()
+    }
+
+    fn unread(&self) -> impl Iterator<Item = usize> {
+        let registers = self.registers.iter().enumerate();
+        registers
+            .filter(|(_, register)| register.is_unread)
+            .map(|(index, _)| index)
+    }
+
+    fn read_of(&self, register: usize) -> Read {
         let state = &self.registers[register];
-        let least = state.answered.max(state.seen);
-        Read { register, least }
+        Read {
+            register,
+            after: state.answered,
+            least: state.answered.max(state.seen),
+        }
     }
 
     /// `found`: the number in the block, 0 if it has none of this history.
     pub(super) fn read(&mut self, read: Read, found: u64, node: &str) {
+        self.came_back(read);
         let register = &mut self.registers[read.register];
         let (least, most) = (read.least, register.started);
-        self.reads += 1;
         register.seen = register.seen.max(found);
         if (least..=most).contains(&found) {
             return;
@@ -150,15 +201,38 @@ impl History {
         ));
     }
 
+    /// The block has contents of no write to it.
+    pub(super) fn read_wrong(&mut self, read: Read, what: &str, node: &str) {
+        self.came_back(read);
+        let register = read.register;
+        self.find(format!(
+            "{what}: node {node} answered so for block {register}"
+        ));
+    }
+
+    fn came_back(&mut self, read: Read) {
+        self.reads += 1;
+        // A read that began before the answer may have the contents before it.
+        let register = &mut self.registers[read.register];
+        register.is_unread &= read.after < register.answered;
+    }
+
     pub(super) fn find(&mut self, finding: String) {
         if self.findings.len() < MAX_FINDINGS {
             self.findings.push(finding);
         }
     }
 
-    /// A pause that has not ended counts too.
+    /// After the last reads. A pause that has not ended by `now` counts too.
     pub(super) fn end(&mut self, now: Instant) {
-        self.longest_pause = self.longest_pause.max(now - self.last_write);
+        let pause = now.saturating_duration_since(self.last_write);
+        self.longest_pause = self.longest_pause.max(pause);
+        let unread = self.unread().count();
+        if unread > 0 {
+            self.find(format!(
+                "unchecked: no read came after the last answered write to {unread} blocks"
+            ));
+        }
     }
 
     fn next_register(&mut self) -> usize {
@@ -189,15 +263,48 @@ mod tests {
         }
     }
 
+    /// The next write, after a read of its register that found this number.
+    fn write_after(history: &mut History, found: u64) -> Write {
+        let read = history.reserve().unwrap();
+        history.read(read, found, "a");
+        history.begin_write(read.register).unwrap()
+    }
+
+    /// Goal: no write replaces an answered one unseen, and none is unseen at the end. Method: a
+    /// read that began before the answer does not count, one that began after it does.
+    #[test]
+    fn a_read_comes_after_each_answered_write() {
+        let mut history = one_register();
+        let first = write_after(&mut history, 0);
+        let early = history.begin_read(1);
+        history.wrote(first, Instant::now());
+        history.read(early, 1, "a");
+        let read = history.reserve().unwrap();
+        assert_eq!(history.begin_write(read.register), None);
+        assert!(!history.is_complete());
+        history.end(Instant::now());
+        let unchecked = history.findings.pop().unwrap();
+        assert!(unchecked.ends_with("to 1 blocks"), "{unchecked}");
+        let last = history.begin_last_read().unwrap();
+        history.read(last, 1, "b");
+        assert!(history.begin_last_read().is_none());
+        assert!(history.is_complete());
+        let read = history.reserve().unwrap();
+        assert!(!history.is_complete(), "a writer is left");
+        assert!(history.begin_write(read.register).is_some());
+        history.end(Instant::now());
+        assert!(history.findings.is_empty(), "{:?}", history.findings);
+    }
+
     /// Goal: an old number after an answered write is found, whichever node answers. Method: a read
     /// that began before the answer may return both, and a later one only the new number.
     #[test]
     fn stale_reads_and_lost_writes_are_found() {
         let mut history = one_register();
-        let first = history.begin_write().unwrap();
-        assert_eq!(history.begin_write(), None, "one writer at a time");
+        let first = write_after(&mut history, 0);
+        assert!(history.reserve().is_none(), "one writer at a time");
         history.wrote(first, Instant::now());
-        let second = history.begin_write().unwrap();
+        let second = write_after(&mut history, 1);
         let (early, late) = (history.begin_read(1), history.begin_read(1));
         history.read(early, 1, "a");
         history.wrote(second, Instant::now());
@@ -217,9 +324,9 @@ mod tests {
     #[test]
     fn a_write_without_an_answer_may_take_effect_later() {
         let mut history = one_register();
-        let first = history.begin_write().unwrap();
+        let first = write_after(&mut history, 0);
         history.wrote(first, Instant::now());
-        let second = history.begin_write().unwrap();
+        let second = write_after(&mut history, 1);
         history.unanswered(second);
         assert_eq!(history.active, [ACTIVE], "another block replaces it");
         history.active = vec![7];
@@ -234,7 +341,7 @@ mod tests {
         let start = Instant::now();
         let mut history = History::new(start);
         for after in [1, 5, 6] {
-            let write = history.begin_write().unwrap();
+            let write = write_after(&mut history, 0);
             history.wrote(write, start + Duration::from_secs(after));
         }
         assert_eq!(history.longest_pause, Duration::from_secs(4));

@@ -17,10 +17,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use self::load::Report;
 use self::split::Split;
 use self::watch::Watch;
 use super::demo::{Demo, HOST, NODES, call, on, set_ports, until};
 use super::seconds;
+use crate::process::Group;
 
 /// Load before the cut: `nacre perf` first fills its range, and measures after that.
 const BEFORE: Duration = Duration::from_secs(4);
@@ -33,6 +35,8 @@ const AFTER: u64 = 5;
 /// that is too busy for several seconds.
 const HEALTHY: Duration = Duration::from_secs(30);
 const SILENCE: Duration = Duration::from_secs(8);
+/// How long before the end the last write may be: long after the cut, writes must go on.
+const IDLE: Duration = Duration::from_secs(2);
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// What one partition did.
@@ -46,6 +50,7 @@ struct Outcome {
     pause: Duration,
     healthy: Duration,
     ios: u64,
+    /// Filled in by [`rounds`].
     findings: Vec<String>,
 }
 
@@ -57,20 +62,46 @@ pub(super) fn checked(list: &str) -> Result<String, String> {
 /// Runs the partitions one after the other. False: a bar was missed.
 pub(super) fn run(demo: &Demo, nqn: &str, list: &str, rate: u64) -> Result<bool> {
     let splits = split::parse(list).map_err(anyhow::Error::msg)?;
+    let (outcomes, end) = rounds(splits, |split, findings| {
+        round(demo, nqn, split, rate, findings)
+    });
+    print_table(&outcomes);
+    end?;
+    Ok(outcomes.iter().all(|outcome| outcome.findings.is_empty()))
+}
+
+/// One round after the other, until one cannot go on. Its findings are printed too.
+fn rounds(
+    splits: Vec<Split>,
+    mut round: impl FnMut(Split, &mut Vec<String>) -> Result<Outcome>,
+) -> (Vec<Outcome>, Result<()>) {
     let mut outcomes = Vec::new();
     for split in splits {
-        let outcome = round(demo, nqn, split, rate)
-            .with_context(|| format!("partition {}: {split}", split.number()))?;
-        for finding in &outcome.findings {
+        let mut findings = Vec::new();
+        let end = round(split, &mut findings);
+        for finding in &findings {
             println!("failed: {finding}");
         }
-        outcomes.push(outcome);
+        match end {
+            Ok(outcome) => outcomes.push(Outcome {
+                findings,
+                ..outcome
+            }),
+            Err(error) => {
+                let error = error.context(format!("partition {}: {split}", split.number()));
+                return (outcomes, Err(error));
+            }
+        }
     }
+    (outcomes, Ok(()))
+}
+
+fn print_table(outcomes: &[Outcome]) {
     println!(
         "\n{:>2}  {:<28}{:<8}{:>12}{:>14}{:>14}{:>10}  wrong",
         "", "partition", "holder", "longest I/O", "writes pause", "healthy after", "checked"
     );
-    for outcome in &outcomes {
+    for outcome in outcomes {
         println!(
             "{:>2}  {:<28}{:<8}{:>12}{:>14}{:>14}{:>10}  {}",
             outcome.split.number(),
@@ -83,10 +114,16 @@ pub(super) fn run(demo: &Demo, nqn: &str, list: &str, rate: u64) -> Result<bool>
             outcome.findings.len(),
         );
     }
-    Ok(outcomes.iter().all(|outcome| outcome.findings.is_empty()))
 }
 
-fn round(demo: &Demo, nqn: &str, split: Split, rate: u64) -> Result<Outcome> {
+/// An error: the next partition cannot begin, or the observers failed.
+fn round(
+    demo: &Demo,
+    nqn: &str,
+    split: Split,
+    rate: u64,
+    findings: &mut Vec<String>,
+) -> Result<Outcome> {
     wait_until_healthy(demo)?;
     let holder = demo.wait_until_healthy("a")?;
     let links = split.cuts();
@@ -99,23 +136,25 @@ fn round(demo: &Demo, nqn: &str, split: Split, rate: u64) -> Result<Outcome> {
         split.number(),
         names.join(" ")
     );
-    let mut findings = Vec::new();
     let start = Instant::now();
     let watches = NODES.map(|node| Watch::start(node, demo.socket(node)));
     let time = (BEFORE + CUT).as_secs() + AFTER;
     let _ = std::fs::remove_file(demo.dir.join("history.log"));
+    let loaded = Instant::now();
     let program = std::env::current_exe().context("finding this program")?;
     let mut history = on(HOST, &program);
     let mut history = demo.spawn(history.args(["cluster", "--history", nqn]), "history")?;
     let mut perf = demo.load("randrw", RANGE, rate, time)?;
     std::thread::sleep(BEFORE);
+    let cut = Instant::now();
     set_ports(&demo.dir, &links, "down")?;
     std::thread::sleep(CUT);
     set_ports(&demo.dir, &links, "up")?;
     let healed = Instant::now();
-    wait_until_healthy(demo)?;
+    // Its error comes last: the findings of the loads may have the cause.
+    let is_healthy = wait_until_healthy(demo);
     let healthy = healed.elapsed();
-    if healthy > HEALTHY {
+    if is_healthy.is_ok() && healthy > HEALTHY {
         findings.push(format!("healthy only {} after healing", seconds(healthy)));
     }
     let end = demo.end_of_load(&mut perf, time);
@@ -126,40 +165,28 @@ fn round(demo: &Demo, nqn: &str, split: Split, rate: u64) -> Result<Outcome> {
     if wrong > 0 {
         findings.push(format!("{wrong} blocks have wrong contents"));
     }
-    history.terminate();
-    let end = history.wait(STOP_LIMIT)?;
-    let report = std::fs::read_to_string(demo.dir.join("history.log"))?;
-    if !end.success() {
-        bail!("the load on each node failed ({end}):\n{report}");
-    }
-    let report: Value = serde_json::from_str(&report)
-        .with_context(|| format!("the report of the load is no JSON:\n{report}"))?;
-    let found = report["findings"].as_array().into_iter().flatten();
-    findings.extend(found.filter_map(Value::as_str).map(str::to_owned));
-    let of = |name: &str| report[name].as_u64().unwrap_or_default();
-    if of("writes") == 0 {
-        findings.push("the load on each node wrote nothing".to_owned());
-    }
-    let mut samples = Vec::new();
-    for watch in watches {
-        samples.push(watch.end()?);
-    }
+    let report = end_of_history(demo, &mut history);
+    let (samples, end) = Watch::end_all(watches)?;
+    findings.extend(watch::unseen_holder(&samples, holder, cut));
     findings.extend(watch::two_holders(&samples));
     for (node, samples) in &samples {
-        let silence = watch::longest_silence(samples, start, Instant::now());
+        let silence = watch::longest_silence(samples, start, end);
         if silence > SILENCE {
             let silence = seconds(silence);
             findings.push(format!("the daemon of {node} gave no answer for {silence}"));
         }
     }
-    let next = demo.wait_until_healthy("a")?;
-    let pause = Duration::from_millis(of("longest_pause_ms"));
+    let (report, text) = report?;
+    findings.extend(judge(&report, cut - loaded));
+    let pause = Duration::from_millis(report.longest_pause_ms);
     println!(
-        "longest I/O {}, writes paused for {}; healthy {} after healing; node {next} serves; {report}",
+        "longest I/O {}, writes paused for {}; healthy {} after healing; {text}",
         seconds(longest),
         seconds(pause),
         seconds(healthy),
     );
+    is_healthy?;
+    let next = demo.wait_until_healthy("a")?;
     Ok(Outcome {
         split,
         holder,
@@ -167,9 +194,49 @@ fn round(demo: &Demo, nqn: &str, split: Split, rate: u64) -> Result<Outcome> {
         longest,
         pause,
         healthy,
-        ios: of("writes") + of("reads"),
-        findings,
+        ios: report.writes + report.reads,
+        findings: Vec::new(),
     })
+}
+
+/// Ends the load on each node: its report, also as text.
+fn end_of_history(demo: &Demo, history: &mut Group) -> Result<(Report, String)> {
+    history.terminate();
+    let end = history.wait(STOP_LIMIT)?;
+    let text = std::fs::read_to_string(demo.dir.join("history.log"))?;
+    if !end.success() {
+        bail!("the load on each node failed ({end}):\n{text}");
+    }
+    let report = serde_json::from_str(&text)
+        .with_context(|| format!("the load on each node gave no report:\n{text}"))?;
+    Ok((report, text))
+}
+
+/// Findings of the load on each node. `cut`: from its start to the cut.
+fn judge(report: &Report, cut: Duration) -> Vec<String> {
+    let mut findings = report.findings.clone();
+    for node in NODES {
+        let of_node = report.nodes.get(node);
+        let first = of_node.and_then(|of_node| of_node.first_ms);
+        if first.is_none_or(|first| Duration::from_millis(first) > cut) {
+            let lost = of_node.and_then(|of_node| of_node.lost.as_deref());
+            let lost = lost.unwrap_or("connected");
+            findings.push(format!(
+                "node {node} answered no I/O before the cut ({lost})"
+            ));
+        }
+    }
+    for (count, what) in [(report.writes, "write"), (report.reads, "read")] {
+        if count == 0 {
+            findings.push(format!("no {what} succeeded on any node"));
+        }
+    }
+    let idle = Duration::from_millis(report.idle_ms);
+    if idle > IDLE {
+        let idle = seconds(idle);
+        findings.push(format!("no write succeeded in the last {idle}"));
+    }
+    findings
 }
 
 /// Waits until each node has a good lease, and sees a volume with all replicas in sync.
@@ -201,4 +268,89 @@ pub(super) fn keep_logs(from: &Path, to: &Path) -> Result<()> {
     call(&mut copy)?;
     println!("logs: {}", to.display());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::load::NodeReport;
+    use super::*;
+
+    fn good() -> Report {
+        let node = NodeReport {
+            answers: 1,
+            first_ms: Some(100),
+            ..NodeReport::default()
+        };
+        Report {
+            writes: 1,
+            reads: 1,
+            nodes: NODES.map(|name| (name.to_owned(), node.clone())).into(),
+            ..Report::default()
+        }
+    }
+
+    /// Goal: an error does not lose the results before it. Method: the third of three rounds fails.
+    #[test]
+    fn earlier_outcomes_outlive_an_error() {
+        let splits = split::parse("1,2,3").unwrap();
+        let (outcomes, end) = rounds(splits, |split, findings| {
+            findings.push("wrong".to_owned());
+            if split.number() == 3 {
+                bail!("never healthy");
+            }
+            Ok(Outcome {
+                split,
+                holder: "a",
+                next: "b",
+                longest: Duration::ZERO,
+                pause: Duration::ZERO,
+                healthy: Duration::ZERO,
+                ios: 1,
+                findings: Vec::new(),
+            })
+        });
+        let numbers: Vec<u8> = outcomes.iter().map(|one| one.split.number()).collect();
+        assert_eq!(numbers, [1, 2]);
+        assert_eq!(outcomes[1].findings, ["wrong"]);
+        let error = format!("{:#}", end.unwrap_err());
+        assert_eq!(error, "partition 3: a b | c etcd data hosts: never healthy");
+    }
+
+    /// Goal: a load that proves nothing is a finding. Method: a good report, and each one in which
+    /// one thing is missing.
+    #[test]
+    fn a_load_must_see_each_node_and_go_on() {
+        let cut = Duration::from_secs(4);
+        type Change = fn(&mut Report);
+        let found = |change: Change| {
+            let mut report = good();
+            change(&mut report);
+            judge(&report, cut)
+        };
+        assert_eq!(found(|_| {}), Vec::<String>::new());
+        let changes: [(Change, &str); 6] = [
+            (|report| report.findings.push("stale".to_owned()), "stale"),
+            (
+                |report| drop(report.nodes.remove("b")),
+                "node b answered no I/O before the cut",
+            ),
+            (
+                |report| report.nodes.get_mut("c").unwrap().first_ms = Some(4001),
+                "node c answered no I/O before the cut",
+            ),
+            (|report| report.writes = 0, "no write succeeded on any"),
+            (|report| report.reads = 0, "no read succeeded on any"),
+            (
+                |report| report.idle_ms = 2001,
+                "no write succeeded in the last 2.00 s",
+            ),
+        ];
+        for (change, finding) in changes {
+            let findings = found(change);
+            assert!(
+                matches!(findings.as_slice(), [one] if one.starts_with(finding)),
+                "{finding}: {findings:?}"
+            );
+        }
+    }
 }

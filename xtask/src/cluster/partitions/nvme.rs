@@ -29,6 +29,13 @@ const READ: u8 = 2;
 const KEEP_ALIVE_COMMAND: u8 = 0x18;
 const FABRICS: u8 = 0x7f;
 
+/// Types of status, and a bit of the status field.
+const GENERIC: u16 = 0;
+const PATH_RELATED: u16 = 3;
+const DO_NOT_RETRY: u16 = 0x4000;
+/// A generic status.
+const INTERNAL_ERROR: u16 = 6;
+
 #[derive(Debug)]
 pub(super) enum Failed {
     /// The connection ended, or is silent.
@@ -42,7 +49,13 @@ impl Failed {
     pub(super) fn is_of_path(&self) -> bool {
         match self {
             Self::Lost(_) => true,
-            Self::Status(status) => status >> 8 & 7 == 3 || status & 0x4000 == 0,
+            Self::Status(status) => match status >> 8 & 7 {
+                GENERIC => status & DO_NOT_RETRY == 0 && status & 0xff != INTERNAL_ERROR,
+                PATH_RELATED => true,
+                // A volume without its replicas waits, or refuses the path. An error of media says
+                // that a block is lost, also without DNR.
+                _ => false,
+            },
         }
     }
 }
@@ -292,5 +305,26 @@ impl Controller {
             self.kept_alive = Instant::now();
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: lost blocks are no errors of a path, also if the host may repeat the command. Method:
+    /// refusals in a partition, and errors of media and devices with and without DNR.
+    #[test]
+    fn errors_of_media_are_not_of_the_path() {
+        let is_of_path = |status| Failed::Status(status).is_of_path();
+        // Abort Requested, Namespace Not Ready, ANA Inaccessible, ANA Transition.
+        for status in [0x007, 0x082, 0x302, 0x303, 0x4302] {
+            assert!(is_of_path(status), "{status:#x}");
+        }
+        // Internal Error, Write Fault, Unrecovered Read Error, Guard Check, LBA Out of Range.
+        for status in [0x006, 0x280, 0x281, 0x282, 0x4281, 0x4080] {
+            assert!(!is_of_path(status), "{status:#x}");
+        }
+        assert!(Failed::from(io::Error::from(ErrorKind::TimedOut)).is_of_path());
     }
 }

@@ -6,8 +6,8 @@
 //! one.
 //!
 //! ```text
-//!   split     4: c, hosts | a, b, etcd, data    cut: a-hosts b-hosts c-etcd c-data
-//!   split     7: a, b, c | etcd, data, hosts    cut: all nine
+//!   split     7: a b c | etcd data hosts    cut: all nine
+//!   split    27: a b etcd data | c hosts    cut: a-hosts b-hosts c-etcd c-data
 //! ```
 
 use std::fmt;
@@ -140,6 +140,14 @@ mod tests {
         let hosts: Vec<Link> = NODES.map(|node| (node, Network::Hosts)).into();
         assert_eq!(all[30].cuts(), hosts);
         assert_eq!(all[7].to_string(), "etcd | a b c data hosts");
+        assert_eq!(all[26].to_string(), "a b etcd data | c hosts");
+        let cut = [
+            ("a", Network::Hosts),
+            ("b", Network::Hosts),
+            ("c", Network::Etcd),
+            ("c", Network::Data),
+        ];
+        assert_eq!(all[26].cuts(), cut);
     }
 
     /// Goal: a wrong list is refused before anything starts, with its part.

@@ -36,14 +36,23 @@ pub(super) fn ask(socket: &Path, method: &str, params: &Value) -> Result<Value> 
     }
 }
 
-/// An answer: what was true at one moment between `begin` and `end`.
+/// A question, and the answer at one moment between `begin` and `end`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sample {
-    pub(super) begin: Instant,
-    pub(super) end: Instant,
-    /// The node serves the volume, and its lease is good.
-    pub(super) is_holder: bool,
+    begin: Instant,
+    end: Instant,
+    /// The node serves the volume, and its lease is good. `None`: no answer.
+    is_holder: Option<bool>,
 }
+
+impl Sample {
+    fn is_true(&self) -> bool {
+        self.is_holder == Some(true)
+    }
+}
+
+/// Answers of a node.
+pub(super) type Samples = (&'static str, Vec<Sample>);
 
 /// Answers of one daemon, until the watch ends.
 pub(super) struct Watch {
@@ -60,14 +69,12 @@ impl Watch {
             let mut samples = Vec::new();
             while !seen.load(Ordering::Relaxed) {
                 let begin = Instant::now();
-                // A daemon that does not answer is missing in the samples.
-                if let Ok(answer) = ask(&socket, "metrics_get", &json!({ "format": "text" })) {
-                    samples.push(Sample {
-                        begin,
-                        end: Instant::now(),
-                        is_holder: is_holder(answer.as_str().unwrap_or_default()),
-                    });
-                }
+                let answer = ask(&socket, "metrics_get", &json!({ "format": "text" })).ok();
+                samples.push(Sample {
+                    begin,
+                    end: Instant::now(),
+                    is_holder: answer.map(|text| is_holder(text.as_str().unwrap_or_default())),
+                });
                 std::thread::sleep(PACE);
             }
             samples
@@ -75,12 +82,21 @@ impl Watch {
         Self { node, ends, thread }
     }
 
-    pub(super) fn end(self) -> Result<(&'static str, Vec<Sample>)> {
-        self.ends.store(true, Ordering::Relaxed);
-        match self.thread.join() {
-            Ok(samples) => Ok((self.node, samples)),
-            Err(_) => bail!("the thread that watches node {} panicked", self.node),
+    /// The samples, and the time until which they say something: the last question of one daemon
+    /// can outlast the watches of the others.
+    pub(super) fn end_all(
+        watches: impl IntoIterator<Item = Self>,
+    ) -> Result<(Vec<Samples>, Instant)> {
+        let watches: Vec<Self> = watches.into_iter().collect();
+        let end = Instant::now();
+        for watch in &watches {
+            watch.ends.store(true, Ordering::Relaxed);
         }
+        let samples = watches.into_iter().map(|watch| match watch.thread.join() {
+            Ok(samples) => Ok((watch.node, samples)),
+            Err(_) => bail!("the thread that watches node {} panicked", watch.node),
+        });
+        Ok((samples.collect::<Result<_>>()?, end))
     }
 }
 
@@ -97,16 +113,34 @@ fn is_holder(metrics: &str) -> bool {
     serves && is_one("nacre_cluster_lease_good{", &[])
 }
 
-/// A moment at which two nodes were holders with good leases.
-pub(super) fn two_holders(nodes: &[(&'static str, Vec<Sample>)]) -> Option<String> {
-    // Between two answers in sequence, a node was the holder for all of the time.
-    let claims = |samples: &[Sample]| -> Vec<(Instant, Instant)> {
-        let pairs = samples.windows(2);
-        let pairs = pairs.filter(|pair| {
-            pair[0].is_holder && pair[1].is_holder && pair[1].end - pair[0].begin < CONTINUOUS
-        });
-        pairs.map(|pair| (pair[0].end, pair[1].begin)).collect()
+/// A holder whose daemon did not say so. Then [`two_holders`] would prove nothing.
+pub(super) fn unseen_holder(nodes: &[Samples], holder: &str, until: Instant) -> Option<String> {
+    let mut samples = nodes
+        .iter()
+        .filter(|(node, _)| *node == holder)
+        .flat_map(|(_, samples)| samples);
+    let is_seen = samples.any(|sample| sample.is_true() && sample.end <= until);
+    (!is_seen).then(|| {
+        format!("node {holder} served the volume before the cut, and its metrics did not say so")
+    })
+}
+
+/// The times for which a node was the holder: from the first true answer of a run to its last
+/// question.
+fn claims(samples: &[Sample]) -> Vec<(Instant, Instant)> {
+    let is_run = |one: &Sample, next: &Sample| {
+        one.is_true() && next.is_true() && next.end - one.begin < CONTINUOUS
     };
+    let runs = samples.chunk_by(is_run);
+    runs.filter_map(|run| match run {
+        [first, .., last] => Some((first.end, last.begin)),
+        _ => None,
+    })
+    .collect()
+}
+
+/// A moment at which two nodes were holders with good leases.
+pub(super) fn two_holders(nodes: &[Samples]) -> Option<String> {
     for (index, (one, samples)) in nodes.iter().enumerate() {
         for (from, to) in claims(samples) {
             for (other, others) in &nodes[index + 1..] {
@@ -129,9 +163,10 @@ pub(super) fn two_holders(nodes: &[(&'static str, Vec<Sample>)]) -> Option<Strin
 pub(super) fn longest_silence(samples: &[Sample], from: Instant, to: Instant) -> Duration {
     let mut last = from;
     let mut longest = Duration::ZERO;
-    for sample in samples {
-        longest = longest.max(sample.end.saturating_duration_since(last));
-        last = sample.end;
+    for sample in samples.iter().filter(|sample| sample.is_holder.is_some()) {
+        let end = sample.end.min(to);
+        longest = longest.max(end.saturating_duration_since(last));
+        last = end;
     }
     longest.max(to.saturating_duration_since(last))
 }
@@ -141,10 +176,16 @@ mod tests {
     use super::*;
 
     fn samples(start: Instant, of: &[(u64, bool)]) -> Vec<Sample> {
+        let of = of.iter().map(|(ms, is_holder)| (*ms, 10, Some(*is_holder)));
+        slow_samples(start, &of.collect::<Vec<_>>())
+    }
+
+    /// Begin, time until the answer, and the answer.
+    fn slow_samples(start: Instant, of: &[(u64, u64, Option<bool>)]) -> Vec<Sample> {
         let at = |ms| start + Duration::from_millis(ms);
-        let of = of.iter().map(|(ms, is_holder)| Sample {
-            begin: at(*ms),
-            end: at(*ms + 10),
+        let of = of.iter().map(|(begin, took, is_holder)| Sample {
+            begin: at(*begin),
+            end: at(*begin + *took),
             is_holder: *is_holder,
         });
         of.collect()
@@ -166,6 +207,46 @@ mod tests {
         );
         let apart = samples(start, &[(0, true), (2000, true)]);
         assert_eq!(two_holders(&[("a", a), ("c", apart)]), None);
+    }
+
+    /// Goal: the time of the answers belongs to a claim, or slow daemons hide a second holder.
+    /// Method: answers of 300 ms, and another holder between the begin and the end of one. A false
+    /// and a failed question end the claim.
+    #[test]
+    fn a_claim_goes_on_during_slow_answers() {
+        let start = Instant::now();
+        let other = samples(start, &[(400, true), (480, true)]);
+        for (middle, is_found) in [(Some(true), true), (Some(false), false), (None, false)] {
+            let slow = [
+                (0, 300, Some(true)),
+                (350, 300, middle),
+                (700, 300, Some(true)),
+            ];
+            let slow = slow_samples(start, &slow);
+            let found = two_holders(&[("a", slow), ("b", other.clone())]);
+            assert_eq!(found.is_some(), is_found, "{middle:?}: {found:?}");
+        }
+    }
+
+    /// Goal: a renamed metric is found. Method: the known holder has no true answer before the cut.
+    #[test]
+    fn the_known_holder_must_be_seen() {
+        let start = Instant::now();
+        let cut = start + Duration::from_millis(500);
+        let nodes = |of: &[(u64, bool)]| {
+            [
+                ("a", samples(start, &[(0, true)])),
+                ("b", samples(start, of)),
+            ]
+        };
+        let unseen = |of| unseen_holder(&nodes(of), "b", cut).is_some();
+        assert!(!unseen(&[(0, false), (100, true)]));
+        assert!(unseen(&[(0, false), (100, false)]));
+        assert!(
+            unseen(&[(0, false), (495, true), (600, true)]),
+            "after the cut"
+        );
+        assert!(unseen(&[]));
     }
 
     /// Goal: a node is a holder if it serves the volume with a good lease.
@@ -199,5 +280,43 @@ mod tests {
             Duration::from_millis(1100)
         );
         assert_eq!(longest_silence(&[], start, at(5)), Duration::from_millis(5));
+        let failed = slow_samples(start, &[(0, 10, Some(true)), (60, 400, None)]);
+        assert_eq!(
+            longest_silence(&failed, start, at(500)),
+            Duration::from_millis(490)
+        );
+        let last = slow_samples(start, &[(0, 10, Some(true)), (60, 9000, Some(true))]);
+        assert_eq!(
+            longest_silence(&last, start, at(100)),
+            Duration::from_millis(90),
+            "an answer after the end"
+        );
+    }
+
+    /// Goal: a slow daemon does not make the others silent. Method: two sockets; one answers each
+    /// question only after 2 s, and the watches end during one.
+    #[test]
+    fn the_watches_end_at_one_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let start = Instant::now();
+        let watches = [("slow", 2000), ("quick", 0)].map(|(node, ms)| {
+            let socket = dir.path().join(node);
+            let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+            std::thread::spawn(move || {
+                for stream in listener.incoming() {
+                    std::thread::sleep(Duration::from_millis(ms));
+                    // The watch may have gone.
+                    let _ = stream.unwrap().write_all(b"{\"result\": \"\"}");
+                }
+            });
+            Watch::start(node, socket)
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        let (samples, end) = Watch::end_all(watches).unwrap();
+        assert!(start.elapsed() > Duration::from_secs(2), "the slow answer");
+        let (node, quick) = &samples[1];
+        assert_eq!(*node, "quick");
+        let silence = longest_silence(quick, start, end);
+        assert!(silence < Duration::from_millis(1500), "{silence:?}");
     }
 }
