@@ -101,7 +101,7 @@ fn reply(places: &Places) -> Result<Reply, RpcError> {
     };
     // A damaged note does not hide the rest of the machine.
     let (interfaces, pending) = (network::interfaces(places), network::pending(places));
-    let problem = interfaces.as_ref().err().or(pending.as_ref().err());
+    let problem = interfaces.as_ref().err().or_else(|| pending.as_ref().err());
     Ok(Reply {
         appliance: true,
         version: Some(status.version.to_string()),
