@@ -224,7 +224,6 @@ async fn step(
     if wanted.drops > done.drops {
         // Its devices are free after the drop: other nodes take the volume meanwhile.
         running.inbox.set_reached(id, ArrayVec::new());
-        set_ana(engine, running, id, Ana::Inaccessible);
         drop_open(engine, running, id, done).await;
         info!(volume = %id.0, "dropped: this node holds it no longer");
         done.drops = wanted.drops;
@@ -291,6 +290,9 @@ async fn step(
 }
 
 async fn drop_open(engine: &Rc<Engine>, running: &Running, id: VolumeId, done: &mut Done) {
+    // First: the namespace is absent until the placeholder has its place, and hosts that connect
+    // again get the listener's state for it instead of an error.
+    set_ana(engine, running, id, Ana::Inaccessible);
     done.leave_reservation();
     let nqn = running
         .shown
