@@ -53,3 +53,33 @@ tls_of() { # tls_of QID FIELD: identity, cipher or derivation, as the daemon see
     rpc nvmf_subsystem_get_qpairs "{\"nqn\":\"$NQN\"}" |
         jq -r --argjson qid "$1" --arg field "$2" '.[] | select(.qid == $qid) | .tls[$field]'
 }
+
+# The text of a key is in no log, record or answer of the daemon.
+expect_no_leak() { # expect_no_leak KEY
+    local method mark
+    mark=$(secret "$1" | cut -d: -f3 | cut -c5-24)
+    if grep -qaF -- "$mark" "$DAEMON_LOG" "$WORK"/data/*; then die "the secret is in the log or the state"; fi
+    for method in nvmf_get_subsystems keyring_get_keys state_get events_get; do
+        if rpc $method | grep -F -- "$mark" >/dev/null; then die "$method shows the secret"; fi
+    done
+}
+
+# A subsystem of the kernel's target for Nacre as the host, behind a TLS port of its own, which
+# far_up opens. The cleanup of the guest knows only the first port.
+FAR=nqn.2026-01.org.example:far
+FAR_PORT=4430
+far_clean() { rm -f "$NVMET"/ports/11/subsystems/*; rmdir "$NVMET"/ports/11; } 2>/dev/null
+far_make() { # far_make ["ATTRIBUTE VALUE"…]
+    local at name value
+    modprobe -a nvmet nvmet-tcp
+    trap far_clean EXIT
+    mkdir -p "$NVMET/subsystems/$FAR"
+    nvmet_host_allow "$FAR" "$HOST_A"
+    nvmet_ns_add "$FAR" 1 64
+    mkdir "$NVMET/ports/11"
+    for at in "trtype tcp" "adrfam ipv4" "traddr $ADDR" "trsvcid $FAR_PORT" "tsas tls1.3" "$@"; do
+        read -r name value <<<"$at"
+        echo "$value" >"$NVMET/ports/11/addr_$name"
+    done
+}
+far_up() { ln -s "$NVMET/subsystems/$FAR" "$NVMET/ports/11/subsystems/$FAR"; }

@@ -3,22 +3,8 @@
 # connected again after the target was away.
 nacre_only "its own host"
 tls_up
-modprobe -a nvmet nvmet-tcp
-FAR=nqn.2026-01.org.example:far
-FAR_PORT=4430
-# The cleanup of the guest knows only the first port.
-far_clean() { rm -f "$NVMET"/ports/11/subsystems/*; rmdir "$NVMET"/ports/11; } 2>/dev/null
-trap far_clean EXIT
-mkdir -p "$NVMET/subsystems/$FAR"
-nvmet_host_allow "$FAR" "$HOST_A"
-nvmet_ns_add "$FAR" 1 64
-mkdir "$NVMET/ports/11"
-for at in "trtype tcp" "adrfam ipv4" "traddr $ADDR" "trsvcid $FAR_PORT" "tsas tls1.3"; do
-    read -r name value <<<"$at"
-    echo "$value" >"$NVMET/ports/11/addr_$name"
-done
+far_make
 expect "the target's policy" "$(cat "$NVMET/ports/11/addr_treq")" required
-far_up() { ln -s "$NVMET/subsystems/$FAR" "$NVMET/ports/11/subsystems/$FAR"; }
 far_up
 
 export NACRE_REPLICATION_KEEP_ALIVE_MS=120000 NACRE_REPLICATION_FAST_FAIL_MS=0
