@@ -179,7 +179,7 @@ fn write(
     remove(&part).map_err(failed)?;
     let needed = length.saturating_add(RESERVE);
     let mut free = (place.free_bytes)(folder).map_err(failed)?;
-    // There may be room for one only: nobody can sign in to remove a bundle that was refused.
+    // A small disk has room for one bundle, and the machine has no login to remove a refused one.
     if free < needed
         && let Ok(last) = fs::metadata(path)
         && free.saturating_add(last.len()) >= needed

@@ -121,7 +121,7 @@ impl Daemon {
         }
     }
 
-    /// Refuses while a stored pool is not open: it may have what was not found.
+    /// Refuses while a stored pool is not open: the snapshot may be in that pool.
     fn all_pools_are_open(&self) -> Result<(), Status> {
         let objects = self.ask::<GetState>(&NoParams {})?.objects;
         let mut away = objects.iter().filter(|one| one.state != "live");
