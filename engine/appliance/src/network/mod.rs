@@ -102,7 +102,8 @@ pub fn set(
             former_mtu: mtu(places, interface.name()),
         },
     )?;
-    let timer = REVERT.start(run, &[program, "appliance", "network", "revert"]);
+    let words = [program, "appliance", "network", "revert", "--not-kept"];
+    let timer = REVERT.start(run, &words);
     if let Err(error) = timer {
         remove_note(places)?;
         return Err(NetworkError::Timer(error));
@@ -376,7 +377,7 @@ mod tests {
             [
                 "systemctl stop nacre-network-revert.timer",
                 "systemd-run --unit=nacre-network-revert --on-active=60s --timer-property=AccuracySec=1s --collect \
-                 --quiet /usr/bin/nacre appliance network revert",
+                 --quiet /usr/bin/nacre appliance network revert --not-kept",
                 "networkctl reload",
                 "networkctl reconfigure eth0",
             ]

@@ -377,26 +377,14 @@ fn obey(places: &Places, programs: &impl Run, connection: &Connection) -> Result
         Request::SetNetwork {
             interface,
             settings,
-        } => noted(places, ActKind::Network, || {
+        } => network::noted(places, || {
             network::change(places, programs, &interface, &settings)
         }),
-        Request::KeepNetwork => noted(places, ActKind::Network, || network::keep(places, programs)),
-        Request::RevertNetwork => noted(places, ActKind::Network, || {
-            network::revert(places, programs, true)
-        }),
+        Request::KeepNetwork => network::noted(places, || network::keep(places, programs)),
+        Request::RevertNetwork => {
+            network::noted(places, || network::revert(places, programs, true))
+        }
     }
-}
-
-/// Executes an act with an entry in the history, and says its result.
-fn noted(
-    places: &Places,
-    kind: ActKind,
-    act: impl FnOnce() -> Result<String, Failure>,
-) -> Result<(), Failure> {
-    let entry = Noted::begin(places, kind, None);
-    let done = act();
-    entry.end(done.as_ref().map(Clone::clone));
-    output::line(&done?)
 }
 
 /// Restarts the machine, or powers it off.

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use clap::{Args, Subcommand};
+use nacre_engine_appliance::acts::ActKind;
 use nacre_engine_appliance::network::{
     self, Addressing, HostAddress, Interface, Settings, TIME_TO_CONFIRM_S,
 };
@@ -10,6 +11,7 @@ use nacre_engine_appliance::place::Places;
 use nacre_engine_appliance::run::{Programs, Run};
 use nacre_engine_appliance::status;
 
+use super::Noted;
 use crate::{Failure, output};
 
 #[derive(Debug, Subcommand)]
@@ -29,6 +31,9 @@ pub(crate) enum NetworkCommand {
         /// Change files only: at a boot, before the network starts
         #[arg(long)]
         at_boot: bool,
+        /// The time to confirm is over: for the timer
+        #[arg(long, hide = true, conflicts_with = "at_boot")]
+        not_kept: bool,
     },
 }
 
@@ -79,11 +84,39 @@ pub(crate) fn run(
                 .map_err(|error| Failure::Usage(error.to_string()))?;
             // Other systems have their own files for this.
             status::image(places).map_err(anyhow::Error::from)?;
-            output::line(&change(places, programs, &args.interface, &settings)?)
+            noted(places, || {
+                change(places, programs, &args.interface, &settings)
+            })
         }
-        NetworkCommand::Confirm => output::line(&keep(places, programs)?),
-        NetworkCommand::Revert { at_boot } => output::line(&revert(places, programs, !at_boot)?),
+        NetworkCommand::Confirm => noted(places, || keep(places, programs)),
+        NetworkCommand::Revert { at_boot, not_kept } => {
+            // Each boot asks for it.
+            if let Ok(None) = network::pending(places) {
+                return output::line(NONE_WAITS);
+            }
+            noted(places, || {
+                let done = revert(places, programs, !at_boot)?;
+                Ok(match (at_boot, not_kept) {
+                    (false, false) => done,
+                    (true, _) => format!("the machine started before they were kept: {done}"),
+                    (_, true) => format!("not kept within {TIME_TO_CONFIRM_S} s: {done}"),
+                })
+            })
+        }
     }
+}
+
+const NONE_WAITS: &str = "no change waits for a confirmation";
+
+/// Executes a change with an entry in the history, and says its result.
+pub(super) fn noted(
+    places: &Places,
+    act: impl FnOnce() -> Result<String, Failure>,
+) -> Result<(), Failure> {
+    let entry = Noted::begin(places, ActKind::Network, None);
+    let done = act();
+    entry.end(done.as_ref().map(Clone::clone));
+    output::line(&done?)
 }
 
 pub(super) fn change(
@@ -113,7 +146,7 @@ pub(super) fn revert(
     let reverted = network::revert(places, programs, has_networkd);
     Ok(match reverted.map_err(anyhow::Error::from)? {
         Some(interface) => format!("the former settings of {interface} are back"),
-        None => "no change waits for a confirmation".into(),
+        None => NONE_WAITS.into(),
     })
 }
 
@@ -185,6 +218,7 @@ mod tests {
             "set eth0 --dhcp --dns 192.0.2.1 --mtu 9000",
             "set eth0 --address 192.0.2.7/24 --address 2001:db8::7/64 --gateway 192.0.2.1",
             "revert --at-boot",
+            "revert --not-kept",
         ] {
             assert!(parse(good).is_ok(), "{good}");
         }
@@ -195,6 +229,7 @@ mod tests {
             "set eth0 --gateway 192.0.2.1",
             "set eth0 --address 192.0.2.7",
             "set ../x --dhcp",
+            "revert --at-boot --not-kept",
         ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
