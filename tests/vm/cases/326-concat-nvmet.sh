@@ -1,7 +1,7 @@
 # limit: 200
 # kernel: newer
-# Secure channel concatenation with the kernel's target: Nacre as the host, with the right key and a
-# wrong one, and connected again after the target was away.
+# Secure channel concatenation with the kernel's target. Nacre is the host: with the right key, with
+# a wrong one, and connected again after the target was away.
 nacre_only "its own host"
 tls_up
 far_make "treq not required"

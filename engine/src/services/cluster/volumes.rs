@@ -290,8 +290,8 @@ async fn step(
 }
 
 async fn drop_open(engine: &Rc<Engine>, running: &Running, id: VolumeId, done: &mut Done) {
-    // First: the namespace is absent until the placeholder has its place, and hosts that connect
-    // again get the listener's state for it instead of an error.
+    // First: the namespace is absent until the placeholder has its place. Hosts that connect again
+    // meanwhile get the listener's state, not an error.
     set_ana(engine, running, id, Ana::Inaccessible);
     done.leave_reservation();
     let nqn = running

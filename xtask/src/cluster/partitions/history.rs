@@ -8,7 +8,7 @@
 //! - at most the last write that began, when the read ended.
 //!
 //! So registers are linearizable across nodes, and a stale node shows in its next read. A lost
-//! answered write shows too, because no write replaces it unseen: a read of the register comes
+//! answered write shows too, because no write replaces it unseen. A read of the register comes
 //! between two writes to it, and after the last one. A write without an answer may take effect at
 //! any time. Its register gets no further write, and another block replaces it.
 

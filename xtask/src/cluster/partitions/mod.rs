@@ -30,10 +30,10 @@ const RANGE: &str = "1m";
 const CUT: Duration = Duration::from_secs(10);
 /// Load after the cut, in seconds.
 const AFTER: u64 = 5;
-/// The bars: from healing until each node has a good lease and all replicas are in sync; and how
-/// long a daemon may be silent to its operator. That is less than a cut, and room for a machine
-/// that is too busy for several seconds.
+/// Bar from healing until each node has a good lease and all replicas are in sync.
 const HEALTHY: Duration = Duration::from_secs(30);
+/// Bar for the silence of a daemon to its operator. It is less than a cut, and has room for a
+/// machine that is too busy for several seconds.
 const SILENCE: Duration = Duration::from_secs(8);
 /// How long before the end the last write may be: long after the cut, writes must go on.
 const IDLE: Duration = Duration::from_secs(2);
