@@ -299,16 +299,16 @@ impl Daemon {
         let parameters = &wanted.parameters;
         let mut params = CreateParams {
             name: wanted.name.clone(),
-            uuid: Some(wanted.id),
             ..CreateParams::default()
         };
-        params.settings.description = Some(wanted.description.clone());
+        params.options.uuid = Some(wanted.id);
+        params.options.settings.description = Some(wanted.description.clone());
         match self.deployment()? {
             Deployment::Alone { .. } => {
                 let mut pools = self.pools_for(parameters)?;
                 if let Some(snapshot) = &wanted.snapshot {
                     put_first(&mut pools, snapshot, parameters)?;
-                    params.snapshot = Some(snapshot.id.to_string());
+                    params.options.snapshot = Some(snapshot.id.to_string());
                 }
                 let pools = pools.into_iter().take(parameters.replica_count());
                 let replicas = pools.map(|pool| PoolReplica {
@@ -321,12 +321,12 @@ impl Daemon {
             }
             Deployment::Cluster { .. } => {
                 params.size = Some(wanted.mebibytes * MIB);
-                params.replica_count = Some(parameters.replica_count());
-                params.thin = parameters.is_thin;
-                params.spread.clone_from(&parameters.spread);
-                params.nodes.clone_from(&parameters.nodes);
-                params.class.clone_from(&parameters.class);
-                params.strict_spread = parameters.is_strict;
+                params.options.replica_count = Some(parameters.replica_count());
+                params.options.thin = parameters.is_thin;
+                params.options.spread.clone_from(&parameters.spread);
+                params.options.nodes.clone_from(&parameters.nodes);
+                params.options.class.clone_from(&parameters.class);
+                params.options.strict_spread = parameters.is_strict;
             }
         }
         self.ask::<Create>(&params).map(Volume::from)

@@ -25,6 +25,7 @@ use nacre_engine::methods::nvmf::namespace::{
 use nacre_engine::methods::nvmf::subsystem::{CreateSubsystem, CreateSubsystemParams};
 use nacre_engine::methods::volume::create::{self as volume, CreateParams as VolumeParams};
 use nacre_engine::services::Engine;
+use nacre_engine::methods::volume::create::options::NewVolumeOptions;
 use nacre_engine_rpc::Method;
 use nacre_engine_rpc::client::{Client, ClientError};
 use nacre_engine_rpc::method::NoParams;
@@ -167,7 +168,10 @@ impl PrivateTarget {
                 .call_for_json::<volume::Create, _>(&VolumeParams {
                     name: VOLUME.into(),
                     devices: vec![DISK.into()],
-                    force: true,
+                    options: NewVolumeOptions {
+                        force: true,
+                        ..NewVolumeOptions::default()
+                    },
                     ..VolumeParams::default()
                 })?;
             name = VOLUME;

@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 use serde_json::Value;
-use uuid::Uuid;
 
 use super::address::{self, ListenUrl};
 use super::output::done;
@@ -19,6 +18,7 @@ use self::wait::WaitGoal;
 use nacre_bdev_replica::model::{MAX_REPLICAS, SettingsPatch};
 use nacre_engine::methods::bdev::nvme::paths::{GetPaths, GetPathsParams};
 use nacre_engine::methods::volume::NameParams;
+use nacre_engine::methods::volume::create::options::NewVolumeOptions;
 use nacre_engine::methods::volume::create::{self, CreateParams, DeleteParams, RenameParams};
 use nacre_engine::methods::volume::list::{GetVolume, Records};
 use nacre_engine::methods::volume::on_pools::PoolReplica;
@@ -228,59 +228,16 @@ struct CreateArgs {
     /// Name of the new volume
     name: String,
     /// Its replicas, one on each device
-    #[arg(required_unless_present_any = ["pool", "replicas"], num_args = 1..=MAX_REPLICAS)]
+    #[arg(required_unless_present_any = ["pool", "replica_count"], num_args = 1..=MAX_REPLICAS)]
     device: Vec<String>,
     /// A replica on this pool (may be repeated), on an lvol that goes with the volume
     #[arg(long, requires = "size")]
     pool: Vec<String>,
-    /// Take space of the pools as it is written; unless given they keep room for the whole size
-    #[arg(long)]
-    thin: bool,
-    /// In a cluster: so many replicas, on pools that the cluster chooses
-    #[arg(
-        long,
-        value_name = "COUNT",
-        requires = "size",
-        conflicts_with_all = ["device", "pool", "force"]
-    )]
-    replicas: Option<usize>,
-    /// Only pools of this class
-    #[arg(long, requires = "replicas")]
-    class: Option<String>,
-    /// The nodes differ in these labels as far as possible, the first one first (several with
-    /// commas)
-    #[arg(
-        long,
-        value_name = "LABEL",
-        value_delimiter = ',',
-        requires = "replicas"
-    )]
-    spread: Vec<String>,
-    /// The nodes must differ in each label of --spread
-    #[arg(long, requires = "spread")]
-    strict_spread: bool,
-    /// Each of these nodes gets a replica (several with commas)
-    #[arg(
-        long,
-        value_name = "NODE",
-        value_delimiter = ',',
-        requires = "replicas"
-    )]
-    on: Vec<String>,
     /// Such as 10GiB, whole MiB; unless given as large as the devices allow
     #[arg(long, value_parser = nacre_engine_values::size::whole_mebibytes)]
     size: Option<u64>,
-    /// Begin with the contents of this snapshot (pool/name) of a volume's lvol, on its pool
-    #[arg(long, requires = "pool", conflicts_with = "device")]
-    snapshot: Option<String>,
-    /// Random unless given
-    #[arg(long)]
-    uuid: Option<Uuid>,
-    /// Accept devices with data on them, which is lost
-    #[arg(long)]
-    force: bool,
     #[command(flatten)]
-    settings: SettingsPatch,
+    options: NewVolumeOptions,
 }
 
 #[derive(Debug, Args)]
@@ -340,16 +297,20 @@ pub(crate) fn run(args: VolumeArgs) -> Result<(), Failure> {
         VolumeCommand::List => show::list(connection),
         VolumeCommand::Show { name, watch } => show::run(connection, &name, watch),
         VolumeCommand::Create(args) => {
-            let is_placed = args.replicas.is_some();
-            if args.thin && !is_placed && args.pool.is_empty() {
+            let mut options = args.options;
+            let is_placed = options.replica_count.is_some();
+            let is_thin = options.thin;
+            if is_thin && !is_placed && args.pool.is_empty() {
                 return Err(Failure::Usage(
                     "--thin needs --pool or --replicas".to_owned(),
                 ));
             }
+            // Each replica on a named pool has its own flag.
+            options.thin = is_thin && is_placed;
             let on_pool = |pool| PoolReplica {
                 pool,
                 size: None,
-                thin: args.thin,
+                thin: is_thin,
             };
             let params = CreateParams {
                 name: args.name,
@@ -358,16 +319,7 @@ pub(crate) fn run(args: VolumeArgs) -> Result<(), Failure> {
                 size_mb: args.size,
                 num_blocks: None,
                 size: None,
-                replica_count: args.replicas,
-                thin: args.thin && is_placed,
-                class: args.class,
-                spread: args.spread,
-                strict_spread: args.strict_spread,
-                nodes: args.on,
-                snapshot: args.snapshot,
-                uuid: args.uuid,
-                settings: args.settings,
-                force: args.force,
+                options,
             };
             change::<create::Create>(connection, &params, &params.name)
         }

@@ -26,13 +26,13 @@ const MAX_TEXT: usize = 63;
 /// True if the cluster shall choose the pools. Refuses parameters that contradict it, or need it.
 pub(super) fn is_placed(params: &CreateParams) -> Result<bool, RpcError> {
     let wrong = |field, cause: String| RpcError::errno(Errno::EINVAL, cause).field(field);
-    let Some(count) = params.replica_count else {
+    let Some(count) = params.options.replica_count else {
         for (field, is_set) in [
-            ("thin", params.thin),
-            ("class", params.class.is_some()),
-            ("spread", !params.spread.is_empty()),
-            ("strict_spread", params.strict_spread),
-            ("nodes", !params.nodes.is_empty()),
+            ("thin", params.options.thin),
+            ("class", params.options.class.is_some()),
+            ("spread", !params.options.spread.is_empty()),
+            ("strict_spread", params.options.strict_spread),
+            ("nodes", !params.options.nodes.is_empty()),
         ] {
             if is_set {
                 let cause = "it is for replicas whose pools the cluster chooses".to_owned();
@@ -48,22 +48,22 @@ pub(super) fn is_placed(params: &CreateParams) -> Result<bool, RpcError> {
     for (field, is_set) in [
         ("devices", !params.devices.is_empty()),
         ("replicas", !params.replicas.is_empty()),
-        ("force", params.force),
+        ("force", params.options.force),
     ] {
         if is_set {
             let cause = "with replica_count, the cluster makes all devices".to_owned();
             return Err(wrong(field, cause).remedy("leave one of them out"));
         }
     }
-    if params.strict_spread && params.spread.is_empty() {
+    if params.options.strict_spread && params.options.spread.is_empty() {
         let cause = "it needs labels".to_owned();
         return Err(wrong("strict_spread", cause).remedy("give spread"));
     }
-    if params.spread.len() > MAX_SPREAD {
+    if params.options.spread.len() > MAX_SPREAD {
         return Err(wrong("spread", format!("at most {MAX_SPREAD} labels")));
     }
-    let texts = params.spread.iter().map(|label| ("spread", label));
-    let mut texts = texts.chain(params.class.iter().map(|class| ("class", class)));
+    let texts = params.options.spread.iter().map(|label| ("spread", label));
+    let mut texts = texts.chain(params.options.class.iter().map(|class| ("class", class)));
     match texts.find(|(_, text)| !(1..=MAX_TEXT).contains(&text.len())) {
         Some((field, text)) => {
             let cause = format!("\"{text}\" is not 1 to {MAX_TEXT} bytes");
@@ -77,7 +77,7 @@ pub(super) async fn create(
     engine: &Rc<Engine>,
     params: CreateParams,
 ) -> Result<VolumeReply, RpcError> {
-    if let Some(count) = params.replica_count {
+    if let Some(count) = params.options.replica_count {
         return create_placed(engine, params, count).await;
     }
     if !params.replicas.is_empty() {
@@ -93,8 +93,8 @@ pub(super) async fn create(
     let blocks = blocks(params.num_blocks, params.size_mb, params.size, BLOCK)?;
     let bytes = bytes_of(blocks, BLOCK)?;
     let mut settings = Settings::default();
-    params.settings.merge(&mut settings);
-    let id = params.uuid.unwrap_or_else(Uuid::new_v4);
+    params.options.settings.merge(&mut settings);
+    let id = params.options.uuid.unwrap_or_else(Uuid::new_v4);
     cluster::create(
         engine,
         params.name,
@@ -102,7 +102,7 @@ pub(super) async fn create(
         bytes,
         replicas,
         settings,
-        params.force,
+        params.options.force,
     )
     .await?;
     seen(engine, id).await
@@ -120,15 +120,15 @@ async fn create_placed(
         return Err(RpcError::errno(Errno::EINVAL, cause).field("size"));
     };
     let mut settings = Settings::default();
-    params.settings.merge(&mut settings);
-    let id = params.uuid.unwrap_or_else(Uuid::new_v4);
+    params.options.settings.merge(&mut settings);
+    let id = params.options.uuid.unwrap_or_else(Uuid::new_v4);
     let replicas = PlacedReplicas {
         count,
-        thin: params.thin,
-        class: params.class,
-        spread: params.spread,
-        strict: params.strict_spread,
-        nodes: params.nodes,
+        thin: params.options.thin,
+        class: params.options.class,
+        spread: params.options.spread,
+        strict: params.options.strict_spread,
+        nodes: params.options.nodes,
     };
     cluster::create_placed(engine, params.name, id, bytes, replicas, settings).await?;
     seen(engine, id).await

@@ -1,17 +1,19 @@
 //! `volume_create`, `volume_delete`, `volume_rename`.
 
 mod in_cluster;
+pub mod options;
 
 use std::rc::Rc;
 
 use nacre_bdev::Bdev;
 use nacre_bdev_replica::handle::{Command, NewVolume};
-use nacre_bdev_replica::model::{MAX_REPLICAS, Settings, SettingsPatch};
+use nacre_bdev_replica::model::{MAX_REPLICAS, Settings};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use self::options::NewVolumeOptions;
 use super::super::replies::refuse_nil;
 use super::blocks;
 use super::devices::FoundDevices;
@@ -26,7 +28,7 @@ use crate::services::cluster;
 use crate::services::volumes;
 use crate::services::volumes::lvols;
 use crate::store::{Change, Edit, Record};
-use crate::values::read;
+use crate::values::{flattened, read};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<Create>().add::<Delete>().add::<Rename>();
@@ -35,7 +37,8 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
 pub struct Create;
 
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, remote = "Self")]
+#[schemars(!remote)]
 pub struct CreateParams {
     /// Name of the new volume and of its block device.
     pub name: String,
@@ -62,41 +65,12 @@ pub struct CreateParams {
     )]
     #[schemars(with = "Option<u64>")]
     pub size: Option<u64>,
-    /// In a cluster, instead of devices: so many replicas, 1 to 5, on pools that the cluster
-    /// chooses, each on another node. Their lvols go with the volume.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub replica_count: Option<usize>,
-    /// With replica_count: take space as it is written. Default: the pools keep room for the whole
-    /// size.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub thin: bool,
-    /// With replica_count: only pools of this class.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub class: Option<String>,
-    /// With replica_count: labels of nodes, at most 8, the most important one first. The nodes of
-    /// the replicas differ in them as far as possible.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub spread: Vec<String>,
-    /// The nodes must differ in each label of spread.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub strict_spread: bool,
-    /// With replica_count: each of these nodes, by name or id, gets a replica.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub nodes: Vec<String>,
-    /// A snapshot of the lvol of another volume's replica, by UUID or `pool/name`: the new volume
-    /// begins with the contents of that volume. The first one of replicas is on the pool of the
-    /// snapshot; the others are filled from it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub snapshot: Option<String>,
-    /// Default: random. If a volume with this UUID and this name exists, it is returned unchanged.
-    #[schemars(with = "Option<String>")]
-    pub uuid: Option<Uuid>,
-    #[serde(default)]
-    pub settings: SettingsPatch,
-    /// Use devices that hold data. The data is lost.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub force: bool,
+    #[serde(skip)]
+    #[schemars(!skip, flatten)]
+    pub options: NewVolumeOptions,
 }
+
+flattened!(CreateParams, options, without nulls);
 
 impl Method<Engine> for Create {
     const NAME: &'static str = "volume_create";
@@ -109,9 +83,9 @@ impl Method<Engine> for Create {
 
     async fn apply(params: CreateParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         engine.earlier_changes().await;
-        refuse_nil(params.uuid)?;
+        refuse_nil(params.options.uuid)?;
         // A saved configuration makes this call for an existing volume.
-        if let Some(id) = params.uuid
+        if let Some(id) = params.options.uuid
             && let Ok(there) = engine.volumes.find(&id.to_string())
             && there.name() == params.name
         {
@@ -129,7 +103,7 @@ impl Method<Engine> for Create {
             }
         }
         if engine.cluster.node().is_some() {
-            if params.snapshot.is_some() {
+            if params.options.snapshot.is_some() {
                 let cause = "volumes of a cluster have no snapshots";
                 return Err(RpcError::errno(Errno::ENOTSUP, cause)
                     .field("snapshot")
@@ -137,7 +111,7 @@ impl Method<Engine> for Create {
             }
             return in_cluster::create(&engine, params).await;
         }
-        if params.replica_count.is_some() {
+        if params.options.replica_count.is_some() {
             let cause = "this daemon is in no cluster, which would choose the pools";
             return Err(RpcError::errno(Errno::ENOTSUP, cause)
                 .field("replica_count")
@@ -177,7 +151,7 @@ async fn make(
     let blocks = blocks(params.num_blocks, params.size_mb, params.size, block_size)?;
     let bytes = bytes_of(blocks, block_size)?;
     let on_pools = on_pools::wanted(engine, &params.replicas, bytes)?;
-    let source = match &params.snapshot {
+    let source = match &params.options.snapshot {
         Some(snapshot) if devices.is_empty() => {
             Some(on_pools::source(engine, snapshot, &on_pools)?)
         }
@@ -188,8 +162,8 @@ async fn make(
         None => None,
     };
     let mut settings = Settings::default();
-    params.settings.merge(&mut settings);
-    let id = params.uuid.unwrap_or_else(Uuid::new_v4);
+    params.options.settings.merge(&mut settings);
+    let id = params.options.uuid.unwrap_or_else(Uuid::new_v4);
     let made = async {
         let mut devices = devices.to_vec();
         if !on_pools.is_empty() {
@@ -202,7 +176,7 @@ async fn make(
             bytes,
             devices,
             settings,
-            force: params.force,
+            force: params.options.force,
             is_copy: source.is_some(),
         };
         volumes::create(engine, new).await
