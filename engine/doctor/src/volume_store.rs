@@ -31,6 +31,8 @@ pub struct Member {
     pub status: Result<MemberStatus, String>,
 }
 
+/// The facts about a member of etcd that the checks use. The doctor does not depend on the client
+/// of etcd. `cluster_get_status` also shows which member leads, which no check uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberStatus {
     pub version: String,

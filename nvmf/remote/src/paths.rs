@@ -58,7 +58,8 @@ pub struct PathQueue {
     pub activity: Activity,
 }
 
-/// The I/O of a device on one path.
+/// The I/O of a device on one path: the sum over the queues of all threads. [`IoStats`] counts one
+/// queue on its own thread, without atomics, and more than paths show.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PathIo {
     pub reads: u64,

@@ -11,6 +11,8 @@ use super::super::{Failure, absolute};
 use nacre_engine::config::settings::VolumeStoreSettings;
 use nacre_engine::config::{self, Flag};
 
+// Each option replaces a key of `[store]`, and `flags` names the key. The rules of the values stand
+// with the keys, in `VolumeStoreSettings`; keys that only a daemon uses have no option here.
 #[derive(Debug, Args)]
 pub(super) struct EtcdArgs {
     /// The configuration file; the system's unless given

@@ -26,6 +26,8 @@ pub(super) const HELP: &str = "Every path alone, then all paths at once. Without
     Examples:\n  nacre test copy vol0\n  nacre test copy nqn.2025-01.io.nacre:vol0 --overwrite \
     --offset 1GiB --range 256MiB";
 
+// `Place` and `OwnHost` have the options that `nacre test failover` shares. Range, size and depth
+// are other options here: the test measures no latency, so its I/O is larger, on each path.
 #[derive(Debug, Args)]
 pub(super) struct CopyArgs {
     /// NQN of the subsystem, or name of the published volume or device

@@ -31,7 +31,9 @@ use crate::values::host_identity::{Identity, IdentityError, Names};
 /// Minimum number of entries of a queue pair.
 pub(super) const ENTRIES: u16 = 32;
 
-/// Validated attach parameters, with global options filled in.
+/// Validated attach parameters, with global options filled in. [`HostOptions`] repeats nine fields
+/// because nvmf serves other hosts too, such as tools: `options` computes them from these, from
+/// this host's identity and from `[replication]`.
 #[derive(Debug, Clone)]
 pub struct Wanted {
     pub name: String,

@@ -24,6 +24,8 @@ use crate::{Failure, output};
 use nacre_engine_doctor::System;
 use nacre_engine_values::{size, time};
 
+// `ClientArgs` of `nacre rdma perf` has options of the same names, with other rules: a soak has
+// several peers, one size and both directions, and its defaults suit hours of load.
 #[derive(Debug, Args)]
 pub(crate) struct SoakClientArgs {
     /// Machines where `nacre rdma soak server` runs: ADDRESS[:PORT],…

@@ -100,7 +100,9 @@ struct StartDiscoveryParams {
 flattened!(StartDiscoveryParams, times, without nulls);
 
 impl StartDiscoveryParams {
-    /// The parameters of the connection to the service itself.
+    /// The parameters of the connection to the service itself. SPDK names address, host and keys as
+    /// in bdev_nvme_attach_controller, but these are not the same parameters: a service has no PCI
+    /// address, another default port, and keys that listed controllers do not use.
     fn own(&self) -> AttachParams {
         AttachParams {
             name: self.name.clone(),
