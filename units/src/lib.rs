@@ -6,6 +6,9 @@
 //!   time    250ms, 5s, 1h 30m
 //!   read    a number in the unit of its field, or text with a unit
 //! ```
+//!
+//! The only place of these rules. Crates of domain types depend on this crate. The engine and its
+//! commands use the same items through `nacre_engine_values`, which adds addresses and files.
 
 #![forbid(unsafe_code)]
 

@@ -21,7 +21,7 @@ use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::Engine;
 use crate::services::keyring;
 use crate::store::{Change, Edit};
-use crate::values::flattened;
+use crate::values::{flatten, flattened};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
@@ -123,13 +123,11 @@ impl Method<Engine> for AddHost {
             .target
             .add_host_with(nqn, &host, secrets)
             .or_refuse()?;
-        let mut record = host_record(nqn, &host, own, other);
-        if let Some(name) = &names.psk {
-            record["psk"] = name.as_str().into();
-        }
-        if concat {
-            record["concat"] = true.into();
-        }
+        let names = HostKeyNames {
+            concat: concat.then_some(true),
+            ..names.clone()
+        };
+        let record = host_record(nqn, &host, &names);
         let stored = engine
             .journal
             .commit(Change::put(key::host(nqn, &host), Self::NAME, record))
@@ -159,20 +157,11 @@ fn check_concat(concat: bool, has_key: bool, has_psk: bool) -> Result<(), RpcErr
 }
 
 /// The parameters of a call that names a host and its keys.
-fn host_record(
-    nqn: &Nqn,
-    host: &Nqn,
-    key: &Option<String>,
-    controller_key: &Option<String>,
-) -> Value {
-    let mut record = json!({ "nqn": nqn.as_str(), "host": host.as_str() });
-    let fields = [("dhchap_key", key), ("dhchap_ctrlr_key", controller_key)];
-    for (field, name) in fields {
-        if let Some(name) = name {
-            record[field] = name.as_str().into();
-        }
-    }
-    record
+fn host_record(nqn: &Nqn, host: &Nqn, names: &HostKeyNames) -> Value {
+    let mut record = flatten::present(names);
+    record.insert("nqn".to_owned(), nqn.as_str().into());
+    record.insert("host".to_owned(), host.as_str().into());
+    record.into()
 }
 
 pub struct RemoveHost;
@@ -317,7 +306,12 @@ impl Method<Engine> for SetHostKeys {
         let keys = keys_of(&engine, own.as_deref(), other.as_deref())?;
         // A record of its own at the end of the list: the keys may be newer than the host.
         let key = key::host_keys(nqn, &host);
-        let record = host_record(nqn, &host, own, other);
+        let names = HostKeyNames {
+            dhchap_key: params.dhchap_key,
+            dhchap_ctrlr_key: params.dhchap_ctrlr_key,
+            ..HostKeyNames::default()
+        };
+        let record = host_record(nqn, &host, &names);
         let mut change = Change::put(&key, Self::NAME, record);
         if !crate::journal::is_replaying() {
             let rotation = key::rotation(nqn, &host, "dhchap");
