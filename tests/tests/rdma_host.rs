@@ -225,7 +225,7 @@ fn without_a_device() {
     let connector = world.connector(false);
     let mut failures = Vec::new();
     let session =
-        Session::connect_telling("here", world.options(false), &connector, |text: &str| {
+        Session::connect_reporting("here", world.options(false), &connector, |text: &str| {
             failures.push(text.to_owned());
         });
     let error = session.err().expect("no RDMA");

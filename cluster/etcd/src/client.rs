@@ -1,4 +1,4 @@
-//! The client: requests to one of several endpoints, with deadlines.
+//! A client of etcd's gRPC interface: requests to one of several endpoints, with deadlines.
 //!
 //! A request goes to the endpoint that answered last. If it is silent for 150 ms, a copy goes to
 //! the next one, and so on; the first answer counts. A member that is stopped or cut off so costs
@@ -28,7 +28,7 @@ const HEDGE: Duration = Duration::from_millis(150);
 /// Time after which copies go to all endpoints again: a follower forwards a request to a dead
 /// leader, and waits for it for longer than an election takes.
 const AGAIN: Duration = Duration::from_millis(500);
-/// Most copies under way per endpoint.
+/// Most copies in flight per endpoint.
 const COPIES: usize = 3;
 /// Most failures that the error of an unanswered request names.
 const NOTES: usize = 6;
@@ -162,8 +162,8 @@ pub struct Page {
     pub keys: Vec<KeyValue>,
 }
 
-/// A transaction: conditions, and the changes to make if all hold. Otherwise the keys of `look`
-/// are read.
+/// A transaction: conditions, and the changes to make if all hold. Otherwise the transaction reads
+/// the keys of [`Self::look`].
 #[derive(Debug, Clone, Default)]
 pub struct Txn {
     compare: Vec<Compare>,

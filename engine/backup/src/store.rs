@@ -1,4 +1,5 @@
-//! Bounded operations on a store, and the names of its contents.
+//! The store of backups: a directory or an object store such as S3. Each operation has a time
+//! limit, and each list has a maximum length. This module also names the files of a store.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,7 +16,7 @@ use crate::manifest::{self, Header, LONGEST_HEADER, LONGEST_MANIFEST, Manifest};
 use crate::object::ObjectName;
 use crate::{Damage, Failure, staged};
 
-/// The directory of everything of ours below the prefix.
+/// The directory of all files of Nacre, below the prefix that the user configures.
 const ROOT: &str = "nacre-backup";
 /// How long one operation may take, with the attempts of the client.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -32,7 +33,7 @@ const READS: usize = 8;
 pub struct Store {
     inner: Arc<dyn ObjectStore>,
     root: Path,
-    /// Of a store that is a directory.
+    /// The directory; `None` for an object store.
     files: Option<PathBuf>,
 }
 

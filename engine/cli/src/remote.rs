@@ -365,7 +365,7 @@ impl Target {
     pub(crate) fn connect(&self) -> Result<Session, Failure> {
         let remote = self.remote.to_string();
         let (options, connector) = (self.options.clone(), &self.connector);
-        Session::connect_telling(&remote, options, connector, |failure| {
+        Session::connect_reporting(&remote, options, connector, |failure| {
             eprintln!("{failure}")
         })
         .map_err(cannot_connect)

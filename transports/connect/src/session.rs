@@ -119,15 +119,15 @@ impl Session {
         options: HostOptions,
         connector: &Arc<dyn Connector>,
     ) -> Result<Self, SessionError> {
-        Self::connect_telling(remote, options, connector, |_| {})
+        Self::connect_reporting(remote, options, connector, |_| {})
     }
 
-    /// Like [`Session::connect`]; calls `told` for each failed attempt, if there can be several.
-    pub fn connect_telling(
+    /// Like [`Session::connect`]; calls `report` for each failed attempt, if there can be several.
+    pub fn connect_reporting(
         remote: &str,
         options: HostOptions,
         connector: &Arc<dyn Connector>,
-        mut told: impl FnMut(&str),
+        mut report: impl FnMut(&str),
     ) -> Result<Self, SessionError> {
         let pool = connector.memory(&CLASSES).map_err(SessionError::Memory)?;
         let clock = Clock::real();
@@ -146,7 +146,7 @@ impl Session {
             {
                 failed = paths.counts().failed_attempts;
                 if let Some((kind, why)) = paths.latest_failure() {
-                    told(&format!("attempt {failed}, by {kind}: {why}"));
+                    report(&format!("attempt {failed}, by {kind}: {why}"));
                 }
             }
             let fail = |error: &HostError| {

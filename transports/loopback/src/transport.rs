@@ -38,7 +38,7 @@ struct Slot {
     conn: Option<Conn>,
 }
 
-/// What hosts and the transport of one thread share.
+/// The queues that the hosts and the transport of one thread share.
 pub(crate) struct Core {
     slots: Vec<Slot>,
     free: Vec<u32>,
@@ -127,10 +127,10 @@ impl Core {
     }
 }
 
-/// What became of a look at one connection.
+/// The result of serving one connection for one turn.
 enum Served {
     Idle,
-    /// Not everything was done: for want of room or buffers.
+    /// Work remains, because room or buffers ran out.
     Again,
     Gone,
 }

@@ -1,5 +1,7 @@
-//! State shared by the tasks of a control: the volume's state, the signals that wake tasks, and the
-//! connections to lanes, operators and observers.
+//! State that the tasks of one open volume share. These tasks run on one reactor: they
+//! write the dirty-region log, resync, verify, and take failed replicas out. They share the
+//! volume's state, the signals that wake tasks, and the connections to lanes (the I/O queues of
+//! each core), operators and observers.
 
 use std::cell::RefCell;
 use std::future::Future;

@@ -1,4 +1,4 @@
-//! The mounts of this machine, and what programs change of them.
+//! The mounts of this machine, from `/proc/self/mountinfo`, and `umount` for those of a volume.
 
 use std::io;
 use std::os::unix::ffi::OsStringExt;

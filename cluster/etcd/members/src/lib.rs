@@ -19,8 +19,8 @@ use tempfile::TempDir;
 /// Time limit of a request in these tests.
 pub const DEADLINE: Duration = Duration::from_secs(8);
 
-/// The program: `NACRE_TEST_ETCD` names it, or it is installed. `None`: there is
-/// none, as the output says.
+/// The program `etcd`, from `NACRE_TEST_ETCD` or the search path. If there is none, the output
+/// names the skipped test, and the result is `None`.
 pub fn program(test: &str) -> Option<PathBuf> {
     let named = std::env::var_os("NACRE_TEST_ETCD").map(PathBuf::from);
     let found = named.or_else(|| find("etcd"));
@@ -81,8 +81,8 @@ impl Members {
         members
     }
 
-    /// One member that demands certificates; `None`: `openssl` is missing, as
-    /// the output says.
+    /// One member that demands certificates. If `openssl` is missing, the output names the skipped
+    /// test, and the result is `None`.
     pub fn start_with_tls(test: &str, program: PathBuf) -> Option<(Self, Certificates)> {
         let dir = tempfile::tempdir().expect("a folder");
         let Some(certificates) = Certificates::make(dir.path()) else {
@@ -179,6 +179,7 @@ impl Members {
         self.signal(index, Signal::STOP);
     }
 
+    /// Resumes a stopped member.
     pub fn go_on(&self, index: usize) {
         self.signal(index, Signal::CONT);
     }

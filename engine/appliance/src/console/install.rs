@@ -1,4 +1,5 @@
-//! Pages of the installer.
+//! The screens of the appliance's installer, as lines of text: the disks of the machine, the
+//! question which disk to install to, and the last question before its data is lost.
 
 use ratatui::text::Line;
 
@@ -49,6 +50,7 @@ pub(super) fn disks(disks: &Result<Vec<Disk>, String>) -> Vec<Line<'static>> {
     lines
 }
 
+/// Asks for the serial number of the disk; `typed` is the input so far.
 pub(super) fn target(typed: &str) -> Vec<Line<'static>> {
     vec![
         Line::from("  The installation replaces everything on the disk."),
@@ -59,6 +61,7 @@ pub(super) fn target(typed: &str) -> Vec<Line<'static>> {
     ]
 }
 
+/// Asks for the word that confirms the loss of the data on the disk with this serial number.
 pub(super) fn overwrite(facts: &Facts, serial: &str, typed: &str) -> Vec<Line<'static>> {
     let disks = facts.install.as_ref().and_then(|disks| disks.as_ref().ok());
     let disk = disks

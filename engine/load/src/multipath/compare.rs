@@ -83,6 +83,7 @@ impl Compare<'_> {
     }
 }
 
+/// The plan of a pass of these units over one path.
 pub(super) fn one(path: usize, units: Range<u64>) -> PassPlan {
     PassPlan { path, units }
 }

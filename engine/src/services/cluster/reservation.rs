@@ -65,8 +65,9 @@ pub(super) fn shown(
     stored_reservation::find(engine, &nqn, NSID, id.0)
 }
 
-/// Gives the namespace the stored reservation, before hosts have access to it. The target answers
-/// from it while `lease` is good, with which this node opened the volume. False: not yet.
+/// Gives the namespace the stored reservation, before hosts have access to it. This node opened the
+/// volume with `lease`; the target answers reservation commands while that lease is good. Returns
+/// false while the target decides a reservation command: call it again.
 pub(super) async fn load(
     engine: &Engine,
     running: &Running,
