@@ -10,6 +10,7 @@
 //! Cargo runs one test program after the other. Most of their time is waiting for daemons, etcd
 //! and timeouts, so several programs run at the same time here.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -35,6 +36,9 @@ const LONG: [&str; 5] = [
     "nacre_engine",
     "real",
 ];
+
+/// The length of randomised tests: the pool's core knows `ci`, others only if it is set.
+const AT_LENGTH: &str = "NACRE_TEST_AT_LENGTH";
 
 /// Programs at the same time, and tests of one: many start daemons and members of etcd.
 const MOST_LANES: usize = 4;
@@ -154,6 +158,12 @@ pub(crate) fn run(root: &Path, programs: &[Program], filter: &[String]) -> Resul
     Ok(total)
 }
 
+/// How long the randomised tests run: as long as the environment says, else at full length but for
+/// those that know `ci`.
+fn length() -> OsString {
+    std::env::var_os(AT_LENGTH).unwrap_or_else(|| "ci".into())
+}
+
 /// Runs one program, and prints its output when it has ended.
 fn run_one(program: &Program, command: &mut Command, printing: &Mutex<Tally>) -> Result<Tally> {
     command
@@ -161,8 +171,7 @@ fn run_one(program: &Program, command: &mut Command, printing: &Mutex<Tally>) ->
         // Tests expect the environment that Cargo gives them.
         .env("CARGO_MANIFEST_DIR", &program.folder)
         .env("CARGO", setup::cargo().get_program())
-        // Run the randomised tests at full length here.
-        .env("NACRE_TEST_AT_LENGTH", "1");
+        .env(AT_LENGTH, length());
     let start = Instant::now();
     let mut reader = CargoTest::of(&program.name);
     let mut output = Vec::new();
@@ -241,7 +250,7 @@ mod tests {
             run_one(&program, &mut command, &Mutex::default()).expect("a shell starts")
         };
         let good =
-            run("test \"$NACRE_TEST_AT_LENGTH\" = 1 && echo 'test result: ok. 3 passed; 0 failed'");
+            run("test -n \"$NACRE_TEST_AT_LENGTH\" && echo 'test result: ok. 3 passed; 0 failed'");
         assert_eq!((good.passed, good.failed), (3, 0));
         let bad = run(
             "echo 'test a::b ... FAILED'; echo 'test result: FAILED. 1 passed; 1 failed'; exit 101",

@@ -10,6 +10,7 @@ use nacre_random::Random;
 
 use super::content::{Value, value};
 use super::disk::{ALL_SECTORS, Crash, Disk};
+use super::length::Length;
 use super::rig::{self, Rig, identity};
 use crate::ids::{Token, VersionId};
 use crate::interface::Request;
@@ -507,14 +508,11 @@ impl Run {
     }
 }
 
-/// All sequences of one and two operations; with `NACRE_TEST_AT_LENGTH`, of three.
+/// All sequences of one and two operations; not at [`Length::Short`], of three.
 #[test]
 fn every_short_history() {
     let mut sequences: Vec<Vec<Op>> = OPS.iter().map(|op| vec![*op]).collect();
-    let longest = match std::env::var_os("NACRE_TEST_AT_LENGTH") {
-        Some(_) => 3,
-        None => 2,
-    };
+    let longest = Length::of_environment().choose(2, 3, 3);
     let mut begin = 0;
     for _ in 1..longest {
         let end = sequences.len();
@@ -586,7 +584,7 @@ fn writes_during_copies() {
 /// Method: the same, with two disks whose caches are lost independently.
 #[test]
 fn histories_of_two_disks() {
-    let at_length = std::env::var_os("NACRE_TEST_AT_LENGTH").is_some();
+    let at_length = Length::of_environment() != Length::Short;
     let mut sequences: Vec<(Disks, Vec<Op>)> = Vec::new();
     let data = [Op::Write, Op::Overwrite, Op::Partial, Op::Unmap, Op::Flush];
     let befores = [Op::Write, Op::Snapshot, Op::Delete, Op::Checkpoint];
@@ -624,7 +622,7 @@ fn histories_with_a_removal() {
         vec![Op::Unmap, Op::Checkpoint],
         vec![Op::Write, Op::Delete],
     ];
-    let at_length = std::env::var_os("NACRE_TEST_AT_LENGTH").is_some();
+    let at_length = Length::of_environment() != Length::Short;
     let mut crashes = 0;
     for disks in [Disks::Two, Disks::Three] {
         for (seed, before) in befores.iter().enumerate() {
@@ -641,7 +639,8 @@ fn histories_with_a_removal() {
 /// operation comes after a number of I/Os of the removal; then a crash at every point.
 #[test]
 fn operations_during_a_removal() {
-    let at_length = std::env::var_os("NACRE_TEST_AT_LENGTH").is_some();
+    // The first points differ: with a step of 7, the operations together come at every point.
+    let step = Length::of_environment().choose(23, 7, 1);
     let ops = [
         Op::Write,
         Op::Overwrite,
@@ -666,7 +665,7 @@ fn operations_during_a_removal() {
         let mut ios = at % 7;
         let before = [Op::Write, Op::Snapshot, Op::Partial];
         while Run::run_with_a_write(disks, &before, (Op::RemoveDisk, op), ios) {
-            ios += if at_length { 1 } else { 23 };
+            ios += step;
             runs += 1;
         }
     }

@@ -8,6 +8,7 @@ mod disk;
 mod disks;
 mod enumeration;
 mod leaving;
+mod length;
 mod model;
 mod op;
 mod parents;

@@ -7,6 +7,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use super::length::Length;
 use super::op::Report;
 use super::world::run;
 use crate::mutation::Mutation;
@@ -17,10 +18,7 @@ const STEPS: u64 = 1500;
 fn seeds() -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let first = number("NACRE_POOL_SEED").unwrap_or(1);
-    let default = match std::env::var_os("NACRE_TEST_AT_LENGTH") {
-        Some(_) => 20_000,
-        None => 300,
-    };
+    let default = Length::of_environment().choose(300, 4_000, 20_000);
     first..first + number("NACRE_POOL_RUNS").unwrap_or(default)
 }
 
@@ -85,10 +83,9 @@ fn many_seeds() {
 #[test]
 fn many_seeds_of_several_disks() {
     let (mut writes, mut added, mut left, mut stayed) = (0, 0, 0, 0);
-    let runs = if std::env::var_os("NACRE_TEST_AT_LENGTH").is_some() {
-        seeds()
-    } else {
-        seeds().start..seeds().start + 150
+    let runs = match Length::of_environment() {
+        Length::Short => seeds().start..seeds().start + 150,
+        Length::Ci | Length::Full => seeds(),
     };
     for seed in runs.clone() {
         let disks = 2 + seed % 2;
@@ -123,13 +120,9 @@ fn a_seed_determines_its_run() {
 const MOST: u64 = 2000;
 
 /// Goal: the checker finds a broken rule. Method: seeds from one on that finds it; with
-/// `NACRE_TEST_AT_LENGTH`, from the first one. After a change of the core, another seed may find
-/// it.
+/// [`Length::Full`], from the first one. After a change of the core, another seed may find it.
 fn is_found(mutation: Mutation, finder: u64, disks: u64) {
-    let first = match std::env::var_os("NACRE_TEST_AT_LENGTH") {
-        Some(_) => 1,
-        None => finder,
-    };
+    let first = Length::of_environment().choose(finder, finder, 1);
     for seed in first..first + MOST {
         Mutation::activate(Some(mutation));
         let outcome = caught(seed, disks);
