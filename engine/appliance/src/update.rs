@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::acts::Watched;
-use crate::bundle::{self, BundleError, KeyError, Keys, Unpacked, Wanted};
+use crate::bundle::{self, BundleError, KeyError, Keys, TargetMachine, Unpacked};
 use crate::lock::{Lock, LockError};
 use crate::place::Places;
 use crate::run::{Run, RunError};
@@ -71,7 +71,7 @@ pub fn update(
         path: file.to_owned(),
         source,
     })?;
-    let wanted = Wanted {
+    let wanted = TargetMachine {
         image: image.id,
         architecture: status::architecture().to_owned(),
         running: image.version.clone(),

@@ -51,7 +51,7 @@ enum BackupCommand {
         #[arg(long)]
         full: bool,
         #[command(flatten)]
-        wait: WaitArgs,
+        wait: JobWaitArgs,
     },
     /// List the backups in a store
     #[command(visible_alias = "ls")]
@@ -66,7 +66,7 @@ enum BackupCommand {
         /// UUID of the backup
         backup: Uuid,
         #[command(flatten)]
-        wait: WaitArgs,
+        wait: JobWaitArgs,
     },
     /// Make a new volume from a backup
     Restore {
@@ -78,7 +78,7 @@ enum BackupCommand {
         #[arg(value_name = "POOL/NAME")]
         name: String,
         #[command(flatten)]
-        wait: WaitArgs,
+        wait: JobWaitArgs,
     },
     /// Delete a backup, with the data that no other backup has
     #[command(visible_alias = "rm")]
@@ -88,7 +88,7 @@ enum BackupCommand {
         /// UUID of the backup
         backup: Uuid,
         #[command(flatten)]
-        wait: WaitArgs,
+        wait: JobWaitArgs,
     },
     /// List running jobs, and the last ended ones
     Jobs,
@@ -100,7 +100,7 @@ enum BackupCommand {
 }
 
 #[derive(Debug, Args)]
-struct WaitArgs {
+struct JobWaitArgs {
     /// Do not wait for the end: `nacre backup jobs` shows the progress
     #[arg(long)]
     no_wait: bool,
@@ -212,7 +212,7 @@ fn moment(seconds: u64) -> String {
 fn job<M: Method<Engine>>(
     connection: &Connection,
     params: &M::Params,
-    wait: &WaitArgs,
+    wait: &JobWaitArgs,
 ) -> Result<(), Failure>
 where
     M::Params: Serialize,

@@ -67,7 +67,7 @@ pub(crate) struct RemoteArgs {
     #[arg(long, value_name = "ID", value_parser = parse_cntlid)]
     cntlid: Option<ControllerId>,
     #[command(flatten)]
-    host: HostNames,
+    host: HostIdentityArgs,
     #[command(flatten)]
     keys: KeyFiles,
     /// File with the pre-shared key of TLS (`NVMeTLSkey-1:…`): the connections use TLS over TCP
@@ -92,7 +92,7 @@ pub(crate) struct RemoteArgs {
 
 /// The names of this host to targets.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct HostNames {
+pub(crate) struct HostIdentityArgs {
     /// Name of this host [default: that of nvme-cli, else one made from the machine's identity]
     #[arg(short = 'q', long, value_name = "NQN", env = "NACRE_HOSTNQN")]
     pub hostnqn: Option<String>,
@@ -401,7 +401,7 @@ pub(crate) fn usage(error: impl std::fmt::Display) -> Failure {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct OwnHost {
     #[command(flatten)]
-    pub host: HostNames,
+    pub host: HostIdentityArgs,
     #[command(flatten)]
     pub keys: KeyFiles,
     /// Longest time to connect one path

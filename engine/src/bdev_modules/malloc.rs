@@ -6,7 +6,7 @@ use nacre_bdev::{Bdev, MethodDoc, Single, malloc};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::new_device::NewDeviceOptions;
+use super::new_bdev::NewBdevOptions;
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::values::flattened;
@@ -23,7 +23,7 @@ pub struct MallocCreateParams {
     pub block_size: u32,
     #[serde(skip)]
     #[schemars(!skip, flatten)]
-    pub options: NewDeviceOptions,
+    pub options: NewBdevOptions,
     /// In blocks; 0: no boundary.
     #[serde(default)]
     pub optimal_io_boundary: u32,
@@ -42,7 +42,7 @@ impl Default for MallocCreateParams {
             name: None,
             num_blocks: 0,
             block_size: 0,
-            options: NewDeviceOptions::default(),
+            options: NewBdevOptions::default(),
             optimal_io_boundary: 0,
             md_interleave: false,
             numa_id: any_node(),

@@ -3,7 +3,7 @@
 //! about its devices.
 
 pub mod malloc;
-pub mod new_device;
+pub mod new_bdev;
 pub mod null;
 
 use std::any::Any;

@@ -7,7 +7,7 @@ use nacre_bdev::{Bdev, MethodDoc, Single};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::new_device::NewDeviceOptions;
+use super::new_bdev::NewBdevOptions;
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::values::flattened;
@@ -24,7 +24,7 @@ pub struct NullCreateParams {
     pub block_size: u32,
     #[serde(skip)]
     #[schemars(!skip, flatten)]
-    pub options: NewDeviceOptions,
+    pub options: NewBdevOptions,
     /// Stored for saved configurations; otherwise unused.
     #[serde(default)]
     pub preferred_write_granularity: u32,

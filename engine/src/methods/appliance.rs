@@ -23,7 +23,7 @@ use crate::services::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
-        .add::<Get>()
+        .add::<GetAppliance>()
         .add::<Update>()
         .add::<Rollback>()
         .add::<Restart>()
@@ -33,10 +33,10 @@ pub fn register(registry: &mut Registry<Engine>) {
         .add::<RevertNetwork>();
 }
 
-struct Get;
+struct GetAppliance;
 
 #[derive(Debug, Default, Serialize, JsonSchema)]
-struct Reply {
+struct ApplianceReply {
     /// False: the machine does not run from the image, and all other fields are empty.
     appliance: bool,
     /// The version that runs.
@@ -68,24 +68,24 @@ struct InterfaceSettings {
     settings: Vec<String>,
 }
 
-impl Method<Engine> for Get {
+impl Method<Engine> for GetAppliance {
     const NAME: &'static str = "appliance_get";
     const ABOUT: &'static str = "Shows the system of an appliance: both slots with their tries, the running act with its \
          progress, and the last acts.";
     const CLASS: Class = Class::Read;
     const ORDER: Order = Order::Free;
     type Params = NoParams;
-    type Reply = Reply;
+    type Reply = ApplianceReply;
 
-    async fn apply(_: NoParams, _: Rc<Engine>) -> Result<Reply, RpcError> {
+    async fn apply(_: NoParams, _: Rc<Engine>) -> Result<ApplianceReply, RpcError> {
         blocking(|| reply(&Places::system())).await
     }
 }
 
-fn reply(places: &Places) -> Result<Reply, RpcError> {
+fn reply(places: &Places) -> Result<ApplianceReply, RpcError> {
     let status = match status::status(places) {
         Ok(status) => status,
-        Err(StatusError::NoAppliance { .. }) => return Ok(Reply::default()),
+        Err(StatusError::NoAppliance { .. }) => return Ok(ApplianceReply::default()),
         Err(error) => return Err(RpcError::errno(Errno::EIO, error.to_string())),
     };
     let upload = places.uploads().join(UPLOAD);
@@ -102,7 +102,7 @@ fn reply(places: &Places) -> Result<Reply, RpcError> {
     // A damaged note does not hide the rest of the machine.
     let (interfaces, pending) = (network::interfaces(places), network::pending(places));
     let problem = interfaces.as_ref().err().or_else(|| pending.as_ref().err());
-    Ok(Reply {
+    Ok(ApplianceReply {
         appliance: true,
         version: Some(status.version.to_string()),
         slots: status.slots.iter().map(value).collect(),

@@ -238,7 +238,7 @@ async fn post<B: Backend>(
         return error(StatusCode::SERVICE_UNAVAILABLE, &refused);
     };
     turn.forget();
-    let turn = Turn(Rc::clone(&web.running));
+    let turn = RequestTurn(Rc::clone(&web.running));
     let address = client.address;
     let door = api::Door {
         backend: Rc::clone(&web.backend),
@@ -341,9 +341,9 @@ async fn upload<B: Backend>(
 }
 
 /// A slot of the requests being answered.
-struct Turn(Rc<tokio::sync::Semaphore>);
+struct RequestTurn(Rc<tokio::sync::Semaphore>);
 
-impl Drop for Turn {
+impl Drop for RequestTurn {
     fn drop(&mut self) {
         self.0.add_permits(1);
     }

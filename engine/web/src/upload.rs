@@ -44,9 +44,9 @@ pub(crate) struct Uploads {
 
 /// The turn of an upload. Its writer has it: a client that goes away leaves the writer for a
 /// moment.
-struct Turn(Arc<AtomicBool>);
+struct UploadTurn(Arc<AtomicBool>);
 
-impl Drop for Turn {
+impl Drop for UploadTurn {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }
@@ -104,7 +104,7 @@ impl Uploads {
             let cause = "another upload is running";
             return Err(RpcError::errno(Errno::EBUSY, cause).remedy("wait for its end"));
         }
-        let turn = Turn(Arc::clone(&self.busy));
+        let turn = UploadTurn(Arc::clone(&self.busy));
         let file = place.file.clone();
         let (parts, queue) = mpsc::channel(QUEUE);
         let writer = tokio::task::spawn_blocking(move || {

@@ -73,14 +73,14 @@ pub(crate) struct Controller {
     registers: Registers,
     events: AsyncEventState,
     features: Features,
-    keep_alive: KeepAlive,
+    keep_alive: KeepAliveTimer,
     idle_timer: IdleTimer,
     logs: Logs,
     aborts: u8,
 }
 
 /// The keep-alive timer (Base 3.9). Any command of any queue restarts it (TBKAS).
-struct KeepAlive {
+struct KeepAliveTimer {
     /// The granted keep-alive timeout (KATO); zero: disabled.
     granted: Duration,
     /// Time without a command after which the association ends; zero: never.
@@ -115,7 +115,7 @@ impl Controller {
             ),
             events: AsyncEventState::new(config.async_event_requests, kind, ana, kato_ms != 0),
             features: Features::default(),
-            keep_alive: KeepAlive {
+            keep_alive: KeepAliveTimer {
                 granted: Duration::ZERO,
                 timeout: Duration::ZERO,
                 last: now,
@@ -293,7 +293,7 @@ impl Controller {
             (true, true) => DISCOVERY_ACTIVITY_TIMEOUT,
             _ => granted,
         };
-        self.keep_alive = KeepAlive {
+        self.keep_alive = KeepAliveTimer {
             granted,
             timeout,
             last: now,

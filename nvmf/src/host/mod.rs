@@ -42,7 +42,7 @@ pub use injection::InjectionQueues;
 pub use io::{IoQueue, Returned, Standing};
 pub use link::{Link, LinkState};
 pub use namespace::NamespaceInfo;
-pub use options::{Connector, ControllerId, Dial, HostAuth, HostOptions, Wanted};
+pub use options::{Connector, ControllerId, Dial, HostAuth, HostOptions, WantedQueue};
 pub use paths::{PathCounts, PathOptions, Paths};
 pub use queue::{CommandQueue, Finished, Proof};
 pub use stats::{Activity, IoStats};

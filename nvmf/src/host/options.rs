@@ -17,7 +17,7 @@ use crate::transport::{HostTransport, TransportType};
 
 /// The queue for which [`Dial`] opens a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wanted {
+pub struct WantedQueue {
     /// Queue identifier; 0: the admin queue.
     pub qid: u16,
     pub entries: u16,
@@ -34,7 +34,7 @@ pub trait Dial {
     fn dial(&mut self, qid: u16) -> std::io::Result<Box<dyn HostTransport>>;
 
     /// Like [`Dial::dial`], with all parameters of the queue.
-    fn dial_wanted(&mut self, wanted: &Wanted) -> std::io::Result<Box<dyn HostTransport>> {
+    fn dial_wanted(&mut self, wanted: &WantedQueue) -> std::io::Result<Box<dyn HostTransport>> {
         self.dial(wanted.qid)
     }
 }

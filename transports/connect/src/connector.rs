@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use nacre_hugepages::{ClassSpec, Pool};
-use nacre_nvmf::host::{Connector, Dial, GeneratedPsk, Wanted};
+use nacre_nvmf::host::{Connector, Dial, GeneratedPsk, WantedQueue};
 use nacre_nvmf::tcp::HostConfig;
 use nacre_nvmf::tls::Derivation;
 use nacre_nvmf::transport::{HostTransport, TransportType};
@@ -182,7 +182,7 @@ impl Dial for PathDial {
         Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, why))
     }
 
-    fn dial_wanted(&mut self, wanted: &Wanted) -> std::io::Result<Box<dyn HostTransport>> {
+    fn dial_wanted(&mut self, wanted: &WantedQueue) -> std::io::Result<Box<dyn HostTransport>> {
         match (wanted.transport, &mut self.tcp) {
             (Some(TransportType::Rdma), _) => self.rdma.dial(wanted),
             (Some(TransportType::Tcp), Some(tcp)) => tcp.dial_wanted(wanted),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
-use nacre_nvmf::host::Wanted;
+use nacre_nvmf::host::WantedQueue;
 use nacre_nvmf::transport::HostTransport;
 use nacre_transport_rdma::{RdmaDialer, RdmaHostOptions, RdmaHosts};
 use nacre_transport_rdma_verbs::real::VerbsProvider;
@@ -169,7 +169,7 @@ impl RdmaDial {
         self
     }
 
-    pub(crate) fn dial(&mut self, wanted: &Wanted) -> io::Result<Box<dyn HostTransport>> {
+    pub(crate) fn dial(&mut self, wanted: &WantedQueue) -> io::Result<Box<dyn HostTransport>> {
         let hosts = self.rdma.hosts()?;
         let tuning = self.rdma.tuning;
         let dialer = match &mut self.dialer {

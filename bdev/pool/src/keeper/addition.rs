@@ -47,10 +47,10 @@ struct Addition {
     disk_bytes: u64,
     force: bool,
     answer: Answer,
-    step: Step,
+    step: AdditionStep,
 }
 
-enum Step {
+enum AdditionStep {
     Probe(Box<Probe>),
     /// Lanes that have no queue on the disk yet.
     Lanes {
@@ -96,7 +96,7 @@ impl Additions {
             disk_bytes,
             force,
             answer,
-            step: Step::Probe(Box::new(probe)),
+            step: AdditionStep::Probe(Box::new(probe)),
         });
     }
 
@@ -111,7 +111,7 @@ impl Additions {
             return (0, None);
         };
         match &mut addition.step {
-            Step::Probe(probe) => {
+            AdditionStep::Probe(probe) => {
                 let count = probe.poll(now, pool);
                 if probe.left > 0 {
                     return (count, None);
@@ -124,7 +124,7 @@ impl Additions {
                 addition.give_to_lanes(disks);
                 (count + 1, None)
             }
-            Step::Lanes { left, deadline } => {
+            AdditionStep::Lanes { left, deadline } => {
                 let deadline = *deadline.get_or_insert(now + LANES);
                 if left.is_empty() {
                     return (1, self.present.take().map(Addition::request));
@@ -145,10 +145,10 @@ impl Additions {
     pub(super) fn due(&self, now: Nanos) -> Idle {
         match self.present.as_ref().map(|addition| &addition.step) {
             None => Idle::Quiet,
-            Some(Step::Lanes { left, deadline }) if !left.is_empty() => {
+            Some(AdditionStep::Lanes { left, deadline }) if !left.is_empty() => {
                 deadline.map_or(Idle::Busy, Idle::Until)
             }
-            Some(Step::Probe(probe)) if probe.left > 0 => Idle::Until(now + PROBE_LOOK),
+            Some(AdditionStep::Probe(probe)) if probe.left > 0 => Idle::Until(now + PROBE_LOOK),
             Some(_) => Idle::Busy,
         }
     }
@@ -163,7 +163,7 @@ impl Additions {
         let Some(addition) = &mut self.present else {
             return;
         };
-        let Step::Lanes { left, .. } = &mut addition.step else {
+        let AdditionStep::Lanes { left, .. } = &mut addition.step else {
             return;
         };
         let is_awaited = left.remove(&lane);
@@ -191,12 +191,12 @@ impl Additions {
 impl Addition {
     /// The queue on the disk joins the others, and every lane opens one.
     fn give_to_lanes(&mut self, disks: &mut Disks) {
-        let lanes = Step::Lanes {
+        let lanes = AdditionStep::Lanes {
             left: HashSet::new(),
             deadline: None,
         };
-        if let Step::Probe(probe) = std::mem::replace(&mut self.step, lanes)
-            && let Step::Lanes { left, .. } = &mut self.step
+        if let AdditionStep::Probe(probe) = std::mem::replace(&mut self.step, lanes)
+            && let AdditionStep::Lanes { left, .. } = &mut self.step
         {
             *left = disks.push(probe.disk, &self.claim);
         }

@@ -41,12 +41,12 @@ struct Departure {
     /// Bytes that the pool has used, of a disk that left just now: they give the places of the
     /// superblocks.
     bytes: u64,
-    step: Step,
+    step: DepartureStep,
     /// The last field: the device is free when its queues are gone.
     claim: Arc<Claim>,
 }
 
-enum Step {
+enum DepartureStep {
     /// Lanes that may have a queue on it.
     Lanes {
         number: usize,
@@ -77,7 +77,7 @@ impl Departures {
     /// Erases a disk that had left before the pool was opened. The pool has a root without it: only
     /// such a root was imported.
     pub(super) fn erase_leftover(&mut self, known: &Leftover, disk: Disk, claim: Arc<Claim>) {
-        let step = Step::Erasing(Box::new(Erasing::begin(disk, &known.superblocks)));
+        let step = DepartureStep::Erasing(Box::new(Erasing::begin(disk, &known.superblocks)));
         self.list.push(Departure {
             id: known.id,
             bytes: 0,
@@ -94,7 +94,7 @@ impl Departures {
     /// A lane has no queue on a disk that has left, or it is gone.
     pub(super) fn lane_answered(&mut self, lane: u32) {
         for of in &mut self.list {
-            if let Step::Lanes { left, .. } = &mut of.step {
+            if let DepartureStep::Lanes { left, .. } = &mut of.step {
                 left.remove(&lane);
             }
         }
@@ -119,19 +119,19 @@ impl Departures {
     pub(super) fn advance(&mut self, now: Nanos, disks: &mut Disks) -> u32 {
         let mut count = 0;
         for mut of in std::mem::take(&mut self.list) {
-            if let Step::Lanes { number, left } = &of.step
+            if let DepartureStep::Lanes { number, left } = &of.step
                 && left.is_empty()
                 && let Some(disk) = disks.take_idle(*number)
             {
-                of.step = Step::Erasing(Box::new(Erasing::begin(
+                of.step = DepartureStep::Erasing(Box::new(Erasing::begin(
                     disk,
                     &superblock_offsets(of.bytes, EDGE),
                 )));
                 count += 1;
             }
             let outcome = match &mut of.step {
-                Step::Lanes { .. } => None,
-                Step::Erasing(erasing) => erasing.advance(now),
+                DepartureStep::Lanes { .. } => None,
+                DepartureStep::Erasing(erasing) => erasing.advance(now),
             };
             match outcome {
                 None => self.list.push(of),
@@ -252,7 +252,7 @@ impl Departures {
             self.list.push(Departure {
                 id: known.id,
                 bytes: known.bytes,
-                step: Step::Lanes { number, left },
+                step: DepartureStep::Lanes { number, left },
                 claim,
             });
         }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 /// One operation of a host.
 #[derive(Debug, Clone, Copy)]
-struct Operation {
+struct CheckedOperation {
     block: usize,
     /// The value written, or the value read.
     value: Option<u64>,
@@ -20,7 +20,7 @@ struct Operation {
 
 #[derive(Debug, Default)]
 pub(crate) struct Checker {
-    operations: Vec<Operation>,
+    operations: Vec<CheckedOperation>,
 }
 
 /// The times of one value.
@@ -34,7 +34,7 @@ struct Zone {
 impl Checker {
     /// An operation starts: a write of `value`, or a read. Returns its number.
     pub(crate) fn start(&mut self, block: usize, value: Option<u64>, now: u64) -> usize {
-        self.operations.push(Operation {
+        self.operations.push(CheckedOperation {
             block,
             value,
             is_write: value.is_some(),

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::snapshots::ContentSource;
 use super::{Controller, described, require_capabilities};
 use crate::capability::{Capability, MIB, Parameters, Sizes, checked_name, volume_id};
-use crate::daemon::{Volume, Wanted, listed};
+use crate::daemon::{Volume, WantedVolume, listed};
 use crate::messages::Nothing;
 use crate::messages::controller::{CreateVolumeRequest, CreateVolumeResponse, DeleteVolumeRequest};
 
@@ -83,7 +83,7 @@ impl Controller {
             Some(source) => sizes.with_least(self.source_bytes(source)?)?,
             None => sizes,
         };
-        let wanted = Wanted {
+        let wanted = WantedVolume {
             id,
             name: volume_name(id, name),
             description: description(id, name, &parameters, source),

@@ -160,7 +160,7 @@ pub(crate) struct Pool {
 
 /// A volume to be created.
 #[derive(Debug, Clone)]
-pub(crate) struct Wanted {
+pub(crate) struct WantedVolume {
     pub id: Uuid,
     pub name: String,
     pub description: String,
@@ -295,7 +295,7 @@ impl Daemon {
         Ok(volumes)
     }
 
-    pub(crate) fn create(&self, wanted: &Wanted) -> Result<Volume, Status> {
+    pub(crate) fn create(&self, wanted: &WantedVolume) -> Result<Volume, Status> {
         let parameters = &wanted.parameters;
         let mut params = CreateParams {
             name: wanted.name.clone(),

@@ -84,7 +84,7 @@ impl<K: Ord + Clone + Send + 'static> Bounded<K> {
         }
     }
 
-    fn start(&self, key: &K) -> Result<Access<K>, AccessError> {
+    fn start(&self, key: &K) -> Result<AccessInProgress<K>, AccessError> {
         let mut all = self.0.lock();
         if all.contains(key) {
             return Err(AccessError::Pending);
@@ -93,7 +93,7 @@ impl<K: Ord + Clone + Send + 'static> Bounded<K> {
             return Err(AccessError::Full);
         }
         all.insert(key.clone());
-        Ok(Access {
+        Ok(AccessInProgress {
             all: self.clone(),
             key: key.clone(),
         })
@@ -106,12 +106,12 @@ impl<K: Ord + Clone + Send + 'static> Bounded<K> {
     }
 }
 
-struct Access<K: Ord> {
+struct AccessInProgress<K: Ord> {
     all: Bounded<K>,
     key: K,
 }
 
-impl<K: Ord> Drop for Access<K> {
+impl<K: Ord> Drop for AccessInProgress<K> {
     fn drop(&mut self) {
         self.all.0.lock().remove(&self.key);
     }

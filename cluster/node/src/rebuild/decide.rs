@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::copy::CopiedRecord;
 use super::error::{Note, Problem, RebuildError};
 use super::facts::Found;
-use super::reports::{Reports, id};
+use super::reports::{NodeReports, id};
 use super::volume;
 use crate::backup::{Backup, SavedKey};
 use crate::keys::Cluster;
@@ -59,7 +59,7 @@ pub fn decide(
     all: &BTreeMap<NodeId, Found>,
     options: &Options,
 ) -> Result<Plan, RebuildError> {
-    let mut reports = Reports::new(all);
+    let mut reports = NodeReports::new(all);
     let id = reports.cluster()?;
     let newest = reports.copies.first().map(|(_, copy)| *copy);
     let meta = newest.map(|copy| copy.meta.clone());
@@ -125,7 +125,7 @@ fn saved(key: String, value: &Value) -> SavedKey {
     SavedKey { key, value }
 }
 
-impl<'a> Reports<'a> {
+impl<'a> NodeReports<'a> {
     /// The volumes of the cluster, and notes about the others.
     fn choose(&self, options: &Options, draft: &mut Draft) -> Chosen<'a> {
         let newest = self.copies.first().map(|(found, _)| &found.volumes);

@@ -27,7 +27,7 @@ pub(super) struct Labelled<'a> {
 }
 
 /// All reports.
-pub(super) struct Reports<'a> {
+pub(super) struct NodeReports<'a> {
     pub(super) all: &'a BTreeMap<NodeId, Found>,
     /// The newest one first, with its node.
     pub(super) copies: Vec<(&'a Found, &'a Copy)>,
@@ -35,7 +35,7 @@ pub(super) struct Reports<'a> {
     pub(super) places: BTreeMap<Uuid, Vec<Labelled<'a>>>,
 }
 
-impl<'a> Reports<'a> {
+impl<'a> NodeReports<'a> {
     pub(super) fn new(all: &'a BTreeMap<NodeId, Found>) -> Self {
         let copies = all.values();
         let copies = copies.filter_map(|found| Some((found, found.copy.as_ref()?)));

@@ -6,7 +6,7 @@ use uuid::Uuid;
 use super::copy::CopiedRecord;
 use super::error::{Note, Problem};
 use super::facts::{LabelFacts, ReplicaFact};
-use super::reports::{Labelled, Reports, id};
+use super::reports::{Labelled, NodeReports, id};
 use crate::export::Export;
 
 /// Epochs that the lost store may have given since the last label.
@@ -33,7 +33,7 @@ struct FoundReplica<'a> {
 }
 
 pub(super) fn rebuild(
-    reports: &Reports<'_>,
+    reports: &NodeReports<'_>,
     volume: Uuid,
     name: &str,
     base: Option<&CopiedRecord>,
@@ -151,7 +151,7 @@ fn last<'a>(labels: impl Iterator<Item = &'a LabelFacts> + Clone) -> Option<&'a 
 
 /// The replicas of the label that counts, or those of the record.
 fn replicas<'a>(
-    reports: &Reports<'_>,
+    reports: &NodeReports<'_>,
     trusted: &[Labelled<'a>],
     all: &[Labelled<'a>],
     by_label: Option<&LabelFacts>,
@@ -208,7 +208,7 @@ fn replicas<'a>(
 }
 
 /// True if the operator named the node or the device of this replica lost.
-fn is_named(reports: &Reports<'_>, replica: &Value) -> bool {
+fn is_named(reports: &NodeReports<'_>, replica: &Value) -> bool {
     let lost = &reports.lost;
     let node = id(&replica["node"]);
     let device = replica["node_device"].as_str();
@@ -223,7 +223,7 @@ impl FoundReplica<'_> {
     /// is unknown.
     fn fields(
         &self,
-        reports: &Reports<'_>,
+        reports: &NodeReports<'_>,
         volume: Uuid,
         name: &str,
         made: &mut Made,
@@ -299,7 +299,7 @@ impl FoundReplica<'_> {
 }
 
 /// The export of this id in the node's copy, as its next daemon finds it.
-fn export_value(reports: &Reports<'_>, node: Uuid, export: &str) -> Option<Value> {
+fn export_value(reports: &NodeReports<'_>, node: Uuid, export: &str) -> Option<Value> {
     let (_, copy) = reports
         .copies
         .iter()

@@ -35,7 +35,7 @@ use crate::version::Version;
 
 /// The machine that a bundle is for.
 #[derive(Debug, Clone)]
-pub struct Wanted {
+pub struct TargetMachine {
     pub image: String,
     /// As in `ARCHITECTURE`: `x86-64` or `arm64`.
     pub architecture: String,
@@ -103,7 +103,7 @@ pub enum BundleError {
 pub fn unpack(
     bundle: impl Read,
     keys: &Keys,
-    wanted: &Wanted,
+    wanted: &TargetMachine,
     updates: &Path,
 ) -> Result<Unpacked, BundleError> {
     let mut archive = tar::Archive::new(bundle);
@@ -156,7 +156,7 @@ pub fn discard(updates: &Path) -> io::Result<()> {
     }
 }
 
-fn check_release(release: &Release, wanted: &Wanted) -> Result<(), BundleError> {
+fn check_release(release: &Release, wanted: &TargetMachine) -> Result<(), BundleError> {
     for (field, expected, actual) in [
         ("IMAGE_ID", &wanted.image, &release.image),
         ("ARCHITECTURE", &wanted.architecture, &release.architecture),
@@ -211,7 +211,7 @@ fn check_digest((name, expected): (String, Sha256), actual: Sha256) -> Result<()
 }
 
 /// A file of the bundle, with a name and a size that are allowed.
-struct Entry<'a, R: Read> {
+struct BundleFile<'a, R: Read> {
     name: String,
     size: u64,
     data: tar::Entry<'a, R>,
@@ -221,7 +221,7 @@ struct Entry<'a, R: Read> {
 fn next<'a, R: Read>(
     entries: &mut tar::Entries<'a, R>,
     wanted: Option<Part>,
-) -> Result<Entry<'a, R>, BundleError> {
+) -> Result<BundleFile<'a, R>, BundleError> {
     let wanted_name = wanted
         .and_then(Part::fixed_name)
         .unwrap_or("a file of a version");
@@ -254,10 +254,10 @@ fn next<'a, R: Read>(
             most,
         });
     }
-    Ok(Entry { name, size, data })
+    Ok(BundleFile { name, size, data })
 }
 
-impl<R: Read> Entry<'_, R> {
+impl<R: Read> BundleFile<'_, R> {
     /// The whole contents of a small file.
     fn text(mut self) -> Result<Vec<u8>, BundleError> {
         let mut text = Vec::with_capacity(usize::try_from(self.size).unwrap_or_default());
@@ -298,7 +298,7 @@ impl Staging {
 
     fn write<R: Read>(
         &self,
-        entry: Entry<'_, R>,
+        entry: BundleFile<'_, R>,
         sum: (String, Sha256),
     ) -> Result<u64, BundleError> {
         let folder = self.0.path();

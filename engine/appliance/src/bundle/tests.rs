@@ -103,8 +103,8 @@ pub(crate) fn archive(entries: &[NamedBytes]) -> Vec<u8> {
     builder.into_inner().unwrap()
 }
 
-fn wanted() -> Wanted {
-    Wanted {
+fn wanted() -> TargetMachine {
+    TargetMachine {
         image: "nacre".into(),
         architecture: "x86-64".into(),
         running: "0.1.0".parse().unwrap(),
@@ -160,7 +160,7 @@ fn every_other_bundle_is_refused_and_changes_nothing() {
     let signer = Signer::new(1);
     let stranger = Signer::new(2);
     let good = entries(&signer, "0.2.0");
-    let refused = |bundle: &[u8], wanted: &Wanted, part: &str| {
+    let refused = |bundle: &[u8], wanted: &TargetMachine, part: &str| {
         let (folder, updates) = updates();
         let error = unpack(bundle, &signer.keys(), wanted, &updates).unwrap_err();
         assert!(error.to_string().contains(part), "{part}: {error}");
@@ -357,7 +357,7 @@ fn older_versions_need_a_flag() {
     let signer = Signer::new(1);
     let (_folder, updates) = updates();
     let unpack = |version: &str, running: &str, allow_older| {
-        let wanted = Wanted {
+        let wanted = TargetMachine {
             running: running.parse().unwrap(),
             allow_older,
             ..wanted()

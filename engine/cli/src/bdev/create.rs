@@ -11,11 +11,11 @@ use uuid::Uuid;
 
 use super::super::{Connection, Failure, absolute, output};
 use nacre_engine::bdev_modules::malloc::{MallocCreateParams, RamDisk};
-use nacre_engine::bdev_modules::new_device::NewDeviceOptions;
+use nacre_engine::bdev_modules::new_bdev::NewBdevOptions;
 use nacre_engine::bdev_modules::null::{NullCreateParams, NullDisk};
 use nacre_engine::bdev_modules::{self, DELAY, MODULES, ModuleEntry};
 use nacre_engine::config::settings::DEFAULT_BLOCK;
-use nacre_engine::methods::bdev::file::{AioCreate, AioCreateParams, FileOptions};
+use nacre_engine::methods::bdev::file::{AioCreate, AioCreateParams, NewFileOptions};
 use nacre_engine::methods::bdev::list::{GetBdevs, GetBdevsParams};
 use nacre_engine::methods::bdev::modules::CreateModule;
 use nacre_engine::services::Engine;
@@ -194,9 +194,9 @@ fn call(kind: Kind) -> Result<(&'static str, Value), Failure> {
                 name,
                 num_blocks: capacity.blocks()?,
                 block_size: block(capacity.block_size)?,
-                options: NewDeviceOptions {
+                options: NewBdevOptions {
                     uuid: identity.uuid,
-                    ..NewDeviceOptions::default()
+                    ..NewBdevOptions::default()
                 },
                 ..MallocCreateParams::default()
             },
@@ -211,9 +211,9 @@ fn call(kind: Kind) -> Result<(&'static str, Value), Failure> {
                 name,
                 num_blocks: capacity.blocks()?,
                 block_size: block(capacity.block_size)?,
-                options: NewDeviceOptions {
+                options: NewBdevOptions {
                     uuid: identity.uuid,
-                    ..NewDeviceOptions::default()
+                    ..NewBdevOptions::default()
                 },
                 ..NullCreateParams::default()
             },
@@ -234,11 +234,11 @@ fn call(kind: Kind) -> Result<(&'static str, Value), Failure> {
                 filename: absolute(&path)?,
                 readonly: read_only,
                 fallocate: no_unmap.then_some(false),
-                options: FileOptions {
+                options: NewFileOptions {
                     block_size: block_size.map_or(Ok(0), block)?,
                     uuid: identity.uuid,
                     size,
-                    ..FileOptions::default()
+                    ..NewFileOptions::default()
                 },
                 ..AioCreateParams::default()
             },

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use nacre_bdev::module::ByName;
 use nacre_engine::bdev_modules::malloc::{MallocCreateParams, RamDisk};
-use nacre_engine::methods::bdev::file::{FileOptions, UringCreate, UringCreateParams, UringDelete};
+use nacre_engine::methods::bdev::file::{
+    NewFileOptions, UringCreate, UringCreateParams, UringDelete,
+};
 use nacre_engine::methods::bdev::modules::CreateModule;
 use nacre_engine::methods::framework::WaitInit;
 use nacre_engine::methods::nvmf::address::TransportAddress;
@@ -23,9 +25,9 @@ use nacre_engine::methods::nvmf::namespace::{
     AddNamespace, AddNamespaceParams, NamespaceParams, RemoveNamespace, RemoveParams,
 };
 use nacre_engine::methods::nvmf::subsystem::{CreateSubsystem, CreateSubsystemParams};
+use nacre_engine::methods::volume::create::options::NewVolumeOptions;
 use nacre_engine::methods::volume::create::{self as volume, CreateParams as VolumeParams};
 use nacre_engine::services::Engine;
-use nacre_engine::methods::volume::create::options::NewVolumeOptions;
 use nacre_engine_rpc::Method;
 use nacre_engine_rpc::client::{Client, ClientError};
 use nacre_engine_rpc::method::NoParams;
@@ -207,9 +209,9 @@ impl PrivateTarget {
                     name: DISK.into(),
                     filename: path,
                     readonly: read_only,
-                    options: FileOptions {
+                    options: NewFileOptions {
                         size,
-                        ..FileOptions::default()
+                        ..NewFileOptions::default()
                     },
                 })?;
             }

@@ -189,7 +189,7 @@ impl Path {
 }
 
 #[derive(Clone, Copy)]
-struct Slot {
+struct MountSlot {
     path: usize,
     op: Op,
     unit: u64,
@@ -213,7 +213,7 @@ pub struct Mount {
     first: u64,
     units: u64,
     unit_blocks: u32,
-    slots: Vec<Slot>,
+    slots: Vec<MountSlot>,
     free: Vec<u16>,
     done: Done,
     clock: Clock,
@@ -267,7 +267,7 @@ impl Mount {
             return Err(JobError::Outside { offset, end, bytes }.into());
         }
         let count = paths.len() * usize::from(shape.depth);
-        let idle = Slot {
+        let idle = MountSlot {
             path: 0,
             op: Op::Read,
             unit: 0,
@@ -355,7 +355,7 @@ impl Mount {
             return false;
         }
         self.free.pop();
-        self.slots[usize::from(slot)] = Slot {
+        self.slots[usize::from(slot)] = MountSlot {
             path,
             op,
             unit,

@@ -67,7 +67,7 @@ pub struct AioCreateParams {
     pub nowait: bool,
     #[serde(skip)]
     #[schemars(!skip, flatten)]
-    pub options: FileOptions,
+    pub options: NewFileOptions,
 }
 
 flattened!(AioCreateParams, options, without nulls);
@@ -76,7 +76,7 @@ flattened!(AioCreateParams, options, without nulls);
 /// and bdev_uring_create.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct FileOptions {
+pub struct NewFileOptions {
     /// 0: chosen for the file or device.
     #[serde(skip_serializing_if = "is_zero")]
     pub block_size: u32,
@@ -120,7 +120,7 @@ async fn open_new(
     engine: &Engine,
     name: &str,
     filename: &mut PathBuf,
-    options: &mut FileOptions,
+    options: &mut NewFileOptions,
     adjust: impl FnOnce(&mut Config),
 ) -> Result<Arc<UringBdev>, RpcError> {
     crate::methods::replies::refuse_nil(options.uuid)?;
@@ -206,7 +206,7 @@ pub struct UringCreateParams {
     pub readonly: bool,
     #[serde(skip)]
     #[schemars(!skip, flatten)]
-    pub options: FileOptions,
+    pub options: NewFileOptions,
 }
 
 flattened!(UringCreateParams, options, without nulls);

@@ -25,7 +25,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<SetNqn>()
         .add::<Add>()
         .add::<Remove>()
-        .add::<Get>()
+        .add::<GetReferrals>()
         .add::<PublishMdns>()
         .add::<StopMdns>();
 }
@@ -180,7 +180,7 @@ struct Remove;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct RemoveParams {
+struct RemoveReferralParams {
     /// Address of the referral.
     address: TransportAddress,
     /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
@@ -194,10 +194,10 @@ impl Method<Engine> for Remove {
     const ABOUT: &'static str = "Takes a referral back.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
-    type Params = RemoveParams;
+    type Params = RemoveReferralParams;
     type Reply = bool;
 
-    async fn apply(params: RemoveParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: RemoveReferralParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         check_target(params.tgt_name.as_deref())?;
         let plane = engine.plane()?;
         let wanted = referral(&params.address, params.subnqn.as_deref(), false, false)?;
@@ -217,7 +217,7 @@ impl Method<Engine> for Remove {
     }
 }
 
-struct Get;
+struct GetReferrals;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -245,7 +245,7 @@ fn describe(referral: &Referral) -> ReferralReply {
     }
 }
 
-impl Method<Engine> for Get {
+impl Method<Engine> for GetReferrals {
     const NAME: &'static str = "nvmf_discovery_get_referrals";
     const ABOUT: &'static str = "Lists the referrals.";
     const CLASS: Class = Class::Read;

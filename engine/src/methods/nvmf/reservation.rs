@@ -18,14 +18,14 @@ use crate::services::stored_reservation::{RESTORE, StoredReservation, find};
 use crate::services::subsystems::find_namespace;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
-    registry.add::<Get>().add::<Restore>();
+    registry.add::<GetReservations>().add::<Restore>();
 }
 
 struct Restore;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct RestoreParams {
+struct RestoreReservationsParams {
     /// NQN of the subsystem.
     nqn: String,
     /// Namespace id, from 1.
@@ -39,10 +39,13 @@ impl Method<Engine> for Restore {
          at its start. It changes nothing: reservations are made by hosts.";
     const CLASS: Class = Class::Read;
     const ORDER: Order = Order::Read;
-    type Params = RestoreParams;
+    type Params = RestoreReservationsParams;
     type Reply = bool;
 
-    async fn apply(params: RestoreParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(
+        params: RestoreReservationsParams,
+        engine: Rc<Engine>,
+    ) -> Result<bool, RpcError> {
         let nqn = Nqn::new(&params.nqn)
             .map_err(|error| RpcError::invalid_params(error.to_string()).field("nqn"))?;
         let kept = params.reservation;
@@ -59,11 +62,11 @@ impl Method<Engine> for Restore {
     }
 }
 
-struct Get;
+struct GetReservations;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct GetParams {
+struct GetReservationsParams {
     /// NQN of the subsystem.
     nqn: String,
     /// Namespace id, from 1.
@@ -73,7 +76,7 @@ struct GetParams {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct Reply {
+struct ReservationsReply {
     /// False on a node of a cluster that does not serve the volume, or whose lease is in doubt:
     /// another node may have changed the reservation. Its fields are left out then.
     known: bool,
@@ -107,15 +110,18 @@ struct RegistrantReply {
     holder: bool,
 }
 
-impl Method<Engine> for Get {
+impl Method<Engine> for GetReservations {
     const NAME: &'static str = "nvmf_ns_get_reservation";
     const ABOUT: &'static str =
         "Shows the registrants of a namespace and the holder of its reservation.";
     const CLASS: Class = Class::Read;
-    type Params = GetParams;
-    type Reply = Reply;
+    type Params = GetReservationsParams;
+    type Reply = ReservationsReply;
 
-    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<Reply, RpcError> {
+    async fn apply(
+        params: GetReservationsParams,
+        engine: Rc<Engine>,
+    ) -> Result<ReservationsReply, RpcError> {
         let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let entry = find_namespace(&subsystem, params.nsid)?;
@@ -123,7 +129,7 @@ impl Method<Engine> for Get {
         let state = reservation.state();
         let state = state.as_ref();
         let held = state.and_then(|state| state.held);
-        Ok(Reply {
+        Ok(ReservationsReply {
             known: state.is_some(),
             rtype: state.map(|_| held.map_or(0, |held| held.kind as u8)),
             r#type: held.map(|held| name_of(held.kind)),

@@ -17,7 +17,7 @@ use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
 use crate::services::keyring::{self, RemoteKeys};
-use crate::services::remotes::{self, Authentication, RemotePath, RemoteTls, Wanted};
+use crate::services::remotes::{self, Authentication, RemotePath, RemoteTls, WantedController};
 use crate::values::address::{canonical_host, canonical_port};
 
 /// Default number of I/O queues to request from a controller.
@@ -27,7 +27,7 @@ const MAX_DEVICES: u32 = 128;
 
 impl AttachParams {
     /// Checks the parameters without connecting; resolves a host name.
-    pub async fn check(&self, engine: &Rc<Engine>) -> Result<Wanted, RpcError> {
+    pub async fn check(&self, engine: &Rc<Engine>) -> Result<WantedController, RpcError> {
         let Parsed {
             transport,
             port,
@@ -78,7 +78,7 @@ impl AttachParams {
         let keep_alive = keep_alive.unwrap_or(engine.settings.replication.keep_alive_ms);
         let micros = |given: Option<u64>| given.filter(|us| *us > 0).map(Duration::from_micros);
         let millis = |given: Option<u64>| given.filter(|ms| *ms > 0).map(Duration::from_millis);
-        Ok(Wanted {
+        Ok(WantedController {
             name: self.name.clone(),
             transport,
             fallback: self.fallback,

@@ -33,7 +33,9 @@ use crate::rpc::error::Errno;
 use crate::services::Engine;
 
 pub use crate::attach::{attach_params, default_name};
-pub use plan::{Authentication, PlanError, RemotePlan, RemoteTls, Timeouts, Wanted, resolve};
+pub use plan::{
+    Authentication, PlanError, RemotePlan, RemoteTls, Timeouts, WantedController, resolve,
+};
 
 /// Time limit for an orderly shutdown of the controllers.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -49,7 +51,7 @@ pub struct Remote {
 pub struct RemotePath {
     pub path: Path,
     /// The parameters as requested, for replies.
-    pub wanted: Wanted,
+    pub wanted: WantedController,
     source: Source,
     /// Start of the attempt; the time limit of the first connection counts from here.
     pub begun: Instant,

@@ -35,7 +35,7 @@ pub(super) const ENTRIES: u16 = 32;
 /// because nvmf serves other hosts too, such as tools: `options` computes them from these, from
 /// this host's identity and from `[replication]`.
 #[derive(Debug, Clone)]
-pub struct Wanted {
+pub struct WantedController {
     pub name: String,
     pub transport: TransportChoice,
     /// `None`: no fallback with `RDMA`; decided by `[replication]` with `AUTO`.
@@ -109,7 +109,7 @@ pub struct RemotePlan {
     pub config: Config,
     pub connector: Arc<dyn Connector>,
     pub source: Source,
-    pub wanted: Wanted,
+    pub wanted: WantedController,
 }
 
 /// Why the controller cannot be connected from this machine.
@@ -178,7 +178,7 @@ pub(super) fn source(selectors: &[String], target: IpAddr) -> Result<Option<IpAd
 
 /// Reads the machine's state. Blocks: reads files, and may load libraries.
 fn read_machine(
-    wanted: &Wanted,
+    wanted: &WantedController,
     replication: &Replication,
     verbs: &Verbs,
 ) -> Result<MachineFacts, PlanError> {
@@ -212,7 +212,7 @@ fn read_machine(
 }
 
 impl RemotePlan {
-    pub async fn of(wanted: Wanted, engine: &Rc<Engine>) -> Result<Self, RpcError> {
+    pub async fn of(wanted: WantedController, engine: &Rc<Engine>) -> Result<Self, RpcError> {
         let replication = engine.settings.replication.clone();
         let class = engine.settings.qos.replication;
         let (verbs, theirs) = (engine.rdma.verbs.clone(), wanted.clone());
@@ -261,7 +261,7 @@ impl RemotePlan {
     }
 
     fn made(
-        wanted: Wanted,
+        wanted: WantedController,
         replication: &Replication,
         class: Class,
         identity: Identity,
@@ -354,7 +354,7 @@ impl RemotePlan {
 
 /// The key of TLS for the connections of this host. Its file is read here, on the thread of
 /// management, and not for each queue.
-fn tls(wanted: &Wanted, identity: &Identity) -> Result<Option<HostTls>, PlanError> {
+fn tls(wanted: &WantedController, identity: &Identity) -> Result<Option<HostTls>, PlanError> {
     let RemoteTls::Psk(key) = &wanted.tls else {
         return Ok(None);
     };
@@ -368,7 +368,7 @@ fn tls(wanted: &Wanted, identity: &Identity) -> Result<Option<HostTls>, PlanErro
 }
 
 fn options(
-    wanted: &Wanted,
+    wanted: &WantedController,
     identity: Identity,
     paths: Option<PathOptions>,
     replication: &Replication,

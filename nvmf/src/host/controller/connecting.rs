@@ -3,7 +3,7 @@
 use nacre_nvmf_wire::fabrics::AuthRequirements;
 
 use crate::host::error::HostError;
-use crate::host::options::{Dial, HostOptions, Wanted};
+use crate::host::options::{Dial, HostOptions, WantedQueue};
 use crate::host::queue::CommandQueue;
 use crate::host::queue::Proof;
 use crate::host::step::{ADMIN_ENTRIES, HostStep};
@@ -14,7 +14,7 @@ pub(super) fn dial_admin(
     dial: &mut dyn Dial,
     transport: Option<TransportType>,
 ) -> Result<CommandQueue, HostError> {
-    let wanted = Wanted {
+    let wanted = WantedQueue {
         qid: 0,
         entries: ADMIN_ENTRIES,
         cntlid: 0,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nacre_reactor::Nanos;
 
-pub(super) struct KeepAlive {
+pub(super) struct KeepAliveClock {
     /// Last start of the controller's timer: when it was enabled, or received a Keep Alive. Other
     /// commands do not count, because only some controllers restart the timer for them.
     timer_from: Nanos,
@@ -15,7 +15,7 @@ pub(super) struct KeepAlive {
     answered: Nanos,
 }
 
-impl KeepAlive {
+impl KeepAliveClock {
     pub(super) fn new(now: Nanos) -> Self {
         Self {
             timer_from: now,

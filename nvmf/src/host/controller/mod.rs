@@ -37,7 +37,7 @@ use nacre_reactor::Nanos;
 
 use self::connecting::{dial_admin, step_after_authentication, step_after_connect};
 use self::events::AsyncEventRequests;
-use self::keep_alive::KeepAlive;
+use self::keep_alive::KeepAliveClock;
 use self::scan::NamespaceScan;
 use self::user_commands::{UserCommand, UserCommands};
 use super::error::HostError;
@@ -110,7 +110,7 @@ pub struct HostController {
     identify: Option<Box<IdentifyController>>,
     scan: NamespaceScan,
     events: AsyncEventRequests,
-    keep_alive: KeepAlive,
+    keep_alive: KeepAliveClock,
     /// The previous association was closed without a loss, for a move to the other transport, and
     /// this one is not live yet.
     in_transit: bool,
@@ -158,7 +158,7 @@ impl HostController {
             identify: None,
             scan: NamespaceScan::default(),
             events: AsyncEventRequests::new(),
-            keep_alive: KeepAlive::new(now),
+            keep_alive: KeepAliveClock::new(now),
             in_transit: false,
             check_at: now,
             user: UserCommands::new(),

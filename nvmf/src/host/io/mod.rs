@@ -43,7 +43,7 @@ use self::failover::PathState;
 pub use self::failover::{Returned, Standing};
 use super::link::Link;
 use super::namespace::NamespaceInfo;
-use super::options::{Dial, HostOptions, Wanted};
+use super::options::{Dial, HostOptions, WantedQueue};
 use super::pending::{Pending, own_data};
 use super::queue::{CommandQueue, Finished};
 use super::stats::IoStats;
@@ -324,7 +324,7 @@ impl IoQueue {
         self.path.access = link.access(namespace);
         self.generation = generation;
         let entries = link.queue_entries.min(self.options.queue_entries);
-        let wanted = Wanted {
+        let wanted = WantedQueue {
             qid: self.qid,
             entries,
             cntlid: link.cntlid,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nacre_bdev::layer::Layer;
 use nacre_bdev::{Bdev, Completion, Done, Io, Op, Queue, Status, malloc};
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
-use nacre_nvmf::host::{Dial, HostController, HostOptions, IoQueue, PathOptions, Wanted};
+use nacre_nvmf::host::{Dial, HostController, HostOptions, IoQueue, PathOptions, WantedQueue};
 use nacre_nvmf::queues::{GroupConfig, QueueGroup};
 use nacre_nvmf::subsystems::{
     Backing, ListenOptions, NamespaceConfig, NamespaceIds, SubsystemConfig, Target, TargetConfig,
@@ -72,7 +72,7 @@ impl Default for Setup {
 
 /// Dials by RDMA, or in memory where TCP is asked for.
 #[derive(Clone)]
-pub(super) struct Dialer(Rc<dyn Fn(&Wanted) -> Dialled>);
+pub(super) struct Dialer(Rc<dyn Fn(&WantedQueue) -> Dialled>);
 
 type Dialled = std::io::Result<Box<dyn HostTransport>>;
 
@@ -81,7 +81,7 @@ impl Dial for Dialer {
         panic!("queue {qid} is dialled without a word on how")
     }
 
-    fn dial_wanted(&mut self, wanted: &Wanted) -> std::io::Result<Box<dyn HostTransport>> {
+    fn dial_wanted(&mut self, wanted: &WantedQueue) -> std::io::Result<Box<dyn HostTransport>> {
         (self.0)(wanted)
     }
 }

@@ -27,7 +27,7 @@ use crate::mutation::Mutation;
 
 #[derive(Debug)]
 pub(super) struct Checkpoint {
-    stage: Stage,
+    stage: CheckpointStage,
     /// The image of the last root.
     last: Arc<Image>,
     /// The image before it: the disk may fall back to it.
@@ -45,7 +45,7 @@ pub(super) struct Checkpoint {
 }
 
 #[derive(Debug)]
-enum Stage {
+enum CheckpointStage {
     Idle,
     Drain,
     Writing(Box<Writing>),
@@ -57,13 +57,13 @@ struct Writing {
     lsn: Lsn,
     log: LogPosition,
     superblock: Superblock,
-    step: Step,
+    step: CheckpointStep,
     queue: VecDeque<(Location, Arc<Page>)>,
     in_flight: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum CheckpointStep {
     Pages,
     Settle,
     FlushPages,
@@ -81,7 +81,7 @@ impl Checkpoint {
         repairs: Vec<(Location, Arc<Page>)>,
     ) -> Self {
         Self {
-            stage: Stage::Idle,
+            stage: CheckpointStage::Idle,
             last: Arc::new(last),
             before_last: Arc::default(),
             old_pages,
@@ -107,25 +107,25 @@ impl Checkpoint {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        matches!(self.stage, Stage::Idle)
+        matches!(self.stage, CheckpointStage::Idle)
     }
 
     /// First writes pause.
     pub(super) fn is_draining(&self) -> bool {
-        matches!(self.stage, Stage::Drain)
+        matches!(self.stage, CheckpointStage::Drain)
     }
 
     pub(super) fn written(&mut self) {
-        if let Stage::Writing(writing) = &mut self.stage {
+        if let CheckpointStage::Writing(writing) = &mut self.stage {
             writing.in_flight -= 1;
         }
     }
 
     pub(super) fn flushed(&mut self) {
-        if let Stage::Writing(writing) = &mut self.stage {
+        if let CheckpointStage::Writing(writing) = &mut self.stage {
             writing.step = match writing.step {
-                Step::FlushPages => Step::Roots,
-                _ => Step::Done,
+                CheckpointStep::FlushPages => CheckpointStep::Roots,
+                _ => CheckpointStep::Done,
             };
         }
     }
@@ -138,7 +138,7 @@ impl Checkpoint {
         let is_due = store.wants_checkpoint
             || store.state.changed_nodes >= store.limits.changed_nodes
             || since_root >= store.superblock.geometry.log_pages / 8;
-        if matches!(self.stage, Stage::Idle) {
+        if matches!(self.stage, CheckpointStage::Idle) {
             if !is_due {
                 return;
             }
@@ -147,7 +147,7 @@ impl Checkpoint {
                 store.wants_checkpoint = false;
                 return;
             }
-            self.stage = Stage::Drain;
+            self.stage = CheckpointStage::Drain;
         }
         if self.is_draining() && is_quiet {
             self.take_image(store, discards);
@@ -233,12 +233,12 @@ impl Checkpoint {
         store.wants_checkpoint = false;
         store.settle.want(lsn);
         discards.collect(store);
-        self.stage = Stage::Writing(Box::new(Writing {
+        self.stage = CheckpointStage::Writing(Box::new(Writing {
             image,
             lsn,
             log,
             superblock,
-            step: Step::Pages,
+            step: CheckpointStep::Pages,
             queue,
             in_flight: 0,
         }));
@@ -246,11 +246,11 @@ impl Checkpoint {
 
     fn write_image(&mut self, store: &mut Store, discards: &mut Discards) {
         loop {
-            let Stage::Writing(writing) = &mut self.stage else {
+            let CheckpointStage::Writing(writing) = &mut self.stage else {
                 return;
             };
             match writing.step {
-                Step::Pages => {
+                CheckpointStep::Pages => {
                     if writing.in_flight < store.limits.page_window
                         && let Some((at, bytes)) = writing.queue.pop_front()
                     {
@@ -261,30 +261,30 @@ impl Checkpoint {
                     if writing.in_flight > 0 && !Mutation::RootBeforePages.is_active() {
                         return;
                     }
-                    writing.step = Step::Settle;
+                    writing.step = CheckpointStep::Settle;
                 }
-                Step::Settle => {
+                CheckpointStep::Settle => {
                     // An import that falls back to the root before must not verify them again.
                     if store.settle.settled() < writing.lsn {
                         return;
                     }
-                    writing.step = Step::FlushPages;
+                    writing.step = CheckpointStep::FlushPages;
                     let skip = Mutation::RootBeforePages.is_active();
                     store.flush(Purpose::CheckpointFlush, skip);
                 }
-                Step::Roots => {
+                CheckpointStep::Roots => {
                     writing.in_flight += store.write_roots(&writing.superblock);
-                    writing.step = Step::RootsInFlight;
+                    writing.step = CheckpointStep::RootsInFlight;
                 }
-                Step::RootsInFlight => {
+                CheckpointStep::RootsInFlight => {
                     if writing.in_flight > 0 {
                         return;
                     }
-                    writing.step = Step::FlushRoots;
+                    writing.step = CheckpointStep::FlushRoots;
                     store.flush(Purpose::CheckpointFlush, false);
                 }
-                Step::FlushPages | Step::FlushRoots => return,
-                Step::Done => {
+                CheckpointStep::FlushPages | CheckpointStep::FlushRoots => return,
+                CheckpointStep::Done => {
                     discards.release();
                     return self.root_is_durable(store);
                 }
@@ -294,8 +294,8 @@ impl Checkpoint {
 
     /// The older image and the log before the last root are needed no more.
     fn root_is_durable(&mut self, store: &mut Store) {
-        let stage = std::mem::replace(&mut self.stage, Stage::Idle);
-        let Stage::Writing(writing) = stage else {
+        let stage = std::mem::replace(&mut self.stage, CheckpointStage::Idle);
+        let CheckpointStage::Writing(writing) = stage else {
             unreachable!("a root was written");
         };
         let before = std::mem::replace(&mut store.superblock, writing.superblock);

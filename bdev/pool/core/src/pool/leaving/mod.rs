@@ -59,7 +59,7 @@ pub(super) struct Leaving {
 #[derive(Debug)]
 struct Departure {
     disk: usize,
-    stage: Stage,
+    stage: LeavingStage,
     /// The request that the next stage answers.
     token: Option<Token>,
     /// Units in use when this process began to empty the disk.
@@ -74,7 +74,7 @@ struct Departure {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum LeavingStage {
     Naming,
     Moving,
     Dropping,
@@ -116,7 +116,7 @@ impl Leaving {
     pub(super) fn resumed(store: &mut Store) -> Self {
         let departure = store.superblock.disks.leaving().map(|disk| {
             bar(store, disk, true);
-            Departure::new(store, disk, Stage::Moving, None)
+            Departure::new(store, disk, LeavingStage::Moving, None)
         });
         Self {
             departure,
@@ -141,7 +141,7 @@ impl Leaving {
 }
 
 impl Departure {
-    fn new(store: &Store, disk: usize, stage: Stage, token: Option<Token>) -> Self {
+    fn new(store: &Store, disk: usize, stage: LeavingStage, token: Option<Token>) -> Self {
         Self {
             disk,
             stage,
@@ -243,8 +243,8 @@ impl Removal<'_> {
         if let Some(departure) = &self.leaving.departure {
             return match (departure.disk == disk, departure.stage) {
                 (false, _) => Err(Refusal::DiskLeaving),
-                (true, Stage::Naming | Stage::Staying) => Ok(Attempt::Wait),
-                (true, Stage::Moving | Stage::Dropping) => {
+                (true, LeavingStage::Naming | LeavingStage::Staying) => Ok(Attempt::Wait),
+                (true, LeavingStage::Moving | LeavingStage::Dropping) => {
                     self.store.answer(token, Ok(Answer::Done));
                     Ok(Attempt::Begun)
                 }
@@ -258,7 +258,7 @@ impl Removal<'_> {
             return Err(Refusal::NoRoom { missing });
         }
         bar(self.store, disk, true);
-        let departure = Departure::new(self.store, disk, Stage::Naming, Some(token));
+        let departure = Departure::new(self.store, disk, LeavingStage::Naming, Some(token));
         self.leaving.departure = Some(departure);
         self.store.change_table(disk, DiskState::Leaving);
         Ok(Attempt::Begun)
@@ -289,10 +289,10 @@ impl Removal<'_> {
         let departure = departure.filter(|departure| departure.disk == disk);
         let departure = departure.ok_or(Refusal::NotLeaving)?;
         match departure.stage {
-            Stage::Naming | Stage::Staying => Ok(Attempt::Wait),
-            Stage::Dropping => Err(Refusal::TooLate),
-            Stage::Moving if departure.token.is_some() => Ok(Attempt::Wait),
-            Stage::Moving => {
+            LeavingStage::Naming | LeavingStage::Staying => Ok(Attempt::Wait),
+            LeavingStage::Dropping => Err(Refusal::TooLate),
+            LeavingStage::Moving if departure.token.is_some() => Ok(Attempt::Wait),
+            LeavingStage::Moving => {
                 departure.token = Some(token);
                 departure.stop.get_or_insert(Refusal::Cancelled);
                 self.store.has_news = true;
@@ -315,20 +315,20 @@ impl Removal<'_> {
         };
         let is_written = self.store.is_table_written();
         match departure.stage {
-            Stage::Naming if is_written => {
-                departure.stage = Stage::Moving;
+            LeavingStage::Naming if is_written => {
+                departure.stage = LeavingStage::Moving;
                 if let Some(token) = departure.token.take() {
                     self.store.answer(token, Ok(Answer::Done));
                 }
                 self.store.has_news = true;
             }
-            Stage::Dropping if is_written => self.end_leaving(Ok(())),
-            Stage::Staying if is_written => {
+            LeavingStage::Dropping if is_written => self.end_leaving(Ok(())),
+            LeavingStage::Staying if is_written => {
                 let reason = departure.stop.unwrap_or(Refusal::Cancelled);
                 self.end_leaving(Err(reason));
             }
-            Stage::Naming | Stage::Dropping | Stage::Staying => {}
-            Stage::Moving => self.advance_moving(),
+            LeavingStage::Naming | LeavingStage::Dropping | LeavingStage::Staying => {}
+            LeavingStage::Moving => self.advance_moving(),
         }
     }
 
@@ -358,7 +358,7 @@ impl Removal<'_> {
         let is_free = self.store.next_root.has_same_table();
         if departure.stop.is_some() {
             if self.leaving.moves.is_empty() && is_free {
-                departure.stage = Stage::Staying;
+                departure.stage = LeavingStage::Staying;
                 bar(self.store, disk, false);
                 self.store.change_table(disk, DiskState::In);
             }
@@ -380,7 +380,7 @@ impl Removal<'_> {
         let is_empty = self.store.space.used_of(disk) == 0
             || (Mutation::DropBeforeEmpty.is_active() && departure.total > 0);
         if is_empty && self.leaving.moves.is_empty() && is_free {
-            departure.stage = Stage::Dropping;
+            departure.stage = LeavingStage::Dropping;
             self.store.change_table(disk, DiskState::Gone);
         } else if departure.search.clean_at.is_some() {
             self.free_the_rest();

@@ -59,11 +59,11 @@ struct Move {
     from: u64,
     to: u64,
     granules: u16,
-    step: Step,
+    step: MoveStep,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum MoveStep {
     /// `until`: the allowance that ends the wait.
     Grace {
         epoch: u64,
@@ -121,7 +121,7 @@ impl Moves {
     /// Units that no map refers to yet.
     pub(in crate::pool) fn new_units(&self) -> impl Iterator<Item = u64> {
         let list = self.list.iter();
-        let list = list.filter(|of| !matches!(of.step, Step::Logged { .. }));
+        let list = list.filter(|of| !matches!(of.step, MoveStep::Logged { .. }));
         list.map(|of| of.to)
     }
 
@@ -154,7 +154,7 @@ impl Moves {
             from,
             to,
             granules: 0,
-            step: Step::Grace {
+            step: MoveStep::Grace {
                 epoch,
                 until: self.allowance + self.patience,
             },
@@ -180,7 +180,7 @@ impl Moves {
             of.fail();
             return true;
         }
-        of.step = Step::Writing;
+        of.step = MoveStep::Writing;
         store.out.push_back(Intent::Data {
             token,
             unit: of.to,
@@ -196,7 +196,7 @@ impl Moves {
             return false;
         };
         match result {
-            Ok(()) => of.step = Step::Written,
+            Ok(()) => of.step = MoveStep::Written,
             Err(IoFailed) => {
                 of.fail();
                 self.failed.get_or_insert(Refusal::Medium);
@@ -208,8 +208,8 @@ impl Moves {
     /// A flush of copies has ended.
     pub(in crate::pool) fn flushed(&mut self, result: Result<(), IoFailed>) {
         let flushing = self.list.iter_mut();
-        for of in flushing.filter(|of| of.step == Step::Flushing) {
-            of.step = Step::Durable;
+        for of in flushing.filter(|of| of.step == MoveStep::Flushing) {
+            of.step = MoveStep::Durable;
             if result.is_err() {
                 of.fail();
                 self.failed.get_or_insert(Refusal::Medium);
@@ -224,12 +224,12 @@ impl Moves {
         let mut is_late = false;
         for mut of in std::mem::take(&mut self.list) {
             let is_waiting = match of.step {
-                Step::Grace { epoch, until } => {
+                MoveStep::Grace { epoch, until } => {
                     let is_over = ended >= epoch || Mutation::MoveWithoutGrace.is_active();
                     !is_over && self.allowance < until && !is_ending
                 }
-                Step::Durable => false,
-                Step::Logged { lsn } => lsn > complete,
+                MoveStep::Durable => false,
+                MoveStep::Logged { lsn } => lsn > complete,
                 _ => true,
             };
             // A step looks at all versions that have the unit.
@@ -238,24 +238,24 @@ impl Moves {
                 continue;
             }
             let stays = match of.step {
-                Step::Grace { .. } if is_ending => {
+                MoveStep::Grace { .. } if is_ending => {
                     give_up(store, looks, &of);
                     false
                 }
-                Step::Grace { epoch, until } if ended < epoch && until <= self.allowance => {
+                MoveStep::Grace { epoch, until } if ended < epoch && until <= self.allowance => {
                     give_up(store, looks, &of);
                     self.awaited = self.awaited.max(epoch);
                     is_late = true;
                     false
                 }
-                Step::Grace { epoch, .. } => {
+                MoveStep::Grace { epoch, .. } => {
                     if ended >= epoch {
                         self.patience = PATIENCE;
                     }
                     read_after(store, looks, &mut of, epoch)
                 }
-                Step::Durable => record(store, looks, &mut of),
-                Step::Logged { lsn } if lsn <= complete => {
+                MoveStep::Durable => record(store, looks, &mut of),
+                MoveStep::Logged { lsn } if lsn <= complete => {
                     let users = looks.users(store, &of, of.to);
                     store.note_users(of.place, &users);
                     // Writes to the unit wait for this.
@@ -276,12 +276,16 @@ impl Moves {
 
     /// Begins a flush of all copies that are written, if none is in flight.
     fn flush(&mut self, store: &mut Store) {
-        if self.list.iter().any(|of| of.step == Step::Flushing) {
+        if self.list.iter().any(|of| of.step == MoveStep::Flushing) {
             return;
         }
         let mut disks = 0;
-        for of in self.list.iter_mut().filter(|of| of.step == Step::Written) {
-            of.step = Step::Flushing;
+        for of in self
+            .list
+            .iter_mut()
+            .filter(|of| of.step == MoveStep::Written)
+        {
+            of.step = MoveStep::Flushing;
             disks |= 1 << store.superblock.disks.disk_of(of.to);
         }
         if disks != 0 {
@@ -298,7 +302,7 @@ impl Move {
     /// There is no copy: the next turn gives the new unit back.
     fn fail(&mut self) {
         self.granules = 0;
-        self.step = Step::Durable;
+        self.step = MoveStep::Durable;
     }
 }
 
@@ -318,7 +322,7 @@ fn read_after(store: &mut Store, looks: &mut Looks, of: &mut Move, epoch: u64) -
     } else {
         store.state.geometry.whole()
     };
-    of.step = Step::Reading;
+    of.step = MoveStep::Reading;
     store.out.push_back(Intent::ReadSource {
         token: of.token,
         unit: of.from,
@@ -346,7 +350,7 @@ fn record(store: &mut Store, looks: &mut Looks, of: &mut Move) -> bool {
     store.note_users(of.place, &users);
     let lsn = store.append(&record);
     store.apply(lsn, &record);
-    of.step = Step::Logged { lsn };
+    of.step = MoveStep::Logged { lsn };
     true
 }
 

@@ -11,7 +11,7 @@ use crate::rpc::error::Errno;
 /// bdev_malloc_create and bdev_null_create.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct NewDeviceOptions {
+pub struct NewBdevOptions {
     /// Physical block size in bytes that hosts see, a power of two and not less than block_size. 0:
     /// block_size.
     pub physical_block_size: u32,
@@ -29,7 +29,7 @@ pub struct NewDeviceOptions {
     pub uuid: Option<Uuid>,
 }
 
-impl NewDeviceOptions {
+impl NewBdevOptions {
     /// Refuses metadata and protection information, which SPDK has and Nacre does not support.
     pub(super) fn check(&self) -> Result<(), RpcError> {
         let asked = [("md_size", self.md_size), ("dif_type", self.dif_type)];
