@@ -220,16 +220,45 @@ check "its file is back" guest "cmp /var/lib/nacre/nacre.toml /run/before"
 check "the other one is gone" guest "! test -e /var/lib/nacre/extra"
 check "the machine answers after the restore" until_true 90 answers
 
-# By hand back to the version before, which takes the bad one from its boot partition.
+# The account of the page outlives the rollback.
+PASSWORD='a password of the test'
+claim() {
+    local code
+    code=$(guest "nacre web status" | sed -nE 's/^set-up code +([^ ]+).*/\1/p' | tr -d '\r')
+    page_json setup "{\"code\":\"$code\",\"name\":\"ann\",\"password\":\"$PASSWORD\"}"
+}
+check "the set-up code makes the first account of the page" claim
+
+# By hand back to the version before, which takes the bad one from its page.
 check "the former version is chosen by hand" guest_says "version $(pattern "$VERSION") starts" "nacre appliance rollback"
 guest "ls /boot/EFI/Linux"
 check "it stops after the rollback" powers_off
-check "the boot partition takes the bad bundle" put_bundle "$BAD"
 START=$SECONDS
 power_on "$SCRATCH/console.5"
 check "the former version serves" serves
 check "the console shows the former version" runs_version "$(pattern "$VERSION")"
-check "the bad version is installed" says "$LIMIT" "version $(pattern "$BAD_VERSION") is installed"
+sign_in() { page_json login "{\"name\":\"ann\",\"password\":\"$PASSWORD\"}"; }
+last_act_is() { # last_act_is ACT STATE TEXT
+    page_call appliance_get >"$SCRATCH/machine" && cat "$SCRATCH/machine" &&
+        python3 -c '
+import json, sys
+last = json.load(open(sys.argv[1]))["result"]["acts"][0]
+assert [last["act"], last["state"]] == sys.argv[2:4] and sys.argv[4] in last["text"], last
+' "$SCRATCH/machine" "$@"
+}
+uploads_bad() { upload "$BAD" | grep -q "\"bytes\": *$(stat -c %s "$BAD")"; }
+has_no_upload() { page_call appliance_get | grep -q '"upload": *null'; }
+check "the account signs in" sign_in
+check "the page refuses an update without a bundle" eval '! page_call appliance_update'
+head -c 3000000 "$BAD" >"$SCRATCH/damaged.tar"
+check "the page takes a damaged bundle" upload "$SCRATCH/damaged.tar"
+check "the page asks for its installation" page_call appliance_update
+check "it is refused" until_true "$LIMIT" last_act_is update failed "damaged, or no update bundle"
+check "the page takes the bad bundle" uploads_bad
+check "the page asks for its installation again" page_call appliance_update
+check "the bad version is installed" until_true "$LIMIT" last_act_is update done "version $BAD_VERSION is installed"
+check "the upload is gone" until_true 30 has_no_upload
+check "the namespace answers after the update by the page" answers
 check "the screen offers its restart" says 90 "version $(pattern "$BAD_VERSION") starts at the next restart"
 
 # After the key, the machine returns to the former version by itself.
