@@ -188,7 +188,15 @@ export const ADMINISTRATION = {
 
     // The first run has the step on an appliance. An interface without settings begins with DHCP.
     await page.goto(`${mock.url}/#/setup`);
-    await page.getByRole('heading', { name: '2. Network' }).waitFor();
+    await page.getByRole('heading', { name: '2. Name and network' }).waitFor();
+    await button(page, 'Rename').click();
+    assert.equal(await page.getByLabel('Name', { exact: true }).inputValue(), 'store1');
+    await page.getByLabel('Name', { exact: true }).fill('Storage-7');
+    await page.getByText('nacre appliance name Storage-7', { exact: true }).waitFor();
+    await button(page, 'Rename', 'dialog').click();
+    await page.getByText('The machine has the name storage-7 in a moment.').waitFor();
+    assert.deepEqual(mock.calls.at(-1), ['appliance_set_name', { name: 'Storage-7' }]);
+    await page.getByText('storage-7', { exact: true }).first().waitFor();
     await button(page, 'Change eth0').click();
     assert.equal(await page.getByLabel('Addresses with prefixes').count(), 0);
     await page.getByText('nacre appliance network set eth0 --dhcp', { exact: true }).waitFor();
@@ -209,7 +217,8 @@ export const ADMINISTRATION = {
 
     await page.goto(`${mock.url}/#/appliance`);
     await button(page, 'Power off').click();
-    await page.getByLabel('Type store1 to confirm').fill('store1');
+    // Confirmations take the new name.
+    await page.getByLabel('Type storage-7 to confirm').fill('storage-7');
     await button(page, 'Power off', 'dialog').click();
     await page.getByText('The machine powers off in a moment.').waitFor();
     assert.deepEqual(mock.calls.at(-1), ['appliance_power_off', {}]);

@@ -147,7 +147,7 @@ export function busy(now = Date.now()) {
     ],
     appliance: {
       pending_network: null, network_problem: null, networks: [{ interface: 'eth0', settings: [] }, { interface: 'eth1', settings: ['[Match]', 'Name=eth1', '[Link]', 'MTUBytes=9000', '[Network]', 'DHCP=no', 'Address=10.0.1.4/24'] }],
-      appliance: true, version: '0.1.0', pinned_entry: null, free_bytes: 41.2 * GIB, upload: null, request: null,
+      appliance: true, host: 'store1', version: '0.1.0', pinned_entry: null, free_bytes: 41.2 * GIB, upload: null, request: null,
       slots: [{ version: '0.1.0', state: 'good', entry: 'nacre_0.1.0.efi', tries: null, complete: true }, { version: '0.0.9', state: 'failed', entry: 'nacre_0.0.9+0-3.efi', tries: { left: 0, failed: 3 }, complete: true }],
       acts: [
         { act: 'restart', state: 'done', running: '0.0.8', file: null, text: 'the machine restarts', percent: null, began_ms: now - 86_400_000, ended_ms: now - 86_400_000 },

@@ -179,6 +179,7 @@ export class Mock {
       }
       case 'appliance_get': return w.appliance;
       case 'network_get_interfaces': return w.interfaces;
+      case 'appliance_set_name': w.appliance = { ...w.appliance, host: p.name.toLowerCase(), acts: [{ ...w.appliance.acts[0], act: 'name', state: 'done', text: `the name of this machine is ${p.name.toLowerCase()}, and was ${w.appliance.host}` }, ...w.appliance.acts] }; return true;
       case 'appliance_set_network': w.appliance = { ...w.appliance, pending_network: p.interface }; return true;
       case 'appliance_keep_network': case 'appliance_revert_network': w.appliance = { ...w.appliance, pending_network: null }; return true;
       case 'web_account_list': return w.accounts;

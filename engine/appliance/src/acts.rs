@@ -17,6 +17,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use nacre_engine_values::files;
 use serde::{Deserialize, Serialize};
 
+use crate::host::HostName;
 use crate::lock::{Lock, LockError};
 use crate::network::{self, Interface, NetworkError, Settings};
 use crate::place::{Places, create_folder, printable, small_text};
@@ -58,6 +59,9 @@ pub enum Request {
     },
     KeepNetwork,
     RevertNetwork,
+    SetName {
+        name: HostName,
+    },
 }
 
 impl Request {
@@ -67,6 +71,7 @@ impl Request {
             Self::Rollback { .. } => ActKind::Rollback,
             Self::Restart { .. } => ActKind::Restart,
             Self::PowerOff { .. } => ActKind::PowerOff,
+            Self::SetName { .. } => ActKind::Name,
             Self::SetNetwork { .. } | Self::KeepNetwork | Self::RevertNetwork => ActKind::Network,
         }
     }
@@ -97,6 +102,7 @@ pub enum ActKind {
     Restart,
     PowerOff,
     Network,
+    Name,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -509,7 +515,7 @@ mod tests {
         assert_eq!(texts, ["delayed", "damaged"]);
         let mut of_later: serde_json::Value =
             serde_json::from_slice(&fs::read(places.history()).unwrap()).unwrap();
-        of_later[0]["act"] = "locate".into();
+        of_later[0]["act"] = "of a later version".into();
         fs::write(places.history(), of_later.to_string()).unwrap();
         assert_eq!(history(&places).len(), MOST - 1);
         fs::write(places.history(), "not json").unwrap();

@@ -297,7 +297,7 @@ export interface AuditCall {
 }
 
 export interface MachineAct {
-  act: 'update' | 'rollback' | 'restart' | 'power_off' | 'network';
+  act: 'update' | 'rollback' | 'restart' | 'power_off' | 'network' | 'name';
   state: 'running' | 'done' | 'failed' | 'interrupted';
   running: string;
   file: string | null;
@@ -309,6 +309,7 @@ export interface MachineAct {
 
 export interface Appliance {
   appliance: boolean;
+  host: string | null;
   version: string | null;
   slots: { version: string; state: string; entry: string | null; tries: { left: number; failed: number } | null; complete: boolean }[];
   pinned_entry: string | null;

@@ -69,6 +69,7 @@ use crate::refusal::Refusal;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
+use crate::services::machine::host_name;
 use crate::values::host_identity;
 
 pub(crate) use self::backups::{must_be_replaceable, read_backup, seconds, write_backup};
@@ -293,10 +294,6 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
 
 fn describe(engine: &Engine, me: NodeId) -> Description {
     let settings = &engine.settings.cluster;
-    let machine = || {
-        let host = rustix::system::uname();
-        host.nodename().to_string_lossy().into_owned()
-    };
     let portal = |status: super::listeners::PathStatus| Portal {
         trtype: status.path.transport.trtype().to_owned(),
         traddr: status.path.ip.ip.to_string(),
@@ -317,7 +314,7 @@ fn describe(engine: &Engine, me: NodeId) -> Description {
         );
     }
     Description {
-        name: settings.node.clone().unwrap_or_else(machine),
+        name: settings.node.clone().unwrap_or_else(host_name),
         labels: settings.labels.clone(),
         machine: host_identity::machine(),
         hostnqn: peers::host_nqn(me),

@@ -71,6 +71,18 @@ export const powerOffMachine = (host: string): Act => ({
   },
 });
 
+export const renameMachine = (present: string): Act => ({
+  title: `Rename ${present}`,
+  about: 'The name counts at once and after each start. A certificate that the daemon made itself is made again for it: your browser may ask once more, after a reload of this page. A name server of your network does not learn the name here.',
+  label: 'Rename',
+  fields: [{ key: 'name', label: 'Name', kind: 'text', initial: present, hint: 'Letters, digits and -, in parts with dots between them; at most 63 characters. Such as storage1 or storage1.example.com.' }],
+  command: (v) => line('appliance', 'name', or(v.name, 'NAME')),
+  async run(v) {
+    await rpc('appliance_set_name', { name: v.name });
+    return `The machine has the name ${v.name.toLowerCase()} in a moment. Reload this page if it loses its connection.`;
+  },
+});
+
 const option = (name: string, all: unknown) => (Array.isArray(all) ? all : []).flatMap((one) => [name, String(one)]);
 
 /** `settings`: lines of systemd-networkd; none for an interface with DHCP. */
