@@ -272,7 +272,26 @@ export const ADMINISTRATION = {
     return { mock, page };
   },
 
-  async 'reservations: the holder by name, a registrant that is gone, and another node'({ browser }) {
+  async 'a disk is located by the light of its bay'({ browser }) {
+    const mock = await new Mock().start();
+    const page = await open(browser, mock);
+    await signIn(page, mock, '#/drives/Nvme0');
+    await page.getByText('the light is off').waitFor();
+    await button(page, 'Locate Nvme0').click();
+    await page.getByText('nacre nvme locate 0000:5e:00.0 on', { exact: true }).waitFor();
+    await button(page, 'Switch on', 'dialog').click();
+    await page.getByText('the light is on').waitFor();
+    assert.deepEqual(mock.calls.at(-1), ['disk_locate', { name: 'Nvme0', on: true }]);
+    assert.deepEqual(await violations(page, 'a light'), []);
+    await button(page, 'Switch the light off Nvme0').click();
+    await button(page, 'Switch off', 'dialog').click();
+    await page.getByText('the light is off').waitFor();
+    await page.goto(`${mock.url}/#/drives/Nvme1`);
+    await page.getByText('the kernel shows no light of the bay of Nvme1').waitFor();
+    return { mock, page };
+  },
+
+  async 'reservations: the holder by name, a registrant that is gone, clearing it, and another node'({ browser }) {
     const mock = await new Mock().start();
     const page = await open(browser, mock);
     const nqn = 'nqn.2025-01.io.nacre:orders';

@@ -260,7 +260,7 @@ export const CASES = {
       await mock.stop();
     }
     assert.deepEqual(result.viewer, []);
-    assert.deepEqual(result.operator, ['Bring online', 'Check', 'End', 'Fail the I/O', 'Limit I/O', 'Rescan', 'Reset', 'Resync now', 'Set ANA state', 'Silence', 'Stop verifying', 'Take offline', 'Test', 'Test all', 'Test failover', 'Thaw', 'Try again now', 'Try now', 'Verify']);
+    assert.deepEqual(result.operator, ['Bring online', 'Check', 'End', 'Fail the I/O', 'Limit I/O', 'Locate', 'Rescan', 'Reset', 'Resync now', 'Set ANA state', 'Silence', 'Stop verifying', 'Take offline', 'Test', 'Test all', 'Test failover', 'Thaw', 'Try again now', 'Try now', 'Verify']);
   },
 
   async 'a call that the role lost meanwhile is refused in the form'({ browser }) {

@@ -130,6 +130,7 @@ export function busy(now = Date.now()) {
     reservations: {
       [`${NQN('orders')} 1`]: { known: true, rtype: 5, type: 'write exclusive, registrants only', generation: 12, ptpl: true, ptpl_capable: true, conflicts: 18, registrants: [{ hostid: HOST(4).slice(-36), rkey: '00000000a11ce001', holder: true }, { hostid: '7c9e6679-7425-40de-944b-e07fc1f90ae7', rkey: '00000000b0b00002', holder: false }] },
     },
+    bays: { Nvme0: { disk: '0000:5e:00.0', kind: 'slot', bay: '3', lit: false, requested: false } },
     logs: {
       controller: { model: 'SAMSUNG MZWLR1T9HBJR-00007', serial: 'S4EWNX0M123456', version: '1.3.0', io_queues: 16, io_queue_depth: 255, max_transfer_bytes: 131072, numa_node: 0 },
       errors: [{ error_count: 7, sqid: 3, opcode: 2, nsid: 1, lba: 81_234_112, status: 'unrecovered read error' }],

@@ -62,6 +62,11 @@ pub enum Request {
     SetName {
         name: HostName,
     },
+    /// The locate light of a disk's bay.
+    Locate {
+        disk: String,
+        on: bool,
+    },
 }
 
 impl Request {
@@ -72,6 +77,7 @@ impl Request {
             Self::Restart { .. } => ActKind::Restart,
             Self::PowerOff { .. } => ActKind::PowerOff,
             Self::SetName { .. } => ActKind::Name,
+            Self::Locate { .. } => ActKind::Locate,
             Self::SetNetwork { .. } | Self::KeepNetwork | Self::RevertNetwork => ActKind::Network,
         }
     }
@@ -103,6 +109,7 @@ pub enum ActKind {
     PowerOff,
     Network,
     Name,
+    Locate,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -179,8 +186,11 @@ pub fn ask(places: &Places, request: &Request) -> Result<(), RequestError> {
     if path.try_exists().map_err(failed)? {
         return Err(RequestError::Waiting);
     }
-    // A trial of the network ends by itself: it does not wait for an update.
-    let is_answer = matches!(request, Request::KeepNetwork | Request::RevertNetwork);
+    // A trial of the network ends by itself: it does not wait for an update. A light is no change.
+    let is_answer = matches!(
+        request,
+        Request::KeepNetwork | Request::RevertNetwork | Request::Locate { .. }
+    );
     let mut acts = history(places).into_iter();
     if !is_answer && let Some(act) = acts.find(|act| act.state == ActState::Running) {
         return Err(RequestError::Running {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use nacre_bdev_nvme_vfio::pci::System;
 use nacre_engine_appliance::acts::{self, ActKind, ActState, Entry, Request, RequestError};
 use nacre_engine_appliance::bundle::{BundleError, Unpacked};
 use nacre_engine_appliance::guard::{self, Obstacle};
@@ -398,6 +399,12 @@ fn obey(places: &Places, programs: &impl Run, connection: &Connection) -> Result
             network::noted(places, || network::revert(places, programs, true))
         }
         Request::SetName { name } => set_name(places, &name),
+        Request::Locate { disk, on } => {
+            let entry = Noted::begin(places, ActKind::Locate, None);
+            let done = crate::nvme::locate(&System::real(), &disk, on);
+            entry.end(done.as_ref().map(Clone::clone));
+            output::line(&done?)
+        }
     }
 }
 

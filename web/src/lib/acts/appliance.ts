@@ -2,7 +2,7 @@
 import type { Act } from '../act.svelte';
 import { rpc } from '../api';
 import { line, rpcLine } from '../format';
-import type { Appliance, NetworkInterface } from '../types';
+import type { Appliance, Bay, NetworkInterface } from '../types';
 import { given, or } from './common';
 
 export const updateMachine = (host: string, now: Appliance): Act => ({
@@ -149,6 +149,17 @@ export const updateFirmware = (drive: string, present: string): Act => ({
   async run(v) {
     const text = await rpc<string>('bdev_nvme_apply_firmware', { bdev_name: drive, filename: v.filename });
     return `${drive}: ${text}.`;
+  },
+});
+
+export const locateDisk = (name: string, now: Bay): Act => ({
+  title: now.lit ? `Switch the light of ${name} off` : `Locate ${name}`,
+  about: now.lit ? undefined : 'The light of its bay goes on, so that nobody takes another disk.',
+  label: now.lit ? 'Switch off' : 'Switch on',
+  command: () => line('nvme', 'locate', now.disk, now.lit ? 'off' : 'on'),
+  async run() {
+    const done = await rpc<Bay>('disk_locate', { name, on: !now.lit });
+    return done.requested ? `The light of ${name} follows in a moment.` : `The light of ${name} is ${done.lit ? 'on' : 'off'}.`;
   },
 });
 
