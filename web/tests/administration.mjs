@@ -300,6 +300,16 @@ export const ADMINISTRATION = {
     await panel.getByText('write exclusive, registrants only').waitFor();
     await panel.getByText('host identifier 7c9e6679-7425-40de-944b-e07fc1f90ae7').waitFor();
     assert.match(await panel.locator('.registrant').first().textContent(), /holder nqn\.2014-08\.org\.nvmexpress:uuid:1f4e8a52/);
+    const former = mock.world.reservations[`${nqn} 1`];
+    await button(page, 'Clear reservation of namespace 1').click();
+    await page.getByText(`nacre subsystem clear-reservation ${nqn} 1`, { exact: true }).waitFor();
+    assert.match(await page.getByRole('dialog').textContent(), /write exclusive, registrants only\) of nqn\.2014-08\.org\.nvmexpress:uuid:1f4e8a52.* and 2 registrations/);
+    assert.deepEqual(await violations(page, 'clear a reservation'), []);
+    await page.getByLabel('Type orders to confirm').fill('orders');
+    await button(page, 'Clear', 'dialog').click();
+    await page.getByText('The reservation of namespace 1 was cleared, with 2 registrations.').waitFor();
+    assert.deepEqual(mock.calls.at(-1), ['nvmf_ns_clear_reservation', { nqn, nsid: 1, generation: former.generation }]);
+    await panel.getByText('not reserved').waitFor();
     mock.world.reservations[`${nqn} 1`] = { known: false, ptpl_capable: true, conflicts: 0 };
     mock.changed();
     await panel.getByText('Another node of the cluster serves the volume.').waitFor();

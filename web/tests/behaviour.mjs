@@ -526,7 +526,7 @@ export const CASES = {
       for (const one of await page.locator('main button').all()) {
         const name = await one.evaluate((b) => b.getAttribute('aria-label') ?? b.textContent.trim());
         const key = `${screen.split('-')[0]} ${await one.textContent()}`;
-        if (/^Copy|^Run again|^Download|^Change password|^Show older|^Search|^Clear|^Older|^Newer|^Upload/.test(name) || seen.has(key) || (await one.isDisabled())) continue;
+        if (/^Copy|^Run again|^Download|^Change password|^Show older|^Search|^Clear(?! reservation)|^Older|^Newer|^Upload/.test(name) || seen.has(key) || (await one.isDisabled())) continue;
         seen.add(key);
         await one.click();
         const box = page.locator('dialog[open]');

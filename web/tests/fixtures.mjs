@@ -186,5 +186,5 @@ export function healthy(now) {
 
 export function empty() {
   const world = busy();
-  return { ...world, bdevs: [], volumes: [], lvols: [], pools: [], subsystems: world.subsystems.slice(0, 1), listeners: { listeners: [], unmatched: [] }, controllers: [], hosts: [], stored: { store: '/var/lib/nacre/state.redb', objects: [] }, events: [], alerts: { receivers: [], silences: [] }, accounts: [], tokens: [], devices: [], keys: [], auth: [], reservations: {}, audit: [], appliance: { appliance: false, version: null, slots: [], pinned_entry: null, free_bytes: null, upload: null, request: null, acts: [], pending_network: null, network_problem: null, networks: [] } };
+  return { ...world, bdevs: [], volumes: [], lvols: [], pools: [], subsystems: world.subsystems.slice(0, 1), listeners: { listeners: [], unmatched: [] }, controllers: [], hosts: [], stored: { store: '/var/lib/nacre/state.redb', objects: [] }, events: [], alerts: { receivers: [], silences: [] }, accounts: [], tokens: [], devices: [], keys: [], auth: [], reservations: {}, audit: [], appliance: { appliance: false, host: null, version: null, slots: [], pinned_entry: null, free_bytes: null, upload: null, request: null, acts: [], pending_network: null, network_problem: null, networks: [] } };
 }
