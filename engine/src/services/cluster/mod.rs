@@ -157,6 +157,11 @@ impl Cluster {
         is_node_nqn(subsystem.as_str()).then_some(running.process)
     }
 
+    /// This node; `None`: the daemon is in no cluster.
+    pub fn this_node(&self) -> Option<Uuid> {
+        Some(self.running()?.me.0)
+    }
+
     /// The name of a node, or its id; `None`: the daemon is in no cluster.
     pub fn name_of(&self, node: Uuid) -> Option<String> {
         Some(self.running()?.name_of(NodeId(node)))
