@@ -124,6 +124,13 @@ use_credential() {
 rates_below_3() {
     guest "systemd-analyze security --no-pager --threshold=30 nacre.service >/run/rate; R=\$?; tail -n 1 /run/rate; test \$R = 0"
 }
+# The account of the page outlives restarts and versions.
+PASSWORD='a password of the test'
+claim() {
+    local code
+    code=$(guest "nacre web status" | sed -nE 's/^set-up code +([^ ]+).*/\1/p' | tr -d '\r')
+    page_json setup "{\"code\":\"$code\",\"name\":\"ann\",\"password\":\"$PASSWORD\"}"
+}
 if [ -z "$NEWER" ]; then
     check "the daemon keeps two capabilities" has_two_capabilities
     check "systemd-analyze rates its unit below 3" rates_below_3
@@ -156,6 +163,18 @@ if [ -z "$NEWER" ]; then
     check "the daemon asks to keep it" guest "nacre rpc appliance_keep_network"
     check "the history says so" until_true 30 is_kept
     check "the namespace answers after it" until_true 30 answers
+    check "the set-up code makes the first account of the page" claim
+    fingerprint() { guest "nacre web status" | sed -nE 's/^certificate +//p'; }
+    FINGERPRINT=$(fingerprint)
+    check "the page asks for a name" page_call appliance_set_name '{"name":"Storage-7"}'
+    check "the kernel has it" until_true 60 guest_says '^storage-7' "cat /proc/sys/kernel/hostname"
+    check "so has the next start" guest_says '^storage-7' "cat /etc/hostname"
+    check "the page's session has it" until_true 30 eval 'curl --silent --insecure https://127.0.0.1:8443/api/session | grep -q "\"host\":\"storage-7\""'
+    check "the page has another certificate" until_true 30 eval '[ "$(fingerprint)" != "$FINGERPRINT" ]'
+    names_of_certificate() { openssl s_client -connect 127.0.0.1:8443 </dev/null 2>/dev/null | openssl x509 -noout -ext subjectAltName | grep "DNS:$1"; }
+    check "its certificate has the name" names_of_certificate storage-7
+    check "the history has the name" guest_says 'name +done .*storage-7, and was nacre' "nacre appliance history"
+    check "the screen shows it" says 60 "Nacre $(pattern "$VERSION") on storage-7"
     check "the daemon asks to power off" guest "nacre rpc appliance_power_off"
     check "the machine is off" until_true 120 is_off
     rm -f "$SCRATCH/disk.raw"
@@ -220,16 +239,40 @@ check "its file is back" guest "cmp /var/lib/nacre/nacre.toml /run/before"
 check "the other one is gone" guest "! test -e /var/lib/nacre/extra"
 check "the machine answers after the restore" until_true 90 answers
 
-# By hand back to the version before, which takes the bad one from its boot partition.
+check "the set-up code makes the first account of the page" claim
+check "the machine gets a name" guest_says "storage-7, and was nacre" "nacre appliance name storage-7"
+HOST=storage-7
+
+# By hand back to the version before, which takes the bad one from its page.
 check "the former version is chosen by hand" guest_says "version $(pattern "$VERSION") starts" "nacre appliance rollback"
 guest "ls /boot/EFI/Linux"
 check "it stops after the rollback" powers_off
-check "the boot partition takes the bad bundle" put_bundle "$BAD"
 START=$SECONDS
 power_on "$SCRATCH/console.5"
 check "the former version serves" serves
 check "the console shows the former version" runs_version "$(pattern "$VERSION")"
-check "the bad version is installed" says "$LIMIT" "version $(pattern "$BAD_VERSION") is installed"
+sign_in() { page_json login "{\"name\":\"ann\",\"password\":\"$PASSWORD\"}"; }
+last_act_is() { # last_act_is ACT STATE TEXT
+    page_call appliance_get >"$SCRATCH/machine" && cat "$SCRATCH/machine" &&
+        python3 -c '
+import json, sys
+last = json.load(open(sys.argv[1]))["result"]["acts"][0]
+assert [last["act"], last["state"]] == sys.argv[2:4] and sys.argv[4] in last["text"], last
+' "$SCRATCH/machine" "$@"
+}
+uploads_bad() { upload "$BAD" | grep -q "\"bytes\": *$(stat -c %s "$BAD")"; }
+has_no_upload() { page_call appliance_get | grep -q '"upload": *null'; }
+check "the account signs in" sign_in
+check "the page refuses an update without a bundle" eval '! page_call appliance_update'
+head -c 3000000 "$BAD" >"$SCRATCH/damaged.tar"
+check "the page takes a damaged bundle" upload "$SCRATCH/damaged.tar"
+check "the page asks for its installation" page_call appliance_update
+check "it is refused" until_true "$LIMIT" last_act_is update failed "damaged, or no update bundle"
+check "the page takes the bad bundle" uploads_bad
+check "the page asks for its installation again" page_call appliance_update
+check "the bad version is installed" until_true "$LIMIT" last_act_is update done "version $BAD_VERSION is installed"
+check "the upload is gone" until_true 30 has_no_upload
+check "the namespace answers after the update by the page" answers
 check "the screen offers its restart" says 90 "version $(pattern "$BAD_VERSION") starts at the next restart"
 
 # After the key, the machine returns to the former version by itself.
@@ -265,8 +308,10 @@ said | grep -a 'restart\[.*nacre: ' | sed 's/^/  | /'
 
 # The screen works without the daemon.
 look_from_here
-check "the screen takes a factory reset" keys 'fnacre\r'
+check "the screen takes a factory reset" keys "f$HOST\r"
 check "the machine serves after it" serves $((LIMIT * 2))
+HOST=nacre
+check "with its first name" runs_version "$(pattern "$VERSION")"
 check "with an empty namespace" answers
 check "it stops after the factory reset" powers_off
 is_new() { ! state_has /lib/test.export && ! state_has /lib/overlay/etc/systemd/system/nacre.service.d; }

@@ -19,6 +19,9 @@ type = "file"
 path = "/var/lib/nacre/disk.img"
 size = "64MiB"
 
+[web]
+listen = ["https://0.0.0.0:8443"]
+
 [[nvmf.listener]]
 name = "default"
 address = "0.0.0.0"
@@ -47,7 +50,7 @@ power_on() {
         -drive if=pflash,format=raw,file="$SCRATCH/firmware" \
         -drive file="$SCRATCH/disk.raw",format=raw,if=none,id=disk,cache=unsafe,file.locking=off \
         -device nvme,serial=SYSTEM,drive=disk \
-        -netdev user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:4420-:4420 \
+        -netdev user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:4420-:4420,hostfwd=tcp:127.0.0.1:8443-:8443 \
         -device virtio-net-pci,netdev=net,romfile= -device virtio-rng-pci \
         -chardev "socket,id=screen,path=$SCRATCH/screen,server=on,wait=off,logfile=$CONSOLE" -serial chardev:screen \
         -chardev "socket,id=shell,path=$SCRATCH/shell,server=on,wait=off" -serial chardev:shell \
@@ -63,7 +66,7 @@ said_once() { said | grep -aqE "$1"; }
 says() { until_true "$1" said_once "$2"; } # says SECONDS PATTERN
 # The console shows the listener once the daemon serves.
 serves() { says "${1:-$LIMIT}" 'tcp://0\.0\.0\.0:4420'; }
-runs_version() { says 90 "Nacre $1 on nacre"; }
+runs_version() { says 90 "Nacre $1 on ${HOST:-nacre}"; }
 
 powers_off() {
     python3 "$HERE/guest.py" type "$SCRATCH/monitor" 'system_powerdown\n'
@@ -85,6 +88,20 @@ guest_says() { # guest_says PATTERN COMMAND…
     cat "$SCRATCH/said"
     grep -qE "$1" "$SCRATCH/said"
 }
+
+# page PATH [CURL-OPTION...]: a POST as the page sends it, with the session of the last sign-in.
+# Prints the answer; fails without HTTP status 200.
+page() {
+    curl --silent --show-error --fail-with-body --insecure --max-time "$LIMIT" --cookie "$SCRATCH/cookies" \
+        --cookie-jar "$SCRATCH/cookies" --header 'X-Nacre: 1' --header "Origin: https://127.0.0.1:8443" \
+        --request POST "https://127.0.0.1:8443/api/$1" "${@:2}"
+}
+# page_json PATH BODY
+page_json() { page "$1" --header 'Content-Type: application/json' --data "$2"; }
+# page_call METHOD [PARAMS]
+page_call() { page_json rpc "{\"method\":\"$1\",\"params\":${2:-{\}}}"; }
+# upload FILE: a file of the machine's administrator, as the screen "Appliance" sends it.
+upload() { page upload --header 'Content-Type: application/octet-stream' --header 'Expect:' --upload-file "$1"; }
 
 load() { "$NACRE" perf "$VOLUME" --rw "$1" "${@:2}"; }
 answers() { load randread --seconds 1; }

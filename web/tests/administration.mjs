@@ -188,7 +188,15 @@ export const ADMINISTRATION = {
 
     // The first run has the step on an appliance. An interface without settings begins with DHCP.
     await page.goto(`${mock.url}/#/setup`);
-    await page.getByRole('heading', { name: '2. Network' }).waitFor();
+    await page.getByRole('heading', { name: '2. Name and network' }).waitFor();
+    await button(page, 'Rename').click();
+    assert.equal(await page.getByLabel('Name', { exact: true }).inputValue(), 'store1');
+    await page.getByLabel('Name', { exact: true }).fill('Storage-7');
+    await page.getByText('nacre appliance name Storage-7', { exact: true }).waitFor();
+    await button(page, 'Rename', 'dialog').click();
+    await page.getByText('The machine has the name storage-7 in a moment.').waitFor();
+    assert.deepEqual(mock.calls.at(-1), ['appliance_set_name', { name: 'Storage-7' }]);
+    await page.getByText('storage-7', { exact: true }).first().waitFor();
     await button(page, 'Change eth0').click();
     assert.equal(await page.getByLabel('Addresses with prefixes').count(), 0);
     await page.getByText('nacre appliance network set eth0 --dhcp', { exact: true }).waitFor();
@@ -209,7 +217,8 @@ export const ADMINISTRATION = {
 
     await page.goto(`${mock.url}/#/appliance`);
     await button(page, 'Power off').click();
-    await page.getByLabel('Type store1 to confirm').fill('store1');
+    // Confirmations take the new name.
+    await page.getByLabel('Type storage-7 to confirm').fill('storage-7');
     await button(page, 'Power off', 'dialog').click();
     await page.getByText('The machine powers off in a moment.').waitFor();
     assert.deepEqual(mock.calls.at(-1), ['appliance_power_off', {}]);
@@ -263,7 +272,26 @@ export const ADMINISTRATION = {
     return { mock, page };
   },
 
-  async 'reservations: the holder by name, a registrant that is gone, and another node'({ browser }) {
+  async 'a disk is located by the light of its bay'({ browser }) {
+    const mock = await new Mock().start();
+    const page = await open(browser, mock);
+    await signIn(page, mock, '#/drives/Nvme0');
+    await page.getByText('the light is off').waitFor();
+    await button(page, 'Locate Nvme0').click();
+    await page.getByText('nacre nvme locate 0000:5e:00.0 on', { exact: true }).waitFor();
+    await button(page, 'Switch on', 'dialog').click();
+    await page.getByText('the light is on').waitFor();
+    assert.deepEqual(mock.calls.at(-1), ['disk_locate', { name: 'Nvme0', on: true }]);
+    assert.deepEqual(await violations(page, 'a light'), []);
+    await button(page, 'Switch the light off Nvme0').click();
+    await button(page, 'Switch off', 'dialog').click();
+    await page.getByText('the light is off').waitFor();
+    await page.goto(`${mock.url}/#/drives/Nvme1`);
+    await page.getByText('the kernel shows no light of the bay of Nvme1').waitFor();
+    return { mock, page };
+  },
+
+  async 'reservations: the holder by name, a registrant that is gone, clearing it, and another node'({ browser }) {
     const mock = await new Mock().start();
     const page = await open(browser, mock);
     const nqn = 'nqn.2025-01.io.nacre:orders';
@@ -272,6 +300,16 @@ export const ADMINISTRATION = {
     await panel.getByText('write exclusive, registrants only').waitFor();
     await panel.getByText('host identifier 7c9e6679-7425-40de-944b-e07fc1f90ae7').waitFor();
     assert.match(await panel.locator('.registrant').first().textContent(), /holder nqn\.2014-08\.org\.nvmexpress:uuid:1f4e8a52/);
+    const former = mock.world.reservations[`${nqn} 1`];
+    await button(page, 'Clear reservation of namespace 1').click();
+    await page.getByText(`nacre subsystem clear-reservation ${nqn} 1`, { exact: true }).waitFor();
+    assert.match(await page.getByRole('dialog').textContent(), /write exclusive, registrants only\) of nqn\.2014-08\.org\.nvmexpress:uuid:1f4e8a52.* and 2 registrations/);
+    assert.deepEqual(await violations(page, 'clear a reservation'), []);
+    await page.getByLabel('Type orders to confirm').fill('orders');
+    await button(page, 'Clear', 'dialog').click();
+    await page.getByText('The reservation of namespace 1 was cleared, with 2 registrations.').waitFor();
+    assert.deepEqual(mock.calls.at(-1), ['nvmf_ns_clear_reservation', { nqn, nsid: 1, generation: former.generation }]);
+    await panel.getByText('not reserved').waitFor();
     mock.world.reservations[`${nqn} 1`] = { known: false, ptpl_capable: true, conflicts: 0 };
     mock.changed();
     await panel.getByText('Another node of the cluster serves the volume.').waitFor();

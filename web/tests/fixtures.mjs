@@ -130,6 +130,7 @@ export function busy(now = Date.now()) {
     reservations: {
       [`${NQN('orders')} 1`]: { known: true, rtype: 5, type: 'write exclusive, registrants only', generation: 12, ptpl: true, ptpl_capable: true, conflicts: 18, registrants: [{ hostid: HOST(4).slice(-36), rkey: '00000000a11ce001', holder: true }, { hostid: '7c9e6679-7425-40de-944b-e07fc1f90ae7', rkey: '00000000b0b00002', holder: false }] },
     },
+    bays: { Nvme0: { disk: '0000:5e:00.0', kind: 'slot', bay: '3', lit: false, requested: false } },
     logs: {
       controller: { model: 'SAMSUNG MZWLR1T9HBJR-00007', serial: 'S4EWNX0M123456', version: '1.3.0', io_queues: 16, io_queue_depth: 255, max_transfer_bytes: 131072, numa_node: 0 },
       errors: [{ error_count: 7, sqid: 3, opcode: 2, nsid: 1, lba: 81_234_112, status: 'unrecovered read error' }],
@@ -147,7 +148,7 @@ export function busy(now = Date.now()) {
     ],
     appliance: {
       pending_network: null, network_problem: null, networks: [{ interface: 'eth0', settings: [] }, { interface: 'eth1', settings: ['[Match]', 'Name=eth1', '[Link]', 'MTUBytes=9000', '[Network]', 'DHCP=no', 'Address=10.0.1.4/24'] }],
-      appliance: true, version: '0.1.0', pinned_entry: null, free_bytes: 41.2 * GIB, upload: null, request: null,
+      appliance: true, host: 'store1', version: '0.1.0', pinned_entry: null, free_bytes: 41.2 * GIB, upload: null, request: null,
       slots: [{ version: '0.1.0', state: 'good', entry: 'nacre_0.1.0.efi', tries: null, complete: true }, { version: '0.0.9', state: 'failed', entry: 'nacre_0.0.9+0-3.efi', tries: { left: 0, failed: 3 }, complete: true }],
       acts: [
         { act: 'restart', state: 'done', running: '0.0.8', file: null, text: 'the machine restarts', percent: null, began_ms: now - 86_400_000, ended_ms: now - 86_400_000 },
@@ -185,5 +186,5 @@ export function healthy(now) {
 
 export function empty() {
   const world = busy();
-  return { ...world, bdevs: [], volumes: [], lvols: [], pools: [], subsystems: world.subsystems.slice(0, 1), listeners: { listeners: [], unmatched: [] }, controllers: [], hosts: [], stored: { store: '/var/lib/nacre/state.redb', objects: [] }, events: [], alerts: { receivers: [], silences: [] }, accounts: [], tokens: [], devices: [], keys: [], auth: [], reservations: {}, audit: [], appliance: { appliance: false, version: null, slots: [], pinned_entry: null, free_bytes: null, upload: null, request: null, acts: [], pending_network: null, network_problem: null, networks: [] } };
+  return { ...world, bdevs: [], volumes: [], lvols: [], pools: [], subsystems: world.subsystems.slice(0, 1), listeners: { listeners: [], unmatched: [] }, controllers: [], hosts: [], stored: { store: '/var/lib/nacre/state.redb', objects: [] }, events: [], alerts: { receivers: [], silences: [] }, accounts: [], tokens: [], devices: [], keys: [], auth: [], reservations: {}, audit: [], appliance: { appliance: false, host: null, version: null, slots: [], pinned_entry: null, free_bytes: null, upload: null, request: null, acts: [], pending_network: null, network_problem: null, networks: [] } };
 }

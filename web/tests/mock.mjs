@@ -168,6 +168,13 @@ export class Mock {
       case 'key_expire': w.keys = w.keys.map((k) => (k.name === p.name ? { ...k, expires: p.expires } : k)); return true;
       case 'keyring_file_remove_key': w.keys = w.keys.filter((k) => k.name !== p.name); return true;
       case 'key_store_rotate': return { keys: 1, store_key: '009fc1a5' };
+      case 'disk_get_bay': return w.bays[p.name] ? { bay: w.bays[p.name], problem: null } : { bay: null, problem: `the kernel shows no light of the bay of ${p.name}` };
+      case 'disk_locate': w.bays = { ...w.bays, [p.name]: { ...w.bays[p.name], lit: p.on } }; return w.bays[p.name];
+      case 'nvmf_ns_clear_reservation': {
+        const former = w.reservations[`${p.nqn} ${p.nsid}`];
+        w.reservations = { ...w.reservations, [`${p.nqn} ${p.nsid}`]: { ...former, rtype: 0, type: undefined, generation: former.generation + 1, registrants: [] } };
+        return { type: former.type, registrants: former.registrants };
+      }
       case 'nvmf_ns_get_reservation': return w.reservations[`${p.nqn} ${p.nsid}`] ?? { known: true, rtype: 0, generation: 0, ptpl: false, ptpl_capable: true, conflicts: 0, registrants: [] };
       case 'bdev_nvme_get_controller_logs': return w.logs;
       case 'bdev_nvme_apply_firmware': return 'firmware MPK95B5Q runs; it was MPK93B5Q';
@@ -179,6 +186,7 @@ export class Mock {
       }
       case 'appliance_get': return w.appliance;
       case 'network_get_interfaces': return w.interfaces;
+      case 'appliance_set_name': w.appliance = { ...w.appliance, host: p.name.toLowerCase(), acts: [{ ...w.appliance.acts[0], act: 'name', state: 'done', text: `the name of this machine is ${p.name.toLowerCase()}, and was ${w.appliance.host}` }, ...w.appliance.acts] }; return true;
       case 'appliance_set_network': w.appliance = { ...w.appliance, pending_network: p.interface }; return true;
       case 'appliance_keep_network': case 'appliance_revert_network': w.appliance = { ...w.appliance, pending_network: null }; return true;
       case 'web_account_list': return w.accounts;

@@ -17,6 +17,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use nacre_engine_values::files;
 use serde::{Deserialize, Serialize};
 
+use crate::host::HostName;
 use crate::lock::{Lock, LockError};
 use crate::network::{self, Interface, NetworkError, Settings};
 use crate::place::{Places, create_folder, printable, small_text};
@@ -58,6 +59,14 @@ pub enum Request {
     },
     KeepNetwork,
     RevertNetwork,
+    SetName {
+        name: HostName,
+    },
+    /// The locate light of a disk's bay.
+    Locate {
+        disk: String,
+        on: bool,
+    },
 }
 
 impl Request {
@@ -67,6 +76,8 @@ impl Request {
             Self::Rollback { .. } => ActKind::Rollback,
             Self::Restart { .. } => ActKind::Restart,
             Self::PowerOff { .. } => ActKind::PowerOff,
+            Self::SetName { .. } => ActKind::Name,
+            Self::Locate { .. } => ActKind::Locate,
             Self::SetNetwork { .. } | Self::KeepNetwork | Self::RevertNetwork => ActKind::Network,
         }
     }
@@ -97,6 +108,8 @@ pub enum ActKind {
     Restart,
     PowerOff,
     Network,
+    Name,
+    Locate,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -173,8 +186,11 @@ pub fn ask(places: &Places, request: &Request) -> Result<(), RequestError> {
     if path.try_exists().map_err(failed)? {
         return Err(RequestError::Waiting);
     }
-    // A trial of the network ends by itself: it does not wait for an update.
-    let is_answer = matches!(request, Request::KeepNetwork | Request::RevertNetwork);
+    // A trial of the network ends by itself: it does not wait for an update. A light is no change.
+    let is_answer = matches!(
+        request,
+        Request::KeepNetwork | Request::RevertNetwork | Request::Locate { .. }
+    );
     let mut acts = history(places).into_iter();
     if !is_answer && let Some(act) = acts.find(|act| act.state == ActState::Running) {
         return Err(RequestError::Running {
@@ -509,7 +525,7 @@ mod tests {
         assert_eq!(texts, ["delayed", "damaged"]);
         let mut of_later: serde_json::Value =
             serde_json::from_slice(&fs::read(places.history()).unwrap()).unwrap();
-        of_later[0]["act"] = "locate".into();
+        of_later[0]["act"] = "of a later version".into();
         fs::write(places.history(), of_later.to_string()).unwrap();
         assert_eq!(history(&places).len(), MOST - 1);
         fs::write(places.history(), "not json").unwrap();

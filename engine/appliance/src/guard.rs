@@ -16,6 +16,9 @@ struct Replica {
     state: String,
     /// `local`, or that of the remote namespace; none while its device is missing.
     transport: Option<String>,
+    /// Of a volume that another node serves: its device is on this machine.
+    #[serde(default)]
+    on_this_node: bool,
     resync: Option<Value>,
 }
 
@@ -35,7 +38,8 @@ pub enum GuardError {
 
 /// The obstacles in an answer of `volume_list`.
 ///
-/// A volume whose replicas are all on this node and in sync is none: no resync makes its restart
+/// A volume that another node serves counts, too: that node may lose its last good replica. A
+/// volume whose replicas are all on this node and in sync is none: no resync makes its restart
 /// safer.
 pub fn obstacles(volumes: Value) -> Result<Vec<Obstacle>, GuardError> {
     let volumes: Vec<Volume> = serde_json::from_value(volumes)?;
@@ -50,7 +54,9 @@ pub fn obstacles(volumes: Value) -> Result<Vec<Obstacle>, GuardError> {
                 device: replica.device.clone(),
             });
         }
-        let is_local = |replica: &Replica| replica.transport.as_deref() == Some("local");
+        let is_local = |replica: &Replica| {
+            replica.on_this_node || replica.transport.as_deref() == Some("local")
+        };
         let in_sync = |replica: &Replica| replica.state == "in_sync";
         let here = volume.replicas.iter().filter(|r| is_local(r) && in_sync(r));
         let here = here.count();
@@ -110,6 +116,27 @@ mod tests {
             (vec![("out", local, false), ("out", tcp, false)], vec![]),
         ] {
             assert_eq!(found(&replicas), expected, "{replicas:?}");
+        }
+        // Another node serves the volume: its record has the place of each replica.
+        let standby = |replicas: &[(&str, bool)]| {
+            let replicas: Vec<Value> = replicas
+                .iter()
+                .map(|(state, here)| {
+                    json!({ "device": "d", "state": state, "transport": null, "resync": null, "on_this_node": here })
+                })
+                .collect();
+            obstacles(json!([{ "name": "v", "replicas": replicas, "state": "standby" }])).unwrap()
+        };
+        let last = [Obstacle::LastInSync { volume: "v".into() }];
+        for (replicas, is_last) in [
+            (&[("in_sync", true), ("out", false)][..], true),
+            (&[("in_sync", true), ("filling", false)], true),
+            (&[("in_sync", true), ("in_sync", false)], false),
+            (&[("out", true), ("in_sync", false)], false),
+            (&[("in_sync", false), ("out", false)], false),
+        ] {
+            let expected = if is_last { &last[..] } else { &[] };
+            assert_eq!(standby(replicas), expected, "{replicas:?}");
         }
         assert_eq!(obstacles(json!([])).unwrap(), []);
         assert!(obstacles(json!({ "error": 1 })).is_err());

@@ -10,6 +10,7 @@
 //!   backup     state folder <-> one file; checked before anything changes   parse, perform
 //!   reset      asks the next boot to erase the state                        perform
 //!   network    settings of an interface, undone unless confirmed             decide, perform
+//!   host       the name of the machine                                    parse, perform
 //!   install    the system of a USB disk -> a disk, named by its serial     decide, perform
 //!   console    the screen of the machine's own terminals: facts, keys -> actions
 //!   place      paths below one root, so that tests have a machine of their own
@@ -29,6 +30,7 @@ pub mod bundle;
 pub mod console;
 pub mod digest;
 pub mod guard;
+pub mod host;
 pub mod install;
 pub mod lock;
 pub mod network;

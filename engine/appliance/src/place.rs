@@ -119,6 +119,12 @@ impl Places {
         self.at("proc/cmdline")
     }
 
+    /// The name that each start gives the machine.
+    pub fn host_name_file(&self) -> PathBuf {
+        self.at("etc/hostname")
+    }
+
+    /// The kernel's name of the machine.
     pub fn host_name(&self) -> PathBuf {
         self.at("proc/sys/kernel/hostname")
     }

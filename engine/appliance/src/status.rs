@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use uuid::Uuid;
 
+use crate::host::HostName;
 use crate::place::{Places, printable, small_text};
 use crate::slots::{Slot, slots};
 use crate::version::Version;
@@ -75,14 +76,23 @@ pub fn status(places: &Places) -> Result<Status, StatusError> {
     })
 }
 
-pub fn host_name(places: &Places) -> String {
-    small_text(&places.host_name()).unwrap_or_default()
-}
-
 /// The cause of a boot whose daemon did not get ready, and what follows from it, line by line.
 pub fn trouble(places: &Places) -> Vec<String> {
     let text = small_text(&places.trouble()).unwrap_or_default();
     text.lines().map(printable).collect()
+}
+
+/// The present name of the machine. The daemon's unit has its own copy of the kernel's name, as of
+/// the daemon's start: on an appliance the file counts.
+pub fn host_name(places: &Places) -> String {
+    let stored = image(places)
+        .ok()
+        .and_then(|_| small_text(&places.host_name_file()))
+        .and_then(|text| text.parse::<HostName>().ok());
+    match stored {
+        Some(name) => name.into(),
+        None => small_text(&places.host_name()).unwrap_or_default(),
+    }
 }
 
 pub fn pinned_entry(places: &Places) -> Option<String> {

@@ -280,6 +280,7 @@ fn perform(
                 .map_err(anyhow::Error::from)?;
             "the new settings are in force; k keeps them".into()
         }
+        Action::SetName { name } => appliance::rename(places, &name)?,
         Action::ConfirmNetwork => {
             let interface = network::confirm(places, programs).map_err(anyhow::Error::from)?;
             format!("the new settings of {interface} stay")

@@ -225,6 +225,13 @@ pub fn by_kind(kind: &str) -> Option<&'static ModuleEntry> {
     MODULES.iter().find(|module| module.kind == kind)
 }
 
+/// The file of a device, from its `driver_specific`.
+pub fn file_of(driver_specific: &Value) -> Option<&str> {
+    let mut pointers = MODULES.iter().filter_map(|entry| entry.filename);
+    let inside = |pointer: &'static str| pointer.strip_prefix("/driver_specific");
+    pointers.find_map(|pointer| driver_specific.pointer(inside(pointer)?)?.as_str())
+}
+
 /// The module that a create method belongs to.
 pub fn by_create(method: &str) -> Option<&'static ModuleEntry> {
     MODULES.iter().find(|module| module.create == method)

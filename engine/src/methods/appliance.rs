@@ -30,7 +30,8 @@ pub fn register(registry: &mut Registry<Engine>) {
         .add::<PowerOff>()
         .add::<SetNetwork>()
         .add::<KeepNetwork>()
-        .add::<RevertNetwork>();
+        .add::<RevertNetwork>()
+        .add::<SetName>();
 }
 
 struct GetAppliance;
@@ -39,6 +40,8 @@ struct GetAppliance;
 struct ApplianceReply {
     /// False: the machine does not run from the image, and all other fields are empty.
     appliance: bool,
+    /// The name of the machine.
+    host: Option<String>,
     /// The version that runs.
     version: Option<String>,
     /// Versions on the disk: version, state, boot entry, tries left and failed.
@@ -51,8 +54,8 @@ struct ApplianceReply {
     upload: Option<PathBuf>,
     /// The request that waits for its turn.
     request: Option<Value>,
-    /// Updates, rollbacks, restarts and changes of the network, the newest first: act, state, the
-    /// version that ran, file, text, percent, begin and end in milliseconds since 1970.
+    /// Updates, rollbacks, restarts, changes of the network and of the name, the newest first: act,
+    /// state, the version that ran, file, text, percent, begin and end in milliseconds since 1970.
     acts: Vec<Value>,
     /// The interface whose new settings return to the former ones, unless they are kept.
     pending_network: Option<String>,
@@ -104,6 +107,7 @@ fn reply(places: &Places) -> Result<ApplianceReply, RpcError> {
     let problem = interfaces.as_ref().err().or_else(|| pending.as_ref().err());
     Ok(ApplianceReply {
         appliance: true,
+        host: Some(status.host),
         version: Some(status.version.to_string()),
         slots: status.slots.iter().map(value).collect(),
         pinned_entry: status.pinned_entry,
@@ -344,6 +348,29 @@ impl Method<Engine> for RevertNetwork {
     }
 }
 
+struct SetName;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SetNameParams {
+    /// Labels of letters, digits and `-`, with dots between them; at most 63 characters.
+    name: String,
+}
+
+impl Method<Engine> for SetName {
+    const NAME: &'static str = "appliance_set_name";
+    const ABOUT: &'static str = "Names the appliance, now and after each start. The page's own certificate is made again for the new name.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Exclusive;
+    type Params = SetNameParams;
+    type Reply = bool;
+
+    async fn apply(params: SetNameParams, _: Rc<Engine>) -> Result<bool, RpcError> {
+        let name = parse("name", &params.name)?;
+        ask(|_| Request::SetName { name }).await
+    }
+}
+
 async fn ask(request: impl FnOnce(&Places) -> Request + Send + 'static) -> Result<bool, RpcError> {
     blocking(|| {
         let places = Places::system();
@@ -430,6 +457,7 @@ mod tests {
             ),
             ("appliance_keep_network", Value::Null),
             ("appliance_revert_network", Value::Null),
+            ("appliance_set_name", json!({ "name": "storage-7" })),
         ] {
             let refused = daemon.refused(method, params);
             let text = serde_json::to_string(&refused).unwrap();
@@ -489,6 +517,17 @@ mod tests {
         }
     }
 
+    /// Goal: a bad name is refused with its field, before a request waits.
+    #[test]
+    fn names_of_the_machine_are_checked() {
+        let daemon = test_daemon();
+        for bad in ["", "-a", "a_b", "192.0.2.7", "localhost", &"a".repeat(64)] {
+            let refused = daemon.refused("appliance_set_name", json!({ "name": bad }));
+            let text = serde_json::to_value(&refused).unwrap();
+            assert_eq!(text["data"]["field"], "name", "{bad}: {text}");
+        }
+    }
+
     /// Goal: the answer has the slots, the upload and the acts. Method: a machine in a folder.
     #[test]
     fn an_appliance_shows_its_slots_and_acts() {
@@ -507,12 +546,15 @@ mod tests {
         }
         let release = "IMAGE_ID=nacre\nIMAGE_VERSION=0.1.0\n";
         fs::write(places.os_release(), release).unwrap();
+        fs::create_dir_all(places.host_name_file().parent().unwrap()).unwrap();
+        fs::write(places.host_name_file(), "storage-7\n").unwrap();
         fs::write(places.entries().join("nacre_0.1.0.efi"), "kernel").unwrap();
         fs::write(places.uploads().join(UPLOAD), "bundle").unwrap();
         let entry = Entry::begin(&places, ActKind::Rollback, None).unwrap();
         entry.end(ActState::Done, "done").unwrap();
         let found = serde_json::to_value(reply(&places).unwrap()).unwrap();
         assert_eq!(found["version"], "0.1.0");
+        assert_eq!(found["host"], "storage-7");
         assert_eq!(found["slots"][0]["version"], "0.1.0");
         assert_eq!(found["acts"][0]["act"], "rollback");
         assert_eq!(found["acts"][0]["state"], "done");

@@ -6,6 +6,7 @@ pub mod audit;
 pub mod backup;
 pub mod bdev;
 pub mod cluster;
+pub mod disk;
 pub mod doctor;
 pub mod events;
 pub mod examples;
@@ -40,6 +41,7 @@ pub fn all() -> Registry<Engine> {
     backup::register(&mut registry);
     bdev::register(&mut registry);
     cluster::register(&mut registry);
+    disk::register(&mut registry);
     doctor::register(&mut registry);
     events::register(&mut registry);
     framework::register(&mut registry);

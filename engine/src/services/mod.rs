@@ -41,6 +41,7 @@ pub mod http_token;
 pub mod keyring;
 pub mod lifecycle;
 pub mod listeners;
+pub mod machine;
 pub mod nics;
 pub mod nvme;
 pub mod pools;

@@ -79,7 +79,7 @@ pub(crate) fn session<B: Backend>(web: &Web<B>, of: Option<&SignedIn>) -> String
         "name": of.map(|of| &of.name),
         "role": of.map(|of| of.role.word()),
         "version": web.about.version,
-        "host": web.about.host,
+        "host": *web.about.host.borrow(),
     })
     .to_string()
 }

@@ -83,7 +83,8 @@ impl<B> fmt::Debug for Web<B> {
 #[derive(Debug, Clone)]
 pub struct About {
     pub version: String,
-    pub host: String,
+    /// The machine's name; may be replaced at any time.
+    pub host: Rc<RefCell<String>>,
     /// None: the machine takes no uploads.
     pub uploads: Option<UploadPlace>,
 }

@@ -271,6 +271,14 @@ export interface Reservation {
   registrants?: { hostid: string; rkey: string; holder: boolean }[];
 }
 
+export interface Bay {
+  disk: string;
+  kind: 'npem' | 'slot' | 'enclosure';
+  bay: string;
+  lit: boolean;
+  requested: boolean;
+}
+
 export interface DriveLogs {
   controller: Record<string, any>;
   errors: { error_count: number; sqid: number; opcode: number | string; nsid: number; lba: number; status?: string }[];
@@ -297,7 +305,7 @@ export interface AuditCall {
 }
 
 export interface MachineAct {
-  act: 'update' | 'rollback' | 'restart' | 'power_off' | 'network';
+  act: 'update' | 'rollback' | 'restart' | 'power_off' | 'network' | 'name' | 'locate';
   state: 'running' | 'done' | 'failed' | 'interrupted';
   running: string;
   file: string | null;
@@ -309,6 +317,7 @@ export interface MachineAct {
 
 export interface Appliance {
   appliance: boolean;
+  host: string | null;
   version: string | null;
   slots: { version: string; state: string; entry: string | null; tries: { left: number; failed: number } | null; complete: boolean }[];
   pinned_entry: string | null;

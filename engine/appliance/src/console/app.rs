@@ -26,6 +26,8 @@ pub(super) enum Page {
     Ask(Question),
     /// The machine's name, as typed so far.
     Reset(String),
+    /// The machine's new name, as typed so far.
+    Name(String),
     Interfaces(Vec<String>),
     Network(Form),
     /// The serial number of the installer's target, as typed so far.
@@ -111,6 +113,12 @@ impl App {
                 self.page = Page::Reset(typed);
                 None
             }
+            (KeyCode::Enter, Page::Name(typed)) => self.on_name(typed),
+            (code, Page::Name(mut typed)) => {
+                edit(&mut typed, code);
+                self.page = Page::Name(typed);
+                None
+            }
             (code, Page::Interfaces(names)) => {
                 self.page = choose(code, names);
                 None
@@ -151,6 +159,7 @@ impl App {
             }
             KeyCode::Char('r') => self.page = Page::Ask(Question::Restart),
             KeyCode::Char('p') => self.page = Page::Ask(Question::PowerOff),
+            KeyCode::Char('m') if !waits => self.page = Page::Name(String::new()),
             KeyCode::Char('f') => self.page = Page::Reset(String::new()),
             _ => return None,
         }
@@ -167,6 +176,15 @@ impl App {
             _ => return,
         };
         self.message.clear();
+    }
+
+    fn on_name(&mut self, typed: String) -> Option<Action> {
+        match typed.trim().parse() {
+            Ok(name) => return Some(Action::SetName { name }),
+            Err(error) => self.message = error.to_string(),
+        }
+        self.page = Page::Name(typed);
+        None
     }
 
     fn on_target(&mut self, serial: String) -> Option<Action> {

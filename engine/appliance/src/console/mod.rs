@@ -18,6 +18,7 @@ use serde_json::Value;
 
 pub use self::app::App;
 pub use self::view::{cleared, draw};
+use crate::host::HostName;
 use crate::install::Disk;
 use crate::network::{Interface, Settings};
 use crate::slots::Slot;
@@ -74,6 +75,9 @@ pub enum Action {
     SetNetwork {
         interface: Interface,
         settings: Settings,
+    },
+    SetName {
+        name: HostName,
     },
     ConfirmNetwork,
     RevertNetwork,

@@ -88,7 +88,7 @@ fn the_overview() {
 
 
 
-    n network  r restart  p power off  f factory reset
+    n network  m name  r restart  p power off  f factory reset
     "#);
 }
 
@@ -211,6 +211,44 @@ fn an_empty_form_is_dhcp() {
         panic!("{}", screen(&app, 80, 16));
     };
     assert_eq!(settings.addressing, Addressing::Dhcp);
+}
+
+/// Goal: the screen gives the machine another name, and says why it takes no bad one.
+#[test]
+fn the_machine_gets_a_name() {
+    let mut app = app(facts());
+    press(&mut app, KeyCode::Char('m'));
+    type_text(&mut app, "Storage_");
+    assert_eq!(press(&mut app, KeyCode::Enter), None);
+    insta::assert_snapshot!(screen(&app, 80, 12), @r#"
+    Nacre 0.2.0 on storage1
+
+      This machine has the name storage1.
+      The page's own certificate is made again for a new name.
+
+      The new name: letters, digits, '-', and '.' between parts
+
+      > Storage__
+
+    the label "Storage_" needs letters, digits and '-', and no '-' at its ends
+
+    Enter apply  Esc back
+    "#);
+    press(&mut app, KeyCode::Backspace);
+    type_text(&mut app, "-7");
+    let name = "storage-7".parse().unwrap();
+    let action = press(&mut app, KeyCode::Enter);
+    assert_eq!(action, Some(Action::SetName { name }));
+    app.on_done("done".into());
+    // Not while settings of the network wait: the screen has no room for both keys.
+    let waiting = Facts {
+        pending: Some("eth0".into()),
+        ..facts()
+    };
+    app.on_facts(waiting);
+    press(&mut app, KeyCode::Char('m'));
+    assert_eq!(press(&mut app, KeyCode::Enter), None);
+    assert!(screen(&app, 80, 24).contains("k keep the new network"));
 }
 
 /// Goal: one key never ends the machine, and while an action runs no other starts.

@@ -45,6 +45,7 @@ pub fn draw(frame: &mut Frame<'_>, app: &App) {
         },
         Page::Ask(question) => ask(*question, facts),
         Page::Reset(typed) => reset(typed, facts),
+        Page::Name(typed) => name_of(facts, typed),
         Page::Interfaces(names) => interfaces(names),
         Page::Network(form) => network(form),
         Page::Target(typed) => install::target(typed),
@@ -64,9 +65,10 @@ pub fn draw(frame: &mut Frame<'_>, app: &App) {
             "k keep the new network  u undo it  r restart  p power off"
         }
         Page::Overview if facts.install.is_some() => "i install  r restart  p power off",
-        Page::Overview => "n network  r restart  p power off  f factory reset",
+        Page::Overview => "n network  m name  r restart  p power off  f factory reset",
         Page::Ask(_) => "y yes  Esc no",
         Page::Reset(_) => "Enter erase  Esc leave all as it is",
+        Page::Name(_) => "Enter apply  Esc back",
         Page::Interfaces(_) => "1-9 choose  Esc back",
         Page::Target(_) => "Enter install  Esc back",
         Page::Overwrite { .. } => "Enter overwrite the disk  Esc leave all as it is",
@@ -219,6 +221,17 @@ fn reset(typed: &str, facts: &Facts) -> Vec<Line<'static>> {
             "  Type the name of this machine, {}, to go on:",
             facts.host
         )),
+        Line::default(),
+        Line::from(format!("  > {typed}_")),
+    ]
+}
+
+fn name_of(facts: &Facts, typed: &str) -> Vec<Line<'static>> {
+    vec![
+        Line::from(format!("  This machine has the name {}.", facts.host)),
+        Line::from("  The page's own certificate is made again for a new name."),
+        Line::default(),
+        Line::from("  The new name: letters, digits, '-', and '.' between parts"),
         Line::default(),
         Line::from(format!("  > {typed}_")),
     ]

@@ -252,7 +252,7 @@ fn file(places: &Places, interface: &str) -> PathBuf {
 
 /// Replaces a file that networkd, another user, reads: its mode does not follow the caller's umask.
 /// The file has its mode before its name: after a power failure, a confirmed one can be read.
-fn replace(path: &Path, text: &str) -> io::Result<()> {
+pub(crate) fn replace(path: &Path, text: &str) -> io::Result<()> {
     let (new, mut file) = files::beside(path)?;
     let replaced = file
         .set_permissions(fs::Permissions::from_mode(0o644))

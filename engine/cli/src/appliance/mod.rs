@@ -10,9 +10,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use nacre_bdev_nvme_vfio::pci::System;
 use nacre_engine_appliance::acts::{self, ActKind, ActState, Entry, Request, RequestError};
 use nacre_engine_appliance::bundle::{BundleError, Unpacked};
 use nacre_engine_appliance::guard::{self, Obstacle};
+use nacre_engine_appliance::host::{self, HostName};
 use nacre_engine_appliance::lock::{Lock, LockError};
 use nacre_engine_appliance::place::Places;
 use nacre_engine_appliance::run::{Programs, Run};
@@ -116,6 +118,16 @@ enum ApplianceCommand {
         /// The name of this machine, as a confirmation
         host: String,
     },
+    /// Show the name of this machine, or give it another one
+    #[command(
+        after_help = "The new name counts at once, and after each start. The page's own certificate is made again for it, so\n\
+                      browsers ask once more. A name has up to 63 letters, digits, '-' and '.'.\n\n\
+                      Example: nacre appliance name storage1"
+    )]
+    Name {
+        /// The new name
+        name: Option<HostName>,
+    },
     /// Network settings, undone after a minute unless confirmed
     Network {
         #[command(subcommand)]
@@ -151,6 +163,8 @@ pub(crate) fn run(args: ApplianceArgs) -> Result<(), Failure> {
         ApplianceCommand::Export { file } => export(&places, &file),
         ApplianceCommand::Restore { file, force } => restore(&places, &programs, &file, force),
         ApplianceCommand::FactoryReset { host } => factory_reset(&places, &programs, &host),
+        ApplianceCommand::Name { name: None } => show_name(&places),
+        ApplianceCommand::Name { name: Some(name) } => set_name(&places, &name),
         ApplianceCommand::Network { command } => network::run(command, &places, &programs),
     }
 }
@@ -384,6 +398,13 @@ fn obey(places: &Places, programs: &impl Run, connection: &Connection) -> Result
         Request::RevertNetwork => {
             network::noted(places, || network::revert(places, programs, true))
         }
+        Request::SetName { name } => set_name(places, &name),
+        Request::Locate { disk, on } => {
+            let entry = Noted::begin(places, ActKind::Locate, None);
+            let done = crate::nvme::locate(&System::real(), &disk, on);
+            entry.end(done.as_ref().map(Clone::clone));
+            output::line(&done?)
+        }
     }
 }
 
@@ -496,6 +517,27 @@ fn restore(places: &Places, programs: &impl Run, file: &Path, force: bool) -> Re
         done.version,
         places.former_state().display()
     ))
+}
+
+fn show_name(places: &Places) -> Result<(), Failure> {
+    status::image(places).map_err(anyhow::Error::from)?;
+    output::line(&status::host_name(places))
+}
+
+fn set_name(places: &Places, name: &HostName) -> Result<(), Failure> {
+    output::line(&rename(places, name)?)
+}
+
+/// Names the machine, with an entry in the history; returns the result as text.
+pub(crate) fn rename(places: &Places, name: &HostName) -> Result<String, Failure> {
+    // Other systems have their own ways for this.
+    status::image(places).map_err(anyhow::Error::from)?;
+    let entry = Noted::begin(places, ActKind::Name, None);
+    let former = status::host_name(places);
+    let done = host::set(places, name).map_err(|error| Failure::Failed(error.into()));
+    let done = done.map(|()| format!("the name of this machine is {name}, and was {former}"));
+    entry.end(done.as_ref().map(Clone::clone));
+    done
 }
 
 fn factory_reset(places: &Places, programs: &impl Run, host: &str) -> Result<(), Failure> {

@@ -6,8 +6,10 @@ mod show;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
-use nacre_bdev_nvme_vfio::pci::{Address, Drive, Driver, Options, PciError, System};
+use clap::{Args, Subcommand, ValueEnum};
+use nacre_bdev_nvme_vfio::pci::{
+    Address, Bay, BayKind, DiskName, Drive, Driver, Options, PciError, System,
+};
 use nacre_engine::methods::bdev::nvme::commands::{ApplyFirmware, ApplyFirmwareParams};
 use serde_json::{Value, json};
 
@@ -50,6 +52,19 @@ enum NvmeCommand {
         /// The image, on the daemon's machine
         file: PathBuf,
     },
+    /// Switch the locate light of a disk's bay; without a word, show it
+    #[command(
+        after_help = "As root. The light is one of PCIe enclosure management, of a hot-plug slot, or of a SCSI enclosure.\n\n\
+                      Example: nacre nvme locate 0000:5e:00.0 on"
+    )]
+    Locate {
+        /// A PCI address, such as 0000:5e:00.0, or a block device, such as /dev/sda
+        disk: DiskName,
+        light: Option<Light>,
+        /// Print JSON for programs
+        #[arg(long)]
+        json: bool,
+    },
     /// Take drives from the kernel for the engine; refused for a drive in use
     #[command(
         after_help = "Example: nacre nvme bind 0000:5e:00.0\n\nIt lasts until the machine restarts."
@@ -65,6 +80,12 @@ enum NvmeCommand {
         #[arg(long)]
         json: bool,
     },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Light {
+    On,
+    Off,
 }
 
 #[derive(Debug, Args)]
@@ -105,9 +126,37 @@ pub(crate) fn run(args: NvmeArgs) -> Result<(), Failure> {
             name,
             file,
         } => update_firmware(&connection, name, &file),
+        NvmeCommand::Locate { disk, light, json } => {
+            let bay = match light {
+                None => system.bay(&disk),
+                Some(light) => system.locate(&disk, light == Light::On),
+            };
+            let bay = bay.map_err(anyhow::Error::from)?;
+            if json {
+                return output::json(&json!(bay));
+            }
+            output::line(&about(&disk, &bay))
+        }
         NvmeCommand::Bind(args) => bind(&system, &args),
         NvmeCommand::Unbind { addresses, json } => unbind(&system, &addresses, json),
     }
+}
+
+/// Switches the light of a disk's bay; returns the result as text.
+pub(crate) fn locate(system: &System, disk: &str, on: bool) -> Result<String, Failure> {
+    let disk: DiskName = disk.parse().map_err(anyhow::Error::from)?;
+    let bay = system.locate(&disk, on).map_err(anyhow::Error::from)?;
+    Ok(about(&disk, &bay))
+}
+
+fn about(disk: &DiskName, bay: &Bay) -> String {
+    let place = match bay.kind {
+        BayKind::Npem => "the light of PCIe enclosure management at",
+        BayKind::Slot => "the light of slot",
+        BayKind::Enclosure => "the light of enclosure",
+    };
+    let state = if bay.lit { "on" } else { "off" };
+    format!("{disk}: {place} {} is {state}", bay.name)
 }
 
 fn update_firmware(connection: &Connection, name: String, file: &Path) -> Result<(), Failure> {
@@ -345,6 +394,22 @@ mod tests {
         assert_eq!(value["uses"][0]["use"], "swap");
         assert_eq!(value["controller"]["serial"], "S1");
         assert_eq!(value["driver"], "nvme");
+    }
+
+    /// Goal: the text names disk, place and state; another text is no disk.
+    #[test]
+    fn a_light_is_named() {
+        let machine = Machine::usual();
+        machine.file("sys/bus/pci/slots/3/address", "0000:02:00\n");
+        machine.file("sys/bus/pci/slots/3/attention", "0\n");
+        let text = locate(&machine.system(), "nvme1n1", true).unwrap();
+        assert_eq!(text, "nvme1n1: the light of slot 3 is on");
+        for (disk, part) in [("../x", "neither a PCI address"), ("nvme0n1", "no light")] {
+            let refused = locate(&machine.system(), disk, true)
+                .unwrap_err()
+                .to_string();
+            assert!(refused.contains(part), "{refused}");
+        }
     }
 
     /// Goal: the first refused drive stops the command, with the reason.

@@ -14,6 +14,7 @@ use super::{Connection, Failure, listener, output, record};
 use nacre_engine::methods::nvmf::host::{AddHost, AddHostParams};
 use nacre_engine::methods::nvmf::listener::AddListenerParams;
 use nacre_engine::methods::nvmf::namespace::{self, NamespaceParams};
+use nacre_engine::methods::nvmf::reservation;
 use nacre_engine::methods::nvmf::subsystem::{
     CreateSubsystem, CreateSubsystemParams, DeleteSubsystem, DeleteSubsystemParams, GetSubsystems,
     GetSubsystemsParams,
@@ -56,6 +57,21 @@ enum SubsystemCommand {
         nqn: String,
         /// Id of the namespace
         nsid: u32,
+    },
+    /// Remove the reservation of a namespace and every registration: for hosts that are gone
+    #[command(
+        after_help = "From then on every host may write. Refused while a host that holds the reservation is connected, without\n\
+                      --force. In a cluster, on the node that serves the volume.\n\n\
+                      Example: nacre subsystem clear-reservation nqn.2026-01.com.example:disk 1"
+    )]
+    ClearReservation {
+        /// NQN of the subsystem
+        nqn: String,
+        /// Id of the namespace
+        nsid: u32,
+        /// Also while a host that holds it is connected
+        #[arg(long)]
+        force: bool,
     },
     /// List the connected hosts, and their connections
     Connections {
@@ -181,6 +197,25 @@ pub(crate) fn run(args: SubsystemArgs) -> Result<(), Failure> {
             };
             connection.call_for_json::<namespace::RemoveNamespace>(&params)?;
             done(connection, to_json(&params))
+        }
+        SubsystemCommand::ClearReservation { nqn, nsid, force } => {
+            let params = reservation::ClearParams {
+                nqn,
+                nsid,
+                force,
+                generation: None,
+                tgt_name: None,
+            };
+            let cleared = connection.call_for_json::<reservation::Clear>(&params)?;
+            if connection.json {
+                return output::json(&cleared);
+            }
+            let count = items(&cleared["registrants"]).len() as u64;
+            let kind = cleared["type"].as_str().unwrap_or("no reservation");
+            output::line(&format!(
+                "cleared: {kind}, {}",
+                output::count(count, "registration")
+            ))
         }
         SubsystemCommand::Connections { nqn } => connections::run(connection, nqn.as_deref()),
     }

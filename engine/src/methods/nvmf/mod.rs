@@ -28,7 +28,7 @@ pub mod listener;
 pub mod listeners;
 pub mod namespace;
 mod refusal;
-mod reservation;
+pub mod reservation;
 pub mod rotate;
 pub mod subsystem;
 mod target;

@@ -1,13 +1,15 @@
-//! `nvmf_ns_get_reservation`, and the method in the record of a stored reservation, which a start
-//! calls to restore it.
+//! `nvmf_ns_get_reservation`, `nvmf_ns_clear_reservation`, and the method in the record of a stored
+//! reservation, which a start calls to restore it.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
-use nacre_nvmf::subsystems::reservation::ReservationState;
+use nacre_nvmf::subsystems::reservation::{ClearError, Clearing, ReservationState};
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::commands::reservation::ReservationType;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::nvm_subsystem;
@@ -18,7 +20,10 @@ use crate::services::stored_reservation::{RESTORE, StoredReservation, find};
 use crate::services::subsystems::find_namespace;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
-    registry.add::<GetReservations>().add::<Restore>();
+    registry
+        .add::<GetReservations>()
+        .add::<Restore>()
+        .add::<Clear>();
 }
 
 struct Restore;
@@ -101,7 +106,7 @@ struct ReservationsReply {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct RegistrantReply {
+pub struct RegistrantReply {
     /// Host identifier.
     #[schemars(with = "String")]
     hostid: Uuid,
@@ -139,6 +144,104 @@ impl Method<Engine> for GetReservations {
             conflicts: reservation.conflicts(),
             registrants: state.map(registrants),
         })
+    }
+}
+
+pub struct Clear;
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ClearParams {
+    /// NQN of the subsystem.
+    pub nqn: String,
+    /// Namespace id, from 1.
+    pub nsid: u32,
+    /// Clear only the state of this generation, as `nvmf_ns_get_reservation` showed it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub generation: Option<u32>,
+    /// Also while a host that holds the reservation is connected.
+    #[serde(default)]
+    pub force: bool,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tgt_name: Option<String>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ClearReply {
+    /// Name of the former type.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    r#type: Option<&'static str>,
+    /// The former registrants. Each connected one has the notification Reservation Preempted.
+    registrants: Vec<RegistrantReply>,
+}
+
+impl Method<Engine> for Clear {
+    const NAME: &'static str = "nvmf_ns_clear_reservation";
+    const ABOUT: &'static str = "Removes the reservation of a namespace and every registration, as a host's Clear does: for hosts that do not come back.";
+    const CLASS: Class = Class::Admin;
+    /// Waits for its turn among hosts' commands.
+    const ORDER: Order = Order::Free;
+    type Params = ClearParams;
+    type Reply = ClearReply;
+
+    async fn apply(params: ClearParams, engine: Rc<Engine>) -> Result<ClearReply, RpcError> {
+        let plane = engine.plane()?;
+        let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
+        let entry = find_namespace(&subsystem, params.nsid)?;
+        let reservation = Arc::clone(&entry.namespace.reservation);
+        let holder = reservation.state().and_then(|state| {
+            let mut hosts = subsystem.controllers().into_iter();
+            hosts.find(|host| state.holds(&host.hostid))
+        });
+        if let Some(holder) = holder
+            && !params.force
+        {
+            let cause = format!(
+                "host {} holds the reservation and is connected",
+                holder.hostnqn
+            );
+            return Err(RpcError::errno(Errno::EBUSY, cause).remedy(
+                "`nvme resv-release` on that host; `force` if it runs no application of this reservation",
+            ));
+        }
+        let woken = Arc::new(Notify::new());
+        let wake = Arc::clone(&woken);
+        let wake = Arc::new(move || wake.notify_one());
+        let of = (params.nsid, reservation);
+        let mut clearing = Clearing::new(subsystem, of, params.generation, wake);
+        // A task of its own: the state that is being stored counts, although the caller has gone.
+        let cleared = tokio::task::spawn_local(async move {
+            loop {
+                if let Some(done) = clearing.poll() {
+                    return done;
+                }
+                woken.notified().await;
+            }
+        });
+        let former = match cleared.await {
+            Ok(done) => done.map_err(not_cleared)?,
+            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+        };
+        Ok(ClearReply {
+            r#type: former.held.map(|held| name_of(held.kind)),
+            registrants: registrants(&former),
+        })
+    }
+}
+
+fn not_cleared(error: ClearError) -> RpcError {
+    let cause = error.to_string();
+    match error {
+        ClearError::Elsewhere => RpcError::errno(Errno::EAGAIN, cause)
+            .remedy("call the node that serves the volume: `nacre volume show` names it"),
+        ClearError::Changed { .. } => RpcError::errno(Errno::EBUSY, cause)
+            .field("generation")
+            .remedy("look at the reservation again"),
+        ClearError::Nothing => RpcError::errno(Errno::ENOENT, cause),
+        ClearError::NotStored => {
+            RpcError::errno(Errno::EIO, cause).remedy("the log of the daemon has the cause")
+        }
     }
 }
 

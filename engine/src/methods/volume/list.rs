@@ -86,6 +86,8 @@ pub struct ReplicaReply {
     node: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     node_device: Option<String>,
+    /// Its device is on this machine, also while another node serves the volume.
+    on_this_node: bool,
     /// The pool and the lvol (`pool/name`) that the device is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pool: Option<String>,
@@ -161,6 +163,7 @@ fn describe_among(
     {
         reply.why = Some(format!("node {node} serves it"));
     }
+    let this_node = engine.cluster.this_node();
     for replica in &mut reply.replicas {
         let recorded = listed.record.replicas.iter();
         let mut recorded = recorded.filter(|one| one.device == replica.device);
@@ -168,6 +171,8 @@ fn describe_among(
             continue;
         };
         let node = recorded.node;
+        // The record of a volume that another node serves: there is no transport.
+        replica.on_this_node |= reply.state == "standby" && node.is_some() && node == this_node;
         replica.node = node.and_then(|node| engine.cluster.name_of(node));
         replica.node_device.clone_from(&recorded.node_device);
     }
@@ -256,6 +261,9 @@ fn replica(plane: &Plane, volume: &VolumeStatus, replica: &ReplicaStatus) -> Rep
         device: replica.device.clone(),
         node: None,
         node_device: None,
+        on_this_node: layer
+            .as_ref()
+            .is_some_and(|layer| transport(layer) == "local"),
         lvol: lvol
             .zip(pool.as_ref())
             .map(|(lvol, pool)| alias(pool, &lvol.info().name)),
@@ -315,6 +323,7 @@ fn of_record(listed: &Listed) -> VolumeReply {
         device: m.device.clone(),
         node: None,
         node_device: None,
+        on_this_node: false,
         pool: None,
         lvol: None,
         state: match m.state {

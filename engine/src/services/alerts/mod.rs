@@ -28,6 +28,7 @@ use uuid::Uuid;
 use crate::config::alert::{AlertReceiver, AlertSettings};
 use crate::notify::{EventDetails, EventQueue};
 use crate::services::Engine;
+use crate::services::machine::host_name;
 
 pub use silences::{Silence, Silences};
 
@@ -337,8 +338,7 @@ fn message(
 }
 
 fn node() -> String {
-    let name = rustix::system::uname();
-    one_line(&name.nodename().to_string_lossy(), 64)
+    one_line(&host_name(), 64)
 }
 
 #[cfg(test)]

@@ -69,6 +69,7 @@ use crate::refusal::Refusal;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
+use crate::services::machine::host_name;
 use crate::values::host_identity;
 
 pub(crate) use self::backups::{must_be_replaceable, read_backup, seconds, write_backup};
@@ -154,6 +155,11 @@ impl Cluster {
     pub(super) fn host_id(&self, subsystem: &Nqn) -> Option<Uuid> {
         let running = self.running()?;
         is_node_nqn(subsystem.as_str()).then_some(running.process)
+    }
+
+    /// This node; `None`: the daemon is in no cluster.
+    pub fn this_node(&self) -> Option<Uuid> {
+        Some(self.running()?.me.0)
     }
 
     /// The name of a node, or its id; `None`: the daemon is in no cluster.
@@ -293,10 +299,6 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
 
 fn describe(engine: &Engine, me: NodeId) -> Description {
     let settings = &engine.settings.cluster;
-    let machine = || {
-        let host = rustix::system::uname();
-        host.nodename().to_string_lossy().into_owned()
-    };
     let portal = |status: super::listeners::PathStatus| Portal {
         trtype: status.path.transport.trtype().to_owned(),
         traddr: status.path.ip.ip.to_string(),
@@ -317,7 +319,7 @@ fn describe(engine: &Engine, me: NodeId) -> Description {
         );
     }
     Description {
-        name: settings.node.clone().unwrap_or_else(machine),
+        name: settings.node.clone().unwrap_or_else(host_name),
         labels: settings.labels.clone(),
         machine: host_identity::machine(),
         hostnqn: peers::host_nqn(me),

@@ -30,6 +30,7 @@ use super::{holder, note};
 use crate::config::settings::VolumeStoreSettings;
 use crate::services::Engine;
 use crate::services::keyring::file;
+use crate::services::machine::host_name;
 use crate::values::{files, host_identity};
 
 /// Pause after the first attempt to reach etcd, and the longest one.
@@ -282,11 +283,10 @@ fn name(prefix: &Prefix) -> String {
 
 /// This daemon, as other daemons see it.
 pub(super) fn this_node(id: Uuid) -> DaemonIdentity {
-    let host = rustix::system::uname();
     DaemonIdentity {
         id,
         machine: host_identity::machine(),
-        host: host.nodename().to_string_lossy().into_owned(),
+        host: host_name(),
     }
 }
 

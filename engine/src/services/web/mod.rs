@@ -26,13 +26,14 @@ use tracing::{info, warn};
 
 use super::Engine;
 use super::lifecycle::Phase;
+use super::machine::host_name;
 use crate::config::web::WebSettings;
 use crate::notify::{Category, KEPT};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 
-/// How often the daemon's own certificate is checked for its end.
-const CHECK_EVERY: Duration = Duration::from_secs(86_400);
+/// How often the machine's name and the end of the daemon's own certificate are checked.
+const CHECK_EVERY: Duration = Duration::from_secs(3);
 
 /// The page of a daemon; idle unless `[web] listen` is set.
 #[derive(Debug, Default)]
@@ -53,6 +54,8 @@ struct RunningServer {
     /// The directory of the state.
     folder: Option<PathBuf>,
     settings: RefCell<WebSettings>,
+    /// The machine's name, as of the last check.
+    host: Rc<RefCell<String>>,
 }
 
 /// Kinds of objects that the page shows.
@@ -127,12 +130,13 @@ impl Page {
         let Some(running) = self.running.get() else {
             return Ok(());
         };
-        let (new, folder, listen) = (
+        let (new, folder, listen, host) = (
             settings.clone(),
             running.folder.clone(),
             running.listen.clone(),
+            running.host.borrow().clone(),
         );
-        let read = move || certificate(&new, folder.as_deref(), &listen);
+        let read = move || certificate(&new, folder.as_deref(), &listen, host);
         let read = match tokio::task::spawn_blocking(read).await {
             Ok(read) => read?,
             Err(panic) => std::panic::resume_unwind(panic.into_panic()),
@@ -140,6 +144,36 @@ impl Page {
         running.certificate.replace(read);
         running.settings.replace(settings.clone());
         Ok(())
+    }
+
+    /// Takes the machine's present name, and makes another certificate for a new name, or before
+    /// the own one ends.
+    async fn check(&self, host: String, now: SystemTime) {
+        let Some(running) = self.running.get() else {
+            return;
+        };
+        let former = running.host.replace(host);
+        let renew_at = running
+            .certificate
+            .borrow()
+            .as_ref()
+            .and_then(|of| of.renew_at);
+        let is_new = *running.host.borrow() != former;
+        if is_new {
+            info!(
+                former,
+                host = *running.host.borrow(),
+                "web: the machine has a new name"
+            );
+        }
+        let settings = running.settings.borrow().clone();
+        if (is_new || renew_at.is_some_and(|at| at <= now))
+            && let Err(error) = self.reload(&settings).await
+        {
+            warn!("web: {error}; the certificate in use stays");
+            // The next check tries again.
+            running.host.replace(former);
+        }
     }
 }
 
@@ -162,11 +196,13 @@ pub async fn start(engine: &Rc<Engine>, folder: Option<&Path>) -> anyhow::Result
         warn!("web: no state is stored: accounts and certificate end with this daemon");
     }
     let logins = Logins::open(folder, Cost::default(), Clock::real())?;
-    let certificate = certificate(settings, folder, &listen)?;
+    let host = host_name();
+    let certificate = certificate(settings, folder, &listen, host.clone())?;
     let certificate = Rc::new(RefCell::new(certificate));
+    let host = Rc::new(RefCell::new(host));
     let about = About {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        host: host(),
+        host: Rc::clone(&host),
         uploads: uploads(),
     };
     let web = Web::new(
@@ -189,9 +225,10 @@ pub async fn start(engine: &Rc<Engine>, folder: Option<&Path>) -> anyhow::Result
         listen,
         folder: folder.map(Path::to_owned),
         settings: RefCell::new(settings.clone()),
+        host,
     };
     engine.calls.page.running.get_or_init(|| running);
-    tokio::task::spawn_local(renew(Rc::clone(engine)));
+    tokio::task::spawn_local(keep_current(Rc::clone(engine)));
     Ok(())
 }
 
@@ -205,25 +242,13 @@ fn uploads() -> Option<UploadPlace> {
     })
 }
 
-/// Makes another certificate before the own one ends.
-async fn renew(engine: Rc<Engine>) {
+/// Checks the machine's name and the certificate again and again.
+async fn keep_current(engine: Rc<Engine>) {
     loop {
         tokio::time::sleep(CHECK_EVERY).await;
-        let page = &engine.calls.page;
-        let Some(running) = page.running.get() else {
-            return;
-        };
-        let now = SystemTime::now();
-        let renew_at = running
-            .certificate
-            .borrow()
-            .as_ref()
-            .and_then(|of| of.renew_at);
-        let settings = running.settings.borrow().clone();
-        if renew_at.is_some_and(|at| at <= now)
-            && let Err(error) = page.reload(&settings).await
-        {
-            warn!("web: {error}; the certificate in use stays");
+        match tokio::task::spawn_blocking(host_name).await {
+            Ok(host) => engine.calls.page.check(host, SystemTime::now()).await,
+            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
         }
     }
 }
@@ -233,20 +258,21 @@ fn certificate(
     settings: &WebSettings,
     folder: Option<&Path>,
     listen: &[Endpoint],
+    host: String,
 ) -> Result<Option<Certificate>, CertificateError> {
     if !listen.iter().any(|endpoint| endpoint.secure) {
         return Ok(None);
     }
     let made = match (&settings.cert, &settings.key) {
         (Some(cert), Some(key)) => Certificate::of_files(cert, key),
-        _ => Certificate::own(folder, &names(listen), SystemTime::now()),
+        _ => Certificate::own(folder, &names(listen, host), SystemTime::now()),
     };
     made.map(Some)
 }
 
 /// The names and addresses under which browsers reach the listeners.
-fn names(listen: &[Endpoint]) -> Vec<String> {
-    let mut names = vec![host(), "localhost".into(), "127.0.0.1".into(), "::1".into()];
+fn names(listen: &[Endpoint], host: String) -> Vec<String> {
+    let mut names = vec![host, "localhost".into(), "127.0.0.1".into(), "::1".into()];
     let own = if_addrs::get_if_addrs().unwrap_or_default();
     let own: Vec<IpAddr> = own.iter().map(if_addrs::Interface::ip).collect();
     for endpoint in listen {
@@ -256,11 +282,6 @@ fn names(listen: &[Endpoint]) -> Vec<String> {
         }
     }
     names
-}
-
-fn host() -> String {
-    let name = rustix::system::uname();
-    name.nodename().to_string_lossy().into_owned()
 }
 
 /// Reads and writes of all hosts since the daemon's start.

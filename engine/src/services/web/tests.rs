@@ -230,6 +230,40 @@ fn a_reload_reads_the_certificate() {
     assert_eq!(page.fingerprint().unwrap(), given);
 }
 
+/// Goal: the page and its own certificate follow the machine's name. A failure is tried again.
+/// Method: the folder of the state goes away for one check.
+#[test]
+fn the_certificate_follows_the_name() {
+    let text = "[web]\nlisten = \"https://127.0.0.1:0\"\n";
+    let settings = load_text(Some(("/n.toml", text)), [], &[])
+        .unwrap()
+        .settings;
+    let daemon = TestDaemon::with(settings, None);
+    let root = tempfile::tempdir().unwrap();
+    let (folder, aside) = (root.path().join("state"), root.path().join("aside"));
+    std::fs::create_dir(&folder).unwrap();
+    daemon.run(start(&daemon.engine, Some(&folder))).unwrap();
+    let page = &daemon.engine.calls.page;
+    let stored = || std::fs::read_to_string(folder.join("web-certificate.pem")).unwrap();
+    let first = page.fingerprint().unwrap();
+    let check = |name: &str, at| daemon.run(page.check(name.into(), at));
+    check(&host_name(), SystemTime::now());
+    assert_eq!(page.fingerprint().unwrap(), first);
+    std::fs::rename(&folder, &aside).unwrap();
+    check("storage-7", SystemTime::now());
+    assert_eq!(page.fingerprint().unwrap(), first);
+    std::fs::rename(&aside, &folder).unwrap();
+    check("storage-7", SystemTime::now());
+    let second = page.fingerprint().unwrap();
+    assert_ne!(second, first);
+    let text = stored();
+    let head = text.lines().next().unwrap();
+    assert!(head.contains("storage-7"), "{head}");
+    assert_eq!(*page.running.get().unwrap().host.borrow(), "storage-7");
+    check("storage-7", SystemTime::now());
+    assert_eq!(page.fingerprint().unwrap(), second);
+}
+
 #[test]
 fn samples_are_differences() {
     let mut sum = Sum::default();

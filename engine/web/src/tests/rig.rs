@@ -169,7 +169,7 @@ impl Rig {
         let uploads = tempfile::tempdir().unwrap();
         let about = About {
             version: "1.2.3".into(),
-            host: "store1".into(),
+            host: Rc::new(RefCell::new("store1".into())),
             uploads: Some(UploadPlace {
                 file: uploads.path().join("upload/bundle.tar"),
                 most: 1 << 20,

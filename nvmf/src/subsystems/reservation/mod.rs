@@ -4,6 +4,7 @@
 //! ```text
 //! state.rs     the reservation, and the effect of each command on it; pure
 //! report.rs    Reservation Report
+//! clearing.rs  the removal of a reservation by the administrator
 //! notices.rs   the notifications for each controller's host (log 80h)
 //! ```
 //!
@@ -17,6 +18,7 @@
 //! valid. A command whose outcome must survive a power loss is applied, and completed, when the
 //! [`ReservationStore`] has it on stable media; later commands wait.
 
+mod clearing;
 mod notices;
 pub(crate) mod report;
 pub(crate) mod state;
@@ -33,6 +35,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::subsystems::core_handle::GroupHandle;
 
+pub use clearing::{ClearError, Clearing};
 pub use notices::{MAX_NOTICES, NoticeLog};
 pub use state::{
     Change, Effect, HeldReservation, HostId, MAX_REGISTRANTS, Notice, Registrant, ReservationState,
@@ -238,6 +241,17 @@ impl Reservation {
     /// Decides on a command. One decision is in flight at a time, until it is installed or given
     /// up; the core of a command in between is notified when it may retry.
     pub(crate) fn decide(&self, host: &HostId, command: &Change, core: &GroupHandle) -> Decision {
+        let can_persist = self.can_persist();
+        let decided = self.decide_by(core, |state| Some(state.decide(host, command, can_persist)));
+        decided.expect("a command is always decided")
+    }
+
+    /// Decides by a function of the present state. `Err`: the function has no answer.
+    pub(crate) fn decide_by(
+        &self,
+        core: &GroupHandle,
+        outcome: impl FnOnce(&ReservationState) -> Option<Result<Effect, StatusCode>>,
+    ) -> Result<Decision, ()> {
         let mut inner = self.inner();
         let Inner {
             known: Some(known),
@@ -245,30 +259,30 @@ impl Reservation {
             waiters,
         } = &mut *inner
         else {
-            return Decision::Refused(StatusCode::ANA_TRANSITION);
+            return Ok(Decision::Refused(StatusCode::ANA_TRANSITION));
         };
         if *busy {
             // A core may ask every turn.
             if waiters.iter().all(|waiter| waiter.core != core.core) {
                 waiters.push(core.clone());
             }
-            return Decision::Wait;
+            return Ok(Decision::Wait);
         }
-        let outcome = known.state.decide(host, command, self.can_persist());
+        let outcome = outcome(&known.state).ok_or(())?;
         // Also before an answer that needs no store: a conflict, or a command without an effect.
         if !known.may_answer() {
-            return Decision::Refused(StatusCode::ANA_TRANSITION);
+            return Ok(Decision::Refused(StatusCode::ANA_TRANSITION));
         }
         let outcome = match outcome {
             Ok(outcome) => outcome,
-            Err(status) => return Decision::Refused(status),
+            Err(status) => return Ok(Decision::Refused(status)),
         };
         *busy = true;
         let lasts = known.state.ptpl || outcome.next.ptpl;
         let changes = known.state != outcome.next;
         let is_stored = |store: &&Arc<dyn ReservationStore>| lasts || store.stores_all();
         let store = self.store.as_ref().filter(|_| changes).filter(is_stored);
-        Decision::Accepted(outcome, store.cloned())
+        Ok(Decision::Accepted(outcome, store.cloned()))
     }
 
     /// Installs a new state, and resumes the commands that waited for it.

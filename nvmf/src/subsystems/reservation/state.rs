@@ -249,6 +249,22 @@ impl ReservationState {
         Ok(outcome)
     }
 
+    /// The effect of the administrator's Clear: no host sends it, so each one is told.
+    pub(crate) fn cleared(&self) -> Effect {
+        let mut outcome = Effect {
+            next: self.clone(),
+            notices: Vec::new(),
+            aborted: Vec::new(),
+        };
+        let told = self.registrants.iter();
+        let told = told.map(|r| (r.host, Notice::Preempted));
+        outcome.notices.extend(told);
+        outcome.next.registrants.clear();
+        outcome.next.held = None;
+        outcome.next.count();
+        outcome
+    }
+
     /// Acquire and Release are for registrants that know their key. To ignore it is not for them
     /// (RESCAP bit 7).
     fn check_key(&self, host: &HostId, current: u64, ignore: bool) -> Result<(), StatusCode> {

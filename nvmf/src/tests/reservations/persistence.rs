@@ -10,6 +10,7 @@ use nacre_nvmf_wire::commands::reservation::{
 };
 use nacre_nvmf_wire::features::fid;
 use nacre_nvmf_wire::identify::nsid;
+use nacre_nvmf_wire::log::ReservationNotification;
 use nacre_nvmf_wire::opcode::io as opcode;
 use nacre_nvmf_wire::{Sgl, Sqe, StatusCode};
 use parking_lot::Mutex;
@@ -19,8 +20,8 @@ use super::super::host::INVALID;
 use super::super::rig::*;
 use super::{CONFLICT, Host, KEY_A, KEY_B, OK};
 use crate::subsystems::reservation::{
-    HeldReservation, Registrant, ReservationState, ReservationStore, Reservations, StateLease,
-    Ticket,
+    ClearError, Clearing, HeldReservation, Registrant, ReservationState, ReservationStore,
+    Reservations, StateLease, Ticket,
 };
 use crate::subsystems::{NamespaceConfig, NamespaceIds, TargetConfig};
 
@@ -267,6 +268,68 @@ fn a_lease_in_doubt_answers_nothing() {
     rig.turn();
     rig.turn();
     assert_eq!(rig.statuses(), [(cid, TRANSITION)]);
+}
+
+/// Goal: the administrator clears a reservation after its state is stored. Every registrant is
+/// notified, a host's command waits meanwhile, and a failure of the store changes nothing.
+#[test]
+fn the_administrator_clears_a_reservation() {
+    let (mut rig, store) = rig_stored(None);
+    let (a, b) = (rig.host(0xa, KEY_A), rig.host(0xb, KEY_B));
+    let cid = rig.persist(a);
+    store.take().1.stored();
+    rig.turn();
+    rig.turn();
+    assert_eq!(rig.statuses(), [(cid, OK)]);
+    let kind = ReservationType::ExclusiveAccess;
+    let subsystem = rig.target.subsystem(&nqn(SUBNQN)).unwrap();
+    let reservation = Arc::clone(&subsystem.namespaces()[0].namespace.reservation);
+    let mut held = reservation.state().unwrap();
+    held.held = Some(HeldReservation {
+        kind,
+        holder: Some([0xa; 16]),
+    });
+    assert!(reservation.take_over(held.clone(), None));
+    assert_eq!((rig.write(a), rig.write(b)), (OK, CONFLICT));
+    let clear = |seen| {
+        let of = (1, Arc::clone(&reservation));
+        Clearing::new(Arc::clone(&subsystem), of, seen, Arc::new(|| {}))
+    };
+    let (seen, now) = (held.generation + 1, held.generation);
+    let refused = clear(Some(seen)).poll();
+    assert_eq!(refused, Some(Err(ClearError::Changed { seen, now })));
+
+    let mut failing = clear(Some(now));
+    assert_eq!(failing.poll(), None);
+    let (asked, ticket) = store.take();
+    let asked = asked.expect("it persists");
+    assert_eq!((asked.registrants.len(), asked.held), (0, None));
+    let waiting = rig.begin_register(b, PersistChange::Keep);
+    assert!(rig.statuses().is_empty() && store.is_idle());
+    ticket.failed();
+    assert_eq!(failing.poll(), Some(Err(ClearError::NotStored)));
+    rig.turn();
+    store.take().1.stored();
+    rig.turn();
+    rig.turn();
+    assert_eq!(rig.statuses(), [(waiting, OK)]);
+    assert_eq!(rig.write(b), CONFLICT, "as before");
+
+    let mut clearing = clear(None);
+    assert_eq!(clearing.poll(), None);
+    store.take().1.stored();
+    let former = clearing.poll().unwrap().unwrap();
+    assert_eq!((former.registrants.len(), former.held), (2, held.held));
+    drop(clearing);
+    assert_eq!((rig.write(a), rig.write(b)), (OK, OK));
+    for host in [a, b] {
+        let notice = rig.notice(host, false);
+        assert_eq!(notice.log_page_type, ReservationNotification::PREEMPTED);
+        assert_eq!(notice.nsid.get(), 1);
+    }
+    assert_eq!(clear(None).poll(), Some(Err(ClearError::Nothing)));
+    reservation.leave();
+    assert_eq!(clear(None).poll(), Some(Err(ClearError::Elsewhere)));
 }
 
 /// Goal: a command whose outcome persists is applied and answered when it is kept; commands after

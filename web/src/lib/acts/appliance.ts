@@ -2,7 +2,7 @@
 import type { Act } from '../act.svelte';
 import { rpc } from '../api';
 import { line, rpcLine } from '../format';
-import type { Appliance, NetworkInterface } from '../types';
+import type { Appliance, Bay, NetworkInterface } from '../types';
 import { given, or } from './common';
 
 export const updateMachine = (host: string, now: Appliance): Act => ({
@@ -68,6 +68,18 @@ export const powerOffMachine = (host: string): Act => ({
   async run(v) {
     await rpc('appliance_power_off', given({ force: v.force || undefined }));
     return 'The machine powers off in a moment.';
+  },
+});
+
+export const renameMachine = (present: string): Act => ({
+  title: `Rename ${present}`,
+  about: 'The name counts at once and after each start. A certificate that the daemon made itself is made again for it: your browser may ask once more, after a reload of this page. A name server of your network does not learn the name here.',
+  label: 'Rename',
+  fields: [{ key: 'name', label: 'Name', kind: 'text', initial: present, hint: 'Letters, digits and -, in parts with dots between them; at most 63 characters. Such as storage1 or storage1.example.com.' }],
+  command: (v) => line('appliance', 'name', or(v.name, 'NAME')),
+  async run(v) {
+    await rpc('appliance_set_name', { name: v.name });
+    return `The machine has the name ${v.name.toLowerCase()} in a moment. Reload this page if it loses its connection.`;
   },
 });
 
@@ -137,6 +149,17 @@ export const updateFirmware = (drive: string, present: string): Act => ({
   async run(v) {
     const text = await rpc<string>('bdev_nvme_apply_firmware', { bdev_name: drive, filename: v.filename });
     return `${drive}: ${text}.`;
+  },
+});
+
+export const locateDisk = (name: string, now: Bay): Act => ({
+  title: now.lit ? `Switch the light of ${name} off` : `Locate ${name}`,
+  about: now.lit ? undefined : 'The light of its bay goes on, so that nobody takes another disk.',
+  label: now.lit ? 'Switch off' : 'Switch on',
+  command: () => line('nvme', 'locate', now.disk, now.lit ? 'off' : 'on'),
+  async run() {
+    const done = await rpc<Bay>('disk_locate', { name, on: !now.lit });
+    return done.requested ? `The light of ${name} follows in a moment.` : `The light of ${name} is ${done.lit ? 'on' : 'off'}.`;
   },
 });
 

@@ -2,7 +2,7 @@
 import type { Act, Values } from '../act.svelte';
 import { rpc } from '../api';
 import { line, plural, rpcLine, seconds } from '../format';
-import type { Address, Subsystem } from '../types';
+import type { Address, Reservation, Subsystem } from '../types';
 import { url } from '../words';
 import { given, or, type World, freeOptions, LISTENER, address, connectLines } from './common';
 
@@ -31,6 +31,19 @@ export const deleteSubsystem = (s: Subsystem, then: () => void): Act => ({
     await rpc('nvmf_delete_subsystem', { nqn: s.nqn });
     then();
     return `Subsystem ${s.nqn} was deleted.`;
+  },
+});
+
+export const clearReservation = (nqn: string, nsid: number, now: Reservation, holders: string[]): Act => ({
+  title: `Clear the reservation of namespace ${nsid}`,
+  about: 'For hosts that do not come back. Each connected host that was registered is notified (Reservation Preempted).',
+  label: 'Clear',
+  fields: [{ key: 'force', label: 'Also while its holder is connected', kind: 'check', hint: 'That host may go on writing, beside the host that reserves the namespace next.' }],
+  danger: { lost: `${now.type ? `the reservation (${now.type})${holders.length > 0 ? ` of ${holders.join(', ')}` : ''} and ` : ''}${plural(now.registrants?.length ?? 0, 'registration')} with keys. From then on every host may write. Data stays.`, name: nqn.split(':').at(-1)! },
+  command: (v) => line('subsystem', 'clear-reservation', nqn, String(nsid), v.force && '--force'),
+  async run(v) {
+    const done = await rpc<{ registrants: unknown[] }>('nvmf_ns_clear_reservation', given({ nqn, nsid, generation: now.generation, force: v.force || undefined }));
+    return `The reservation of namespace ${nsid} was cleared, with ${plural(done.registrants.length, 'registration')}.`;
   },
 });
 

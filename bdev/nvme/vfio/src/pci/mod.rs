@@ -4,6 +4,7 @@
 //! [`Kernel`], so that a test can simulate a machine in a folder.
 
 mod address;
+mod bay;
 mod bind;
 mod drive;
 mod error;
@@ -21,6 +22,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 pub use address::{Address, AddressError};
+pub use bay::{Bay, BayError, BayKind, DiskName, DiskNameError};
 pub use bind::{Bound, Options, Unbound};
 pub use drive::{Controller, Disk, Drive, Driver, Iommu, Member};
 pub use error::PciError;

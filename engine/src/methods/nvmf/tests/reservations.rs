@@ -2,6 +2,8 @@
 //! unreadable one keeps the namespace away. Method: records and files as the daemon writes them.
 //! The tests of the whole daemon cover reservations made by hosts.
 
+use std::rc::Rc;
+
 use nacre_nvmf_wire::Nqn;
 use serde_json::{Value, json};
 
@@ -9,6 +11,7 @@ use super::super::super::testing::{TestDaemon, test_daemon};
 use super::super::key;
 use super::{NQN, UUID, malloc, namespace, subsystem};
 use crate::config::{Settings, load_text};
+use crate::services::reservations::store_reservations;
 use crate::services::stored_reservation::RESTORE;
 use crate::store::{Change, Store};
 
@@ -76,6 +79,52 @@ fn a_reservation_stored_in_the_state_is_restored() {
         get(&daemon)["registrants"],
         json!([]),
         "the record is deleted with the namespace"
+    );
+}
+
+/// Goal: an administrator clears a reservation whose holder is gone; it stays away after a restart.
+/// A state that hosts have changed since, and a namespace without registrants, are refused.
+#[test]
+fn an_administrator_clears_a_reservation() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || Some(Store::open(dir.path()).unwrap());
+    let clear = |more: Value| {
+        let mut params = json!({ "nqn": NQN, "nsid": 1 });
+        params
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        params
+    };
+    const CLEAR: &str = "nvmf_ns_clear_reservation";
+    {
+        let daemon = TestDaemon::with(Settings::default(), open());
+        let storing = store_reservations(Rc::clone(&daemon.engine));
+        daemon.run(async { tokio::task::spawn_local(storing) });
+        malloc(&daemon, "m0", Some(UUID));
+        subsystem(&daemon, NQN);
+        keep(&daemon, stored_reservation(UUID));
+        namespace(&daemon, NQN, "m0");
+        let refused = daemon.refused(CLEAR, clear(json!({ "generation": 3 })));
+        assert_eq!(refused.data.unwrap().field.as_deref(), Some("generation"));
+        assert_eq!(get(&daemon), expected());
+        let cleared = daemon.call(CLEAR, clear(json!({ "generation": 4 })));
+        assert_eq!(cleared["type"], "exclusive access");
+        assert_eq!(cleared["registrants"], expected()["registrants"]);
+        let now = get(&daemon);
+        assert_eq!((&now["rtype"], &now["generation"]), (&json!(0), &json!(5)));
+        assert_eq!(now["registrants"], json!([]));
+        let refused = daemon.refused(CLEAR, clear(json!({ "force": true })));
+        let cause = refused.data.unwrap().cause;
+        assert!(cause.contains("nothing to clear"), "{cause}");
+        let unknown = json!({ "nqn": NQN, "nsid": 2 });
+        daemon.refused(CLEAR, unknown);
+    }
+    let daemon = TestDaemon::with(Settings::default(), open());
+    let now = get(&daemon);
+    assert_eq!(
+        (&now["rtype"], &now["registrants"]),
+        (&json!(0), &json!([]))
     );
 }
 

@@ -1,0 +1,133 @@
+//! The removal of a reservation by the administrator: the effect of a host's Clear (Base 7.4),
+//! without a host that sends it.
+//!
+//! ```text
+//! decide ─▶ store (if it is kept) ─▶ install ─▶ notify every former registrant ─▶ done
+//!   ▲            │ a host's command is being stored
+//!   └── wait ◀───┘
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::state::{Effect, ReservationState};
+use super::{Decision, FAILED, OPEN, Reservation, StoreAnswer, Ticket};
+use crate::subsystems::core_handle::GroupHandle;
+use crate::subsystems::subsystem::Subsystem;
+
+/// The number of no core: it waits beside the cores for its turn.
+const NO_CORE: usize = usize::MAX;
+
+/// A removal in progress. Its owner polls it to the end: hosts' commands wait until then.
+pub struct Clearing {
+    subsystem: Arc<Subsystem>,
+    nsid: u32,
+    reservation: Arc<Reservation>,
+    handle: GroupHandle,
+    /// The state that the administrator has seen, by its generation.
+    seen: Option<u32>,
+    storing: Option<(Arc<StoreAnswer>, ReservationState, Effect)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ClearError {
+    #[error("another node of the cluster serves the volume, or may have taken it over")]
+    Elsewhere,
+    #[error("hosts have changed it since: its generation is {now}, not {seen}")]
+    Changed { seen: u32, now: u32 },
+    #[error("no host is registered, so there is nothing to clear")]
+    Nothing,
+    #[error("the cleared state could not be stored, so the former one stays")]
+    NotStored,
+}
+
+impl Clearing {
+    /// `wake`: called from any thread when [`Clearing::poll`] may go on.
+    pub fn new(
+        subsystem: Arc<Subsystem>,
+        (nsid, reservation): (u32, Arc<Reservation>),
+        seen: Option<u32>,
+        wake: Arc<dyn Fn() + Send + Sync>,
+    ) -> Self {
+        Self {
+            subsystem,
+            nsid,
+            reservation,
+            handle: GroupHandle::new(NO_CORE, wake),
+            seen,
+            storing: None,
+        }
+    }
+
+    /// Continues. `None`: not finished; poll again after the next wake-up. The result is the former
+    /// state.
+    pub fn poll(&mut self) -> Option<Result<ReservationState, ClearError>> {
+        if let Some((answer, ..)) = &self.storing {
+            let outcome = answer.outcome.load(Ordering::Acquire);
+            if outcome == OPEN {
+                return None;
+            }
+            let (_, before, effect) = self.storing.take()?;
+            if outcome == FAILED {
+                self.reservation.give_up();
+                return Some(Err(if self.reservation.may_answer() {
+                    ClearError::NotStored
+                } else {
+                    ClearError::Elsewhere
+                }));
+            }
+            return Some(Ok(self.install(before, effect)));
+        }
+        let Some(before) = self.reservation.state() else {
+            return Some(Err(ClearError::Elsewhere));
+        };
+        let refused = match self.seen {
+            Some(seen) if seen != before.generation => Some(ClearError::Changed {
+                seen,
+                now: before.generation,
+            }),
+            _ if before.registrants.is_empty() => Some(ClearError::Nothing),
+            _ => None,
+        };
+        if let Some(refused) = refused {
+            return Some(Err(refused));
+        }
+        // A state that changed since is decided about again: its hosts were not looked at.
+        let decision = self.reservation.decide_by(&self.handle, |state| {
+            (*state == before).then(|| Ok(state.cleared()))
+        });
+        match decision {
+            Err(()) => {
+                self.handle.wake();
+                None
+            }
+            Ok(Decision::Wait) => None,
+            Ok(Decision::Refused(_)) => Some(Err(ClearError::Elsewhere)),
+            Ok(Decision::Accepted(effect, None)) => Some(Ok(self.install(before, effect))),
+            Ok(Decision::Accepted(effect, Some(store))) => {
+                let (ticket, answer) = Ticket::new(self.handle.clone());
+                let is_kept = effect.next.ptpl || store.stores_all();
+                store.store(is_kept.then_some(&effect.next), ticket);
+                self.storing = Some((answer, before, effect));
+                self.poll()
+            }
+        }
+    }
+
+    fn install(&self, before: ReservationState, effect: Effect) -> ReservationState {
+        self.reservation.install(effect.next);
+        for (host, notice) in effect.notices {
+            self.subsystem.notify_reservation(&host, self.nsid, notice);
+        }
+        before
+    }
+}
+
+/// A removal that is given up leaves the former state, and lets hosts' commands go on.
+impl Drop for Clearing {
+    fn drop(&mut self) {
+        if self.storing.is_some() {
+            self.reservation.give_up();
+        }
+    }
+}
