@@ -1,5 +1,10 @@
-//! Finds replicas that owe an answer and whose device is known not to answer
-//! ([`crate::handle::Devices::is_awaited`]): such a replica is out at once, not after the deadline.
+//! Finds replicas that owe an answer and do not complete anything. Such a replica is out before the
+//! deadline in two cases:
+//!
+//! - Its device is known not to answer ([`crate::handle::Devices::is_awaited`]): at once.
+//! - It has been silent for [`crate::handle::Devices::patience`]. Its node has a lease, and cannot
+//!   be reached. The decision about one replica writes to the others, so that two silent ones would
+//!   take a deadline each.
 //!
 //! A replica owes an answer while a lane or the control has I/O in flight to it and nothing
 //! completes. That is looked at in short intervals. So time in which this process did not run
@@ -17,8 +22,11 @@ use crate::shared::Failure;
 
 /// Interval of the looks at remote replicas.
 const LOOK: Duration = Duration::from_millis(100);
-/// Looks without progress after which a replica is out.
-const LOOKS: u32 = (UNAWAITED.as_millis() / LOOK.as_millis()) as u32;
+
+/// Looks without progress that take so long.
+fn looks_in(time: Duration) -> u32 {
+    u32::try_from(time.as_millis() / LOOK.as_millis()).unwrap_or(u32::MAX)
+}
 
 pub(super) struct Unawaited {
     pub context: Rc<Context>,
@@ -65,12 +73,20 @@ impl Unawaited {
             looks: silence.looks,
         };
         let owes = shared.outstanding(slot) > 0 || live.disk.under_way() > 0;
-        if !owes || now != *silence || self.media.devices.is_awaited(&live.disk.device) {
+        if !owes || now != *silence {
             *silence = Silence { looks: 0, ..now };
+            live.disk.set_silent(false);
             return;
         }
-        silence.looks += 1;
-        if silence.looks == LOOKS {
+        silence.looks = silence.looks.saturating_add(1);
+        let devices = &self.media.devices;
+        let patience = match devices.is_awaited(&live.disk.device) {
+            false => Some(UNAWAITED),
+            true => devices.patience(),
+        };
+        let is_over = patience.is_some_and(|patience| silence.looks >= looks_in(patience));
+        if is_over && !live.disk.is_silent() {
+            live.disk.set_silent(true);
             self.context
                 .suspect(slot, live.incarnation, Failure::Deadline);
             // Decisions wait for the control's own I/O.

@@ -6,9 +6,20 @@ use std::time::Duration;
 
 use nacre_bdev::fault::{Action, Fault};
 
-use super::rig::{REGION, World};
+use super::rig::{REGION, TestDisks, World};
 use crate::handle::VolumeState;
 use crate::model::{ReplicaState, Settings};
+
+impl TestDisks {
+    pub(super) fn await_device(&self, name: &str, awaited: bool) {
+        let mut unawaited = self.unawaited.lock();
+        if awaited {
+            unawaited.remove(name)
+        } else {
+            unawaited.insert(name.into())
+        };
+    }
+}
 
 /// Two remote disks.
 fn remote() -> World {
@@ -65,6 +76,40 @@ fn a_silent_replica() {
                 ReplicaState::Out { .. }
             ));
             world.shelf.fault("d1").clear();
+            world.until_healthy();
+        }
+    }
+}
+
+/// Goal: replicas whose nodes have leases and cannot be reached delay a write by little more than
+/// the patience, one or two of three. Method: their devices hang; the deadline of eight seconds
+/// would count once for each, because the decision about one writes to the other.
+#[test]
+fn silent_replicas_of_nodes_with_leases() {
+    for silent in [&["d1"][..], &["d1", "d2"]] {
+        for (patience, least, most) in [(Some(2), 1.9, 4.0), (None, 7.0, 40.0)] {
+            let mut world = World::empty(3);
+            world.shelf.remote.store(true, Ordering::Relaxed);
+            world.create(3, Settings::default()).unwrap();
+            *world.shelf.patience.lock() = patience.map(Duration::from_secs);
+            world.open().unwrap();
+            world.write(0, 8, 1);
+            for name in silent {
+                let hangs = world.shelf.fault(name);
+                hangs.inject(Fault::new(Action::Hang)).unwrap();
+            }
+            let taken = seconds(&mut world, |world| world.write(2 * REGION, 8, 2));
+            assert!(
+                (least..most).contains(&taken),
+                "{silent:?} {patience:?}: {taken}"
+            );
+            for name in silent {
+                assert!(matches!(
+                    world.replica_state(name),
+                    ReplicaState::Out { .. }
+                ));
+                world.shelf.fault(name).clear();
+            }
             world.until_healthy();
         }
     }
