@@ -36,11 +36,17 @@ fn seconds(world: &mut World, what: impl FnOnce(&mut World)) -> f64 {
     world.clock.now().since(began).as_secs_f64()
 }
 
-/// An absent replica delays the opening only if it is awaited.
+/// An absent replica delays the opening only if it is awaited, and by the patience at most.
 #[test]
 fn opening() {
-    for (awaited, least, most) in [(true, 5.0, 6.0), (false, 0.0, 0.5)] {
+    for (awaited, patience, least, most) in [
+        (true, None, 5.0, 6.0),
+        (true, Some(2), 2.0, 3.0),
+        (true, Some(15), 5.0, 6.0),
+        (false, None, 0.0, 0.5),
+    ] {
         let mut world = remote();
+        *world.shelf.patience.lock() = patience.map(Duration::from_secs);
         world.shelf.take("d1");
         world.shelf.await_device("d1", awaited);
         let taken = seconds(&mut world, |world| world.open().unwrap());
