@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use nacre_bdev::{Bdev, Layer};
 use parking_lot::Mutex;
@@ -30,6 +31,12 @@ pub trait Devices: Send + Sync + 'static {
     /// call must be quick and not block.
     fn is_awaited(&self, _name: &str) -> bool {
         true
+    }
+
+    /// Time after which a remote replica that completes nothing, and owes an answer, is out,
+    /// although it is awaited. `None`: the volume's deadline decides.
+    fn patience(&self) -> Option<Duration> {
+        None
     }
 }
 

@@ -37,6 +37,7 @@ mod node_leases;
 mod owner;
 mod store;
 mod stored;
+mod unpublished;
 
 pub use auth::Credentials;
 pub use client::{

@@ -18,7 +18,7 @@ use nacre_bdev_replica::model::{Stamp, VolumeRecord};
 use nacre_bdev_replica::store::{
     StoreError, StoreFuture, VolumeStore, assert_grows, compare, reply,
 };
-use nacre_cluster_core::NodeId;
+use nacre_cluster_core::{NodeId, VolumeId};
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use serde_json::Value;
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -521,20 +521,44 @@ impl Records {
     }
 
     async fn delete(&self, id: Uuid, expected: Stamp) -> Result<(), StoreError> {
-        let key = self.prefix.volume(id);
-        let change = |stored: &Stored| {
-            let mut txn = Txn::default()
-                .delete(&key)
-                .delete(&self.prefix.name(&stored.record.name))
-                .read_on_failure(&key);
-            for key in self.prefix.of_volume(id) {
-                txn = txn.delete(&key);
-            }
-            (txn, Value::Null)
-        };
-        let outcome = self.change(id, expected, Uuid::new_v4(), change).await;
+        let outcome = self.delete_with_publication(id, expected).await;
         self.known().remove(&id);
-        outcome.map(drop)
+        outcome
+    }
+
+    /// Notes the deletion of a publication like an unpublish does: the nodes confirm that they have
+    /// seen this revision, and the key that has it is gone.
+    async fn delete_with_publication(&self, id: Uuid, expected: Stamp) -> Result<(), StoreError> {
+        let (key, publication) = (
+            self.prefix.volume(id),
+            self.prefix.publication(VolumeId(id)),
+        );
+        loop {
+            let published = self.client.get(&publication).await?;
+            let change = |stored: &Stored| {
+                let mut txn = Txn::default()
+                    .if_modified(
+                        &publication,
+                        published.as_ref().map_or(0, |kv| kv.mod_revision),
+                    )
+                    .delete(&key)
+                    .delete(&self.prefix.name(&stored.record.name))
+                    .read_on_failure(&key);
+                for key in self.prefix.of_volume(id) {
+                    txn = txn.delete(&key);
+                }
+                if published.is_some() {
+                    txn = txn.note_unpublished(&self.prefix, VolumeId(id));
+                }
+                (txn, Value::Null)
+            };
+            let changed = self.change(id, expected, Uuid::new_v4(), change).await?;
+            match changed.0 {
+                // An operator published the volume, or unpublished it, between the read and now.
+                Some(answer) if !answer.is_made => {}
+                _ => return Ok(()),
+            }
+        }
     }
 
     /// Makes a change of the record whose version is `expected`, and returns the answer. `None`:

@@ -11,7 +11,7 @@ use crate::keep_unknown::keep_unknown;
 use crate::lessee::CLOSED;
 
 /// Version of the records' format. A later one is refused.
-const FORMAT: u64 = 1;
+pub(crate) const FORMAT: u64 = 1;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Stored {

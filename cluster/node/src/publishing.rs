@@ -12,7 +12,6 @@ use crate::keys::bytes;
 use crate::operator::{ATTEMPTS, Operator};
 use crate::publication::{MAX_HOSTS, MAX_NQN, Publication};
 use crate::record;
-use crate::unconfirmed::Unpublished;
 
 /// The nodes that show a volume, in order of preference, and the hosts that may use it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -115,7 +114,7 @@ impl Operator {
         if is_published {
             let reservation = self.prefix.reservation(volume);
             let txn = Txn::default().delete(&key).delete(&reservation);
-            let txn = Unpublished::note(txn, &self.prefix, volume);
+            let txn = txn.note_unpublished(&self.prefix, volume);
             self.transact(&key, txn).await?;
         }
         Ok(is_published)

@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
+use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use nacre_cluster_core::ids::MAX_REPLICAS;
@@ -72,6 +73,9 @@ pub trait Serving: Send {
     fn behind(&mut self) -> Vec<VolumeId> {
         Vec::new()
     }
+
+    /// The duration of the cluster's leases, each time the node has read it.
+    fn lease(&mut self, _lease: Duration) {}
 
     /// The nodes, leases, volumes, publications and exports of etcd have all been shown by the
     /// calls above: hosts may come in. Called once after the start, with or without a lease of

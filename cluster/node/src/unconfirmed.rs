@@ -13,32 +13,11 @@
 //! only after it has listed the publications again.
 
 use nacre_cluster_core::{Holder, NodeId, Record, VolumeId};
-use nacre_cluster_etcd::{KeyValue, LeaseKey, Prefix, Txn};
-use serde::{Deserialize, Serialize};
-use uuid::Uuid;
+use nacre_cluster_etcd::{KeyValue, LeaseKey};
 
 use crate::error::Error;
-use crate::keys::{FORMAT, bytes};
 use crate::operator::Operator;
 use crate::record;
-
-/// `unpublished`: only its revision counts.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Unpublished {
-    v: u64,
-    volume: Uuid,
-}
-
-impl Unpublished {
-    /// Notes the deletion of a publication: its key is gone then, and so is the key's revision.
-    pub(crate) fn note(txn: Txn, prefix: &Prefix, volume: VolumeId) -> Txn {
-        let value = Self {
-            v: FORMAT,
-            volume: volume.0,
-        };
-        txn.put(&prefix.unpublished(), bytes(&value))
-    }
-}
 
 /// A node on which a host without permission may still use the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,6 +110,7 @@ mod tests {
     use nacre_cluster_core::record::{Replica, ReplicaState};
     use nacre_cluster_core::{Incarnation, ReplicaId, Revision};
     use nacre_cluster_etcd::InEffect;
+    use uuid::Uuid;
 
     use super::*;
 

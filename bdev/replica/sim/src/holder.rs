@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Duration;
 
 use nacre_bdev::{Bdev, Layer};
 use nacre_bdev_replica::answers::{self, AnswerLease};
@@ -85,7 +86,12 @@ struct HolderDevices {
     queues: Arc<AtomicU64>,
     lacks: Arc<AtomicBool>,
     layers: Mutex<BTreeMap<String, Arc<Layer>>>,
+    /// As in a cluster, in runs with leases.
+    patience: Option<Duration>,
 }
+
+/// That of a cluster with leases of 2 s.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Devices for HolderDevices {
     fn claim(&self, name: &str, _volume: &str) -> Result<ReplicaDevice, NoDevice> {
@@ -114,6 +120,10 @@ impl Devices for HolderDevices {
     fn is_awaited(&self, name: &str) -> bool {
         let disk = self.disks.iter().find(|disk| disk.name == name);
         disk.is_none_or(|disk| disk.is_awaited_by(self.holder))
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        self.patience
     }
 }
 
@@ -153,6 +163,7 @@ impl Holder {
                 queues: Arc::clone(queues),
                 lacks: Arc::clone(&lacks),
                 layers: Mutex::default(),
+                patience: book.map(|_| PATIENCE),
             }),
             lacks,
             store: store.client(number as u32),

@@ -14,7 +14,7 @@ use super::log::LogWriter;
 use super::media::Media;
 use super::membership::Membership;
 use super::reasons::describe;
-use super::state::{Live, Resync, Retry};
+use super::state::{Live, Resync};
 use super::truncation::{Checked, Cut, must_fit};
 use crate::format::{Label, LabelCopy, LabelError};
 use crate::handle::{ReplicaDevice, ResyncKind, VolumeError, VolumeEventKind};
@@ -73,7 +73,7 @@ impl Attacher {
         match outcome {
             // A replica under resync may fail again at the same block: see `promote`.
             Ok(()) if !state.is_in_sync(slot) => {}
-            Ok(()) => state.retries[slot] = Retry::default(),
+            Ok(()) => state.retries[slot].succeeded(),
             Err(error) => {
                 tracing::debug!(slot, %error, "a replica is not there yet");
                 state.retries[slot].failed(now);

@@ -34,6 +34,7 @@ pub(crate) struct Disk {
     forgotten: Cell<bool>,
     /// I/Os that the device completed.
     completed: Cell<u64>,
+    is_silent: Cell<bool>,
 }
 
 /// The queue of a closed disk.
@@ -79,6 +80,7 @@ impl Disk {
             waiting: RefCell::default(),
             forgotten: Cell::new(false),
             completed: Cell::new(0),
+            is_silent: Cell::new(false),
         })
     }
 
@@ -89,6 +91,15 @@ impl Disk {
 
     pub(super) fn completed(&self) -> u64 {
         self.completed.get()
+    }
+
+    /// True if the device has completed nothing for longer than it may.
+    pub(super) fn is_silent(&self) -> bool {
+        self.is_silent.get()
+    }
+
+    pub(super) fn set_silent(&self, is_silent: bool) {
+        self.is_silent.set(is_silent);
     }
 
     /// Executes one I/O. The disk assigns its token.

@@ -182,10 +182,10 @@ impl Media {
     }
 
     /// How long to wait for an I/O of the control: the volume's deadline, or less if the device is
-    /// known not to answer.
+    /// known not to answer, or has been silent for too long.
     fn patience(&self, disk: &Disk) -> Duration {
         let deadline = self.context.deadline();
-        if self.devices.is_awaited(&disk.device) {
+        if self.devices.is_awaited(&disk.device) && !disk.is_silent() {
             deadline
         } else {
             deadline.min(UNAWAITED)

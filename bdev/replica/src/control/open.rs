@@ -38,7 +38,10 @@ use crate::shared::{Failure, Shared};
 use crate::store::VolumeStore;
 use crate::volume::{Volume, weakest};
 
-/// How long to wait for absent in-sync replicas once one of them is present.
+/// How long to wait for absent in-sync replicas once one of them is present. In a cluster, it is
+/// [`crate::handle::Devices::patience`] if that is shorter: a holder would put such a replica out
+/// after this time, too. No write is lost either way, because the replica is out in the store
+/// before the volume serves, and gets the missed regions when it answers.
 const GRACE: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -468,7 +471,8 @@ impl Opener {
             let patience = if all.found.is_empty() && short.is_none() {
                 Duration::ZERO
             } else {
-                GRACE
+                let patience = self.media.devices.patience();
+                patience.map_or(GRACE, |patience| patience.min(GRACE))
             };
             let over = self.context.core.now().since(start) >= patience;
             match short.or_else(|| unreserved.filter(|_| over)) {

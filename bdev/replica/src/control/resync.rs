@@ -14,7 +14,7 @@ use super::context::Context;
 use super::log::LogWriter;
 use super::media::Media;
 use super::membership::Membership;
-use super::state::{Live, Retry};
+use super::state::Live;
 use super::truncation::Cut;
 use crate::handle::{LastResync, ResyncKind, VolumeEventKind};
 use crate::model::ReplicaState;
@@ -384,7 +384,7 @@ impl Resyncer {
             }
         }
         *live.resync.borrow_mut() = None;
-        self.context.state.borrow_mut().retries[slot] = Retry::default();
+        self.context.state.borrow_mut().retries[slot].succeeded();
         let seconds = self.context.core.now().since(began).as_secs_f64();
         self.context.state.borrow_mut().last_resync[slot] = Some(LastResync {
             kind,

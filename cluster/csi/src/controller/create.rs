@@ -47,7 +47,8 @@ impl Controller {
         };
         let other_source = || {
             let text = "it has the contents of another source";
-            (self::source(&volume) != source).then(|| text.to_owned())
+            let is_other = is_marked(&volume) && self::source(&volume) != source;
+            is_other.then(|| text.to_owned())
         };
         let differs = differs(&volume, &parameters).or_else(other_source);
         let differs = differs.or_else(|| {
@@ -66,8 +67,12 @@ impl Controller {
         if let Some(source) = source {
             self.end_copy(source, id)?;
         }
+        let mut answer = described(&volume);
+        if !is_marked(&volume) {
+            answer.content_source = source.map(ContentSource::message);
+        }
         Ok(CreateVolumeResponse {
-            volume: Some(described(&volume)),
+            volume: Some(answer),
         })
     }
 
@@ -98,12 +103,17 @@ impl Controller {
             // Another controller may have made it meanwhile.
             match self.daemon.volume(id) {
                 Ok(Some(volume)) if refused.code() == Code::AlreadyExists => Ok(volume),
-                Ok(None) => {
-                    if let Some(source) = source {
-                        self.end_copy(source, id)?;
-                    }
-                    Err(refused)
-                }
+                Ok(None) => Err(match source.map(|source| self.end_copy(source, id)) {
+                    Some(Err(left)) => Status::new(
+                        refused.code(),
+                        format!(
+                            "{}; and the copy of its source stays until the next try: {}",
+                            refused.message(),
+                            left.message()
+                        ),
+                    ),
+                    _ => refused,
+                }),
                 _ => Err(refused),
             }
         })
@@ -114,6 +124,8 @@ impl Controller {
             return Ok(Nothing {});
         };
         let _one = self.pending.start(&asked.volume_id)?;
+        // Left by a creation that was given up between the copy and the volume.
+        self.end_left_copy(id)?;
         let Some(volume) = self.daemon.volume(id)? else {
             return Ok(Nothing {});
         };
@@ -189,6 +201,17 @@ fn without_source(description: &str) -> (&str, Option<ContentSource>) {
     read().unwrap_or((description, None))
 }
 
+/// The digest of the parameters, if the description has one. An operator may have changed it.
+fn marked_digest(volume: &Volume) -> Option<Uuid> {
+    let (before, digest) = without_source(&volume.description).0.rsplit_once(' ')?;
+    digest.parse().ok().filter(|_| before.ends_with(MARK))
+}
+
+/// True if the description is the one that this driver gave the volume, and so names its source.
+fn is_marked(volume: &Volume) -> bool {
+    marked_digest(volume).is_some()
+}
+
 /// The source of the volume's contents.
 pub(super) fn source(volume: &Volume) -> Option<ContentSource> {
     without_source(&volume.description).1
@@ -198,9 +221,7 @@ pub(super) fn source(volume: &Volume) -> Option<ContentSource> {
 /// being replaced has one more for a while. An operator may have changed the description: then the
 /// number of replicas is compared.
 pub(super) fn differs(volume: &Volume, parameters: &Parameters) -> Option<String> {
-    let split = without_source(&volume.description).0.rsplit_once(' ');
-    let found = split.filter(|(before, _)| before.ends_with(MARK));
-    if let Some(found) = found.and_then(|(_, found)| found.parse::<Uuid>().ok()) {
+    if let Some(found) = marked_digest(volume) {
         let is_other = found != digest(volume.id, parameters);
         return is_other.then(|| "it was made with other parameters".to_owned());
     }

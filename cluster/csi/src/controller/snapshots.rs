@@ -207,6 +207,20 @@ impl Controller {
     }
 }
 
+impl Controller {
+    /// Deletes the snapshot by which a volume was to be cloned, if its pool is open. One in another
+    /// pool is deleted with the old ones (`Daemon::end_old_copies`).
+    pub(super) fn end_left_copy(&self, new: Uuid) -> Result<(), Status> {
+        if self.daemon.deployment()?.is_cluster() {
+            return Ok(());
+        }
+        match self.daemon.snapshot_in_open_pools(copy_id(new))? {
+            Some(found) => self.daemon.delete_snapshot(found.id),
+            None => Ok(()),
+        }
+    }
+}
+
 /// The code for a source from which no volume can be made.
 fn unsupported(refused: Status) -> Status {
     match refused.code() {

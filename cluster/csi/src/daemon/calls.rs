@@ -196,6 +196,9 @@ pub(super) struct ReplicaAnswer {
     /// `in_sync`, or another word.
     #[serde(default)]
     pub state: String,
+    /// The volume has the device.
+    #[serde(default)]
+    pub attached: bool,
 }
 
 #[derive(Debug, Deserialize)]

@@ -32,6 +32,8 @@ const SECTOR: u64 = 512;
 const IN_SYNC: &str = "in_sync";
 /// Times that a snapshot is made, if replicas leave and return meanwhile.
 const ATTEMPTS: usize = 3;
+/// Age in seconds of a copy whose call was given up.
+const GIVEN_UP: u32 = 3600;
 
 /// The purpose of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,6 +123,30 @@ impl Daemon {
         }
     }
 
+    /// The same, as far as pools are open.
+    pub(crate) fn snapshot_in_open_pools(&self, id: Uuid) -> Result<Option<Snapshot>, Status> {
+        match self.call::<GetLvol>(&lvol(id)) {
+            Ok(found) => Ok(Snapshot::read(found)),
+            Err(error) if is_absent(&error) => Ok(None),
+            Err(error) => Err(status(&error)),
+        }
+    }
+
+    /// Deletes copies and unfinished snapshots of calls that were given up: nobody asks for their
+    /// ids again. A call takes seconds. One that still needs its copy makes it again.
+    fn end_old_copies(&self, but: Uuid) -> Result<(), Status> {
+        let found = self.ask::<ListLvols>(&ListLvolsParams::default())?;
+        let is_old = |one: &Snapshot| {
+            one.id != but
+                && one.facts.kind != SnapshotKind::Snap
+                && now().saturating_sub(one.facts.seconds) > GIVEN_UP
+        };
+        for old in found.into_iter().filter_map(Snapshot::read).filter(is_old) {
+            self.delete_snapshot(old.id)?;
+        }
+        Ok(())
+    }
+
     /// Refuses while a stored pool is not open: the snapshot may be in that pool.
     fn all_pools_are_open(&self) -> Result<(), Status> {
         let objects = self.ask::<GetState>(&NoParams {})?.objects;
@@ -154,6 +180,7 @@ impl Daemon {
         kind: SnapshotKind,
         volume: &Volume,
     ) -> Result<Snapshot, Status> {
+        self.end_old_copies(id)?;
         for _ in 0..ATTEMPTS {
             match self.snapshot(id)? {
                 // An earlier call did not end.
@@ -229,7 +256,12 @@ impl Daemon {
                 continue;
             };
             match self.call::<GetLvol>(&lvol(device)) {
-                Ok(_) if replica.state == IN_SYNC && in_record(&replica.device) => {
+                // A replica that the volume does not reach is in sync as well, if it was the last.
+                Ok(_)
+                    if replica.attached
+                        && replica.state == IN_SYNC
+                        && in_record(&replica.device) =>
+                {
                     return Ok((device, bytes));
                 }
                 Ok(_) => has_pool = true,
@@ -242,7 +274,7 @@ impl Daemon {
         }
         Err(if has_pool {
             Status::unavailable(format!(
-                "volume {}: no replica on a pool is in sync; try again later",
+                "volume {}: no replica on a pool is in sync and reached; try again later",
                 volume.name
             ))
         } else {

@@ -16,12 +16,14 @@ use nacre_tests::host::{Host, options};
 use nacre_tests::target::nqn;
 use serde_json::{Value, json};
 use tonic::{Code, Status};
+use uuid::Uuid;
 
 use crate::client::{HOST, MIB, Orchestrator, publish, texts, wanted};
 use crate::controller::World;
 use crate::scripted::{Reply, start};
 
 const ABSENT: &str = "5f0c1c3e-8b3a-4c55-9d0b-6b3f3f1c0c01";
+const AWAY: &str = "5f0c1c3e-8b3a-4c55-9d0b-6b3f3f1c0c02";
 const CREATE: &str = "Controller/CreateSnapshot";
 const CREATE_VOLUME: &str = "Controller/CreateVolume";
 const BLOCKS: usize = 4;
@@ -393,8 +395,15 @@ fn sources_are_refused() {
         "no copy is left"
     );
 
+    let taken = volume(&world, make("taken", 0, of_snapshot(&snapshot)));
     volume(&world, make("taken", 0, of_snapshot(&snapshot)));
-    volume(&world, make("taken", 0, of_snapshot(&snapshot)));
+    // A description of an operator names no source: the request does.
+    let clone = volume(&world, make("described", 0, of_snapshot(&snapshot)));
+    let own = json!({ "name": clone.volume_id, "settings": { "description": "mine" } });
+    world.process.call("volume_set", own);
+    let again = volume(&world, make("described", 0, of_snapshot(&snapshot)));
+    assert_eq!(again, clone);
+    assert_ne!(taken.volume_id, clone.volume_id);
     for other in [Some(of_volume(&source)), None] {
         let other = CreateVolumeRequest {
             volume_content_source: other,
@@ -413,7 +422,8 @@ fn sources_are_refused() {
 }
 
 /// Goal: a replica that leaves the volume at the moment of a snapshot is noticed: the snapshot is
-/// deleted, and made again. Method: a daemon whose record changes with each look, for a while.
+/// deleted, and made again. A replica that the volume does not reach has none. Method: a daemon
+/// whose record changes with each look, for a while, and whose first replica is detached.
 #[test]
 fn a_replica_that_leaves_makes_no_snapshot() {
     for (changes, outcome) in [(2, None), (100, Some(Code::Unavailable))] {
@@ -427,27 +437,33 @@ fn a_replica_that_leaves_makes_no_snapshot() {
                 "cluster_get_status" => return Reply::Refuse(-95),
                 "volume_get_records" => {
                     let revision = looks.fetch_add(1, Ordering::Relaxed).min(changes);
-                    let replica = json!({ "device": ABSENT, "state": { "state": "in_sync" } });
+                    let replicas = [AWAY, ABSENT]
+                        .map(|device| json!({ "device": device, "state": { "state": "in_sync" } }));
                     json!({
                         "holder": ABSENT,
-                        "volumes": [{ "id": ABSENT, "revision": revision, "replicas": [replica] }],
+                        "volumes": [{ "id": ABSENT, "revision": revision, "replicas": replicas }],
                     })
                 }
                 "state_get" => json!({ "objects": [] }),
                 "volume_get" => json!({
                     "name": "v", "uuid": ABSENT, "block_size": 4096, "num_blocks": 1024,
-                    "replicas": [{ "device": ABSENT, "state": "in_sync" }],
+                    "replicas": [
+                        { "device": AWAY, "state": "in_sync", "attached": false },
+                        { "device": ABSENT, "state": "in_sync", "attached": true },
+                    ],
                     "settings": {}, "subsystems": [],
                 }),
-                "lvol_get" if params["lvol"] == ABSENT => json!({
-                    "uuid": ABSENT, "name": "v", "pool": "p", "snapshot": false,
+                "lvol_get" if params["lvol"] == ABSENT || params["lvol"] == AWAY => json!({
+                    "uuid": params["lvol"], "name": "v", "pool": "p", "snapshot": false,
                 }),
+                "lvol_list" => json!([]),
                 "lvol_get" => match &*state {
                     Some(found) => found.clone(),
                     None => return Reply::Refuse(-19),
                 },
                 "lvol_snapshot" => {
                     let new = &params["snapshots"][0];
+                    assert_eq!(new["lvol"], ABSENT, "the volume reaches it");
                     *state = Some(json!({
                         "uuid": new["uuid"], "name": new["name"], "pool": "p", "snapshot": true,
                     }));
@@ -475,4 +491,46 @@ fn a_replica_that_leaves_makes_no_snapshot() {
             }
         }
     }
+}
+
+/// Makes a snapshot of a replica, as a driver of this version names it.
+fn left(world: &mut World, volume: &str, id: Uuid, kind: &str, seconds: u64) {
+    let found = world.process.call("volume_get", json!({ "name": volume }));
+    let replica = &found["replicas"][0]["device"];
+    let volume = volume.replace('-', "");
+    let name = format!("csi-{kind}-{volume}{seconds:08x}{:010x}0007", 8192);
+    let new = json!({ "lvol": replica, "name": name, "uuid": id });
+    let params = json!({ "snapshots": [new] });
+    world.process.call("lvol_snapshot", params);
+}
+
+fn is_left(world: &mut World, id: Uuid) -> bool {
+    let found = world.process.try_call("lvol_get", json!({ "lvol": id }));
+    found.is_ok()
+}
+
+/// Goal: a copy whose clone was given up does not stay: DeleteVolume of the clone deletes it, and
+/// so does a later snapshot once the copy is old. Method: copies as a killed driver leaves them.
+#[test]
+fn copies_do_not_outlive_their_calls() {
+    let mut world = World::new();
+    let source = world.volume("v");
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let now = now.expect("after 1970").as_secs();
+    let clone = Uuid::from_u128(0xc10e);
+    let its_copy = Uuid::new_v5(&clone, b"copy");
+    left(&mut world, &source, its_copy, "copy", now);
+    let [old, older, young] = [1, 2, 3].map(Uuid::from_u128);
+    left(&mut world, &source, old, "copy", now - 4000);
+    left(&mut world, &source, older, "cut", now - 5000);
+    left(&mut world, &source, young, "copy", now - 60);
+
+    world.delete(&clone.to_string());
+    assert!(!is_left(&mut world, its_copy), "the clone is deleted");
+    assert!(is_left(&mut world, old) && is_left(&mut world, young));
+    made(&world, &source, "s");
+    for id in [old, older] {
+        assert!(!is_left(&mut world, id), "its call was given up");
+    }
+    assert!(is_left(&mut world, young), "its call may be under way");
 }

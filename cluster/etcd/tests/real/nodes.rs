@@ -274,3 +274,45 @@ fn a_holder_without_an_incarnation_has_ended() {
     let taken = etcd.runtime.block_on(take);
     assert!(matches!(taken, Ok(Outcome::Made(_))), "{taken:?}");
 }
+
+/// Goal: the deletion of a published volume is noted like an unpublish, at the revision at which
+/// its publication went; that of an unpublished volume is not. Method: one of each, and the keys.
+#[test]
+fn a_deleted_volume_notes_its_publication() {
+    let Some(program) = program("a_deleted_volume_notes_its_publication") else {
+        return;
+    };
+    let members = Members::start(program, 1, &[]);
+    let etcd = Etcd::new(&members);
+    let prefix = prefix("lab");
+    let node = OfNode::new(&members.endpoints(), prefix.clone(), NODES[0]);
+    node.join(&etcd);
+    let delete = |name, publication: Option<nacre_cluster_core::VolumeId>| {
+        let record = record(name);
+        let store = node.opened();
+        block_on(store.create(record.clone())).expect("created");
+        if let Some(volume) = publication {
+            etcd.put(&prefix.publication(volume), "{}".to_owned());
+        }
+        block_on(store.delete(record.id, record.version())).expect("deleted");
+        record.id
+    };
+    let get = |key: &str| {
+        etcd.runtime
+            .block_on(etcd.client.get(key))
+            .expect("an answer")
+    };
+    delete("ant", None);
+    assert_eq!(get(&prefix.unpublished()), None);
+
+    let id = nacre_cluster_core::VolumeId(record("bee").id);
+    let deleted = delete("bee", Some(id));
+    assert_eq!(deleted, id.0);
+    assert_eq!(get(&prefix.publication(id)), None);
+    let note = get(&prefix.unpublished()).expect("a note");
+    let publications = prefix.publications();
+    let now = etcd.client.revision(&publications);
+    let now = etcd.runtime.block_on(now).expect("an answer");
+    assert_eq!(note.mod_revision, now, "the transaction of the deletion");
+    assert_eq!(etcd.read(&prefix.unpublished())["volume"], json!(id.0));
+}

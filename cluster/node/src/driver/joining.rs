@@ -79,6 +79,7 @@ impl Driver {
                 }
                 self.shared.seen_keys.found(store);
                 self.nodes.set_timing(timing, now);
+                self.volumes.serving().lease(timing.lease());
                 self.phase = Phase::Joining(Join::new(self.me.id, timing));
             }
             // Also a cluster that is created, restored or rebuilt later.

@@ -63,6 +63,18 @@ impl<'a> Hosts<'a> {
         Ok(())
     }
 
+    /// Hosts that are allowed, or were once and may still be connected (`known`), and that the
+    /// publication does not name. An operator may have allowed one by hand.
+    pub(super) fn surplus(&self, known: &[String], published: &[String]) -> BTreeSet<String> {
+        let all = self.allowed.iter().chain(known);
+        let surplus = all.filter(|host| !published.contains(host));
+        surplus.cloned().collect()
+    }
+
+    pub(super) fn allows_any(&self) -> bool {
+        self.subsystem.allows_any_host()
+    }
+
     fn nqn(&self) -> &str {
         self.subsystem.nqn().as_str()
     }
@@ -103,5 +115,30 @@ mod tests {
         daemon.run(hosts().allow(HOST)).unwrap();
         daemon.run(hosts().remove(HOST)).unwrap();
         assert_eq!(allowed(), [""; 0]);
+    }
+
+    /// Goal: a host that an operator allowed by hand goes with the others, because the publication
+    /// does not name it; one whose removal timed out is still waited for. Method: the lists.
+    #[test]
+    fn hosts_that_the_publication_does_not_name() {
+        let daemon = test_daemon();
+        let engine = &daemon.engine;
+        daemon.call("nvmf_create_subsystem", json!({ "nqn": NQN }));
+        let by_hand = "nqn.2026-01.org.example:by-hand";
+        for host in [HOST, by_hand] {
+            let params = json!({ "nqn": NQN, "host": host });
+            daemon.call("nvmf_subsystem_add_host", params);
+        }
+        let hosts = || Hosts::of(engine, NQN).unwrap();
+        let surplus = |known: &[&str], published: &[&str]| {
+            let texts = |all: &[&str]| all.iter().map(|one| (*one).to_owned()).collect::<Vec<_>>();
+            let found = hosts().surplus(&texts(known), &texts(published));
+            found.into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(surplus(&[HOST], &[HOST]), [by_hand]);
+        assert_eq!(surplus(&[HOST], &[HOST, by_hand]), [""; 0]);
+        daemon.run(hosts().remove(by_hand)).unwrap();
+        assert_eq!(surplus(&[HOST], &[HOST]), [""; 0]);
+        assert_eq!(surplus(&["nqn.closing"], &[HOST]), ["nqn.closing"]);
     }
 }

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use nacre_cluster_core::ids::MAX_REPLICAS;
@@ -60,6 +61,8 @@ struct InboxState {
     devices: BTreeMap<VolumeId, Vec<Exported>>,
     /// Devices that no record has yet: a change of a record that names one is under way.
     noted: Vec<Exported>,
+    /// Duration of the cluster's leases, once the node has read it.
+    lease: Option<Duration>,
 }
 
 /// The device of a replica: exported by its node, under a name that is the same on all nodes.
@@ -70,6 +73,9 @@ pub(super) struct Exported {
     /// Its name on that node. `None`: the record is of a version that did not store it.
     pub node_device: Option<String>,
 }
+
+/// The shortest silence after which a replica is out whose node has a lease.
+const LEAST_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Shared by the cluster's thread, the management thread and the reactors.
 #[derive(Debug, Default)]
@@ -324,6 +330,10 @@ impl Serving for Sender {
             .change_others(|state| state.exports.clone_from(exports));
     }
 
+    fn lease(&mut self, lease: Duration) {
+        self.0.state.lock().lease = Some(lease);
+    }
+
     fn listed(&mut self) {
         self.0.change_others(|state| state.is_listed = true);
     }
@@ -338,6 +348,13 @@ impl AbsentDevices for Inbox {
             all.find(|one| one.device == device).map(|one| one.node)
         };
         node.is_some_and(|node| self.is_node_away(node))
+    }
+
+    /// As long as a silent node keeps its volumes. A lease below the default one does not shorten
+    /// it, because devices are slow at times.
+    fn patience(&self) -> Option<Duration> {
+        let lease = self.state.lock().lease?;
+        Some(lease.max(LEAST_PATIENCE))
     }
 }
 
@@ -449,6 +466,18 @@ mod tests {
         assert!(!inbox.is_absent("other"));
         sender.nodes(&nodes, &BTreeMap::from([(node, Incarnation(3))]));
         assert!(!inbox.is_absent("d"));
+    }
+
+    /// Goal: a silent device of a node with a lease is waited for as long as a silent node, and for
+    /// 2 s at least. Before the node knows its cluster, the volume's deadline decides.
+    #[test]
+    fn silent_devices_are_waited_for_as_silent_nodes_are() {
+        let (mut sender, inbox, _) = inbox();
+        assert_eq!(inbox.patience(), None);
+        for (lease, patience) in [(1, 2), (2, 2), (15, 15)] {
+            sender.lease(Duration::from_secs(lease));
+            assert_eq!(inbox.patience(), Some(Duration::from_secs(patience)));
+        }
     }
 
     /// Goal: hosts wait for the volumes that have a slot for this node, and for no others.

@@ -57,7 +57,6 @@ pub(in crate::services) struct Shown {
     /// True if it also has its hosts and listeners.
     is_complete: bool,
     hosts: Vec<String>,
-    any_host: bool,
     ana: Ana,
 }
 
@@ -105,6 +104,9 @@ struct Done {
     /// The volume's record that its entry has.
     record: Option<Arc<Value>>,
     not_shown: LastErrors<()>,
+    not_withdrawn: LastErrors<()>,
+    /// The subsystem should be gone, and is not: its deletion failed.
+    is_left: bool,
     not_reserved: LastErrors<()>,
     /// From the withdrawal of a subsystem that is shown anew, until hosts find it again.
     shown_anew: Option<ExpectedSubsystems>,
@@ -184,8 +186,8 @@ pub(super) async fn follow(
         }
         done.note_subsystem(&engine, &running, id);
         let Some(wanted) = running.inbox.wanted(id) else {
-            withdraw(&engine, &running, id).await;
-            if !done.is_in_effect(&engine, None) {
+            withdraw(&engine, &running, id, &mut done).await;
+            if done.is_left || !done.is_in_effect(&engine, None) {
                 let _ = tokio::time::timeout(LOOK, changed.notified()).await;
                 continue;
             }
@@ -203,7 +205,7 @@ pub(super) async fn follow(
             let published = wanted.published;
             running.inbox.set_in_effect(id, Some(published));
         }
-        if done.open.is_some() || !is_in_effect {
+        if done.open.is_some() || done.is_left || !is_in_effect {
             let _ = tokio::time::timeout(LOOK, changed.notified()).await;
         } else {
             changed.notified().await;
@@ -395,10 +397,11 @@ async fn show(
     wanted: &WantedVolume,
     done: &mut Done,
 ) {
+    done.is_left = false;
     let here = wanted.publication.as_ref().zip(slot_of(running, wanted));
     let Some((publication, slot)) = here else {
         done.shown_anew = None;
-        return withdraw(engine, running, id).await;
+        return withdraw(engine, running, id, done).await;
     };
     let known = running.shown.borrow().get(&id).cloned();
     let present = (&publication.nqn, publication.created, slot);
@@ -406,7 +409,10 @@ async fn show(
     if known.is_some_and(is_other) {
         // Such as after a restore of etcd. Hosts lose the subsystem only for a moment.
         done.shown_anew = expect_subsystems(engine);
-        withdraw(engine, running, id).await;
+        withdraw(engine, running, id, done).await;
+        if done.is_left {
+            return;
+        }
     }
     in_cluster::show(engine, id.0).await;
     let outcome = furnish(engine, running, id, publication, slot).await;
@@ -494,7 +500,6 @@ async fn furnish(
             has_namespace: false,
             is_complete: false,
             hosts: Vec::new(),
-            any_host: false,
             ana: Ana::Inaccessible,
         };
         running.shown.borrow_mut().insert(id, shown);
@@ -514,19 +519,14 @@ async fn furnish(
         engine.declared_call(ADD_NAMESPACE, &params).await?;
         change(&|shown| shown.has_namespace = true);
     }
-    if shown.any_host != publication.any_host {
+    let hosts = Hosts::of(engine, nqn)?;
+    if hosts.allows_any() != publication.any_host {
         let params = json!({ "nqn": nqn, "allow_any_host": publication.any_host });
         engine
             .declared_call("nvmf_subsystem_allow_any_host", &params)
             .await?;
-        change(&|shown| shown.any_host = publication.any_host);
     }
-    let hosts = Hosts::of(engine, nqn)?;
-    let gone = shown
-        .hosts
-        .iter()
-        .filter(|host| !publication.hosts.contains(host));
-    for host in gone {
+    for host in &hosts.surplus(&shown.hosts, &publication.hosts) {
         hosts.remove(host).await?;
         change(&|shown| shown.hosts.retain(|one| one != host));
     }
@@ -547,14 +547,36 @@ async fn furnish(
     Ok(())
 }
 
-/// Takes the volume away from hosts on this node.
-async fn withdraw(engine: &Rc<Engine>, running: &Rc<Running>, id: VolumeId) {
+/// Takes the volume away from hosts on this node, until nothing is left of its subsystem.
+async fn withdraw(engine: &Rc<Engine>, running: &Rc<Running>, id: VolumeId, done: &mut Done) {
+    done.is_left = false;
     let Some(shown) = running.shown.borrow_mut().remove(&id) else {
         return;
     };
-    let delete = json!({ "nqn": shown.nqn });
-    if let Err(error) = engine.declared_call("nvmf_delete_subsystem", &delete).await {
-        warn!(volume = %id.0, %error, "it is still shown to hosts");
+    match delete_subsystem(engine, &shown.nqn).await {
+        Ok(()) => done.not_withdrawn.clear(&()),
+        Err(error) => {
+            if done.not_withdrawn.is_new(&(), &error.to_string()) {
+                warn!(volume = %id.0, %error, "it is still shown to hosts; it is tried again");
+            }
+            done.is_left = true;
+            running.shown.borrow_mut().insert(id, shown);
+            set_ana(engine, running, id, Ana::Inaccessible);
+        }
     }
     engine.listeners.look_again(engine).await;
+}
+
+/// Deletes the subsystem. Its last connections may still have I/O in flight.
+async fn delete_subsystem(engine: &Rc<Engine>, nqn: &str) -> Result<(), RpcError> {
+    let delete = json!({ "nqn": nqn });
+    let outcome = engine.declared_call("nvmf_delete_subsystem", &delete).await;
+    let is_there = || {
+        let nqn = Nqn::new(nqn).ok()?;
+        engine.plane().ok()?.target.subsystem(&nqn).ok()
+    };
+    match outcome {
+        Err(error) if is_there().is_some() => Err(error),
+        _ => Ok(()),
+    }
 }

@@ -1,6 +1,7 @@
 //! The cluster of this node, as far as its volumes depend on it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use nacre_bdev_replica::answers::Holder;
 use nacre_bdev_replica::model::VolumeRecord;
@@ -23,4 +24,7 @@ pub(in crate::services) trait Membership {
 /// The devices that volumes do not wait for, because the leases of their nodes are over.
 pub(in crate::services) trait AbsentDevices: Send + Sync {
     fn is_absent(&self, device: &str) -> bool;
+
+    /// Time for which volumes wait for a silent device of a node that has a lease.
+    fn patience(&self) -> Option<Duration>;
 }

@@ -1,6 +1,7 @@
 //! The bdevs of replicas: found in the registry, and claimed exclusively.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use nacre_bdev::registry::{Holder, Listed, Registry, RegistryError, Usage};
 use nacre_bdev::{Bdev, Layer};
@@ -55,6 +56,10 @@ impl Devices for VolumeDevices {
         self.absent
             .as_ref()
             .is_none_or(|absent| !absent.is_absent(name))
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        self.absent.as_ref()?.patience()
     }
 }
 

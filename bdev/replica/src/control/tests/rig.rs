@@ -48,7 +48,8 @@ pub(super) struct TestDisks {
     pub cuttable: Mutex<BTreeMap<String, Arc<Cuttable>>>,
     /// The disks are on other machines.
     pub remote: AtomicBool,
-    unawaited: Mutex<BTreeSet<String>>,
+    pub(super) unawaited: Mutex<BTreeSet<String>>,
+    pub(super) patience: Mutex<Option<Duration>>,
 }
 
 struct Claimed {
@@ -164,18 +165,13 @@ impl Devices for TestDisks {
     fn is_awaited(&self, name: &str) -> bool {
         !self.unawaited.lock().contains(name)
     }
+
+    fn patience(&self) -> Option<Duration> {
+        *self.patience.lock()
+    }
 }
 
 impl TestDisks {
-    pub(super) fn await_device(&self, name: &str, awaited: bool) {
-        let mut unawaited = self.unawaited.lock();
-        if awaited {
-            unawaited.remove(name)
-        } else {
-            unawaited.insert(name.into())
-        };
-    }
-
     fn seen(&self, name: &str) -> Arc<Layer> {
         let Some(host) = self.host else {
             return self.layer(name);
@@ -289,6 +285,7 @@ impl World {
             cuttable: Mutex::default(),
             remote: AtomicBool::default(),
             unawaited: Mutex::default(),
+            patience: Mutex::default(),
         });
         (0..disks).for_each(|at| shelf.add(&format!("d{at}"), DISK_BLOCKS));
         let clock = VirtualClock::new();
@@ -323,6 +320,7 @@ impl World {
             cuttable: Mutex::default(),
             remote: AtomicBool::default(),
             unawaited: Mutex::default(),
+            patience: Mutex::default(),
         });
         let mut rival = Self {
             shelf,
