@@ -19,6 +19,7 @@ use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 
 use crate::pin;
@@ -53,13 +54,34 @@ pub struct Disk {
     pub blocks: usize,
 }
 
+/// What the thread of the I/O queues does while no queue has bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Idle {
+    /// Asks again. Best where the thread has a core for itself.
+    Poll,
+    /// Sleeps until bytes arrive. Best where the host needs the same core.
+    Sleep,
+}
+
+/// How long a sleep may delay the first turn of a new queue.
+const SLEEP: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 50_000_000,
+};
+
 /// Accepts connections without end. Relays admin queues to `behind`; one thread on `core` serves
 /// I/O queues.
-pub fn serve(listener: &TcpListener, behind: SocketAddr, core: usize, disk: Disk) -> Result<()> {
+pub fn serve(
+    listener: &TcpListener,
+    behind: SocketAddr,
+    core: usize,
+    disk: Disk,
+    idle: Idle,
+) -> Result<()> {
     let (queues, new_queues) = mpsc::channel();
     thread::spawn(move || -> Result<()> {
         pin(core)?;
-        serve_queues(&new_queues, disk)
+        serve_queues(&new_queues, disk, idle)
     });
     for stream in listener.incoming() {
         let stream = stream.context("accepting")?;
@@ -149,8 +171,8 @@ fn transfer(kind: u8, command_id: u16, length: u32) -> [u8; HEADER] {
     pdu
 }
 
-/// Serves all queues in turn, without sleeping while there is one.
-fn serve_queues(new_queues: &Receiver<TcpStream>, disk: Disk) -> Result<()> {
+/// Serves all queues in turn.
+fn serve_queues(new_queues: &Receiver<TcpStream>, disk: Disk, idle: Idle) -> Result<()> {
     let data = vec![0x5a; disk.block_bytes * disk.blocks];
     let mut queues: Vec<IoQueue> = Vec::new();
     loop {
@@ -164,14 +186,30 @@ fn serve_queues(new_queues: &Receiver<TcpStream>, disk: Disk) -> Result<()> {
             Ok(stream) => queues.push(IoQueue::new(stream, disk)),
             Err(TryRecvError::Empty | TryRecvError::Disconnected) => {}
         }
+        let mut busy = false;
         queues.retain_mut(|queue| match queue.turn(&data) {
-            Ok(open) => open,
+            Ok(Turn::Closed) => false,
+            Ok(turn) => {
+                busy |= turn == Turn::Received;
+                true
+            }
             Err(error) => {
                 eprintln!("an I/O queue ended: {error:#}");
                 false
             }
         });
+        if idle == Idle::Sleep && !busy {
+            let mut waits: Vec<PollFd> = queues.iter().map(IoQueue::wait).collect();
+            poll(&mut waits, Some(&SLEEP)).context("waiting for bytes")?;
+        }
     }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    Received,
+    NoBytes,
+    Closed,
 }
 
 /// A PDU to send: its header, and the data of the disk that follow.
@@ -217,19 +255,29 @@ impl IoQueue {
         }
     }
 
-    /// Receives the available bytes and answers them. False once the host closed the connection.
-    fn turn(&mut self, data: &[u8]) -> Result<bool> {
-        match self.stream.read(&mut self.received[self.filled..]) {
-            Ok(0) => return Ok(false),
+    /// Receives the available bytes and answers them.
+    fn turn(&mut self, data: &[u8]) -> Result<Turn> {
+        let turn = match self.stream.read(&mut self.received[self.filled..]) {
+            Ok(0) => return Ok(Turn::Closed),
             Ok(bytes) => {
                 self.filled += bytes;
                 self.parse()?;
+                Turn::Received
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Turn::NoBytes,
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(Turn::Closed),
             Err(error) => return Err(error).context("receiving"),
+        };
+        Ok(if self.send(data)? { turn } else { Turn::Closed })
+    }
+
+    /// Ends once the queue can go on: with bytes, or with room for those that are not sent yet.
+    fn wait(&self) -> PollFd<'_> {
+        let mut events = PollFlags::IN;
+        if !self.unsent.is_empty() {
+            events |= PollFlags::OUT;
         }
-        self.send(data)
+        PollFd::new(&self.stream, events)
     }
 
     fn parse(&mut self) -> Result<()> {
@@ -291,6 +339,7 @@ impl IoQueue {
         Ok(())
     }
 
+    /// Sends until the socket takes no more. False once the host closed the connection.
     fn send(&mut self, data: &[u8]) -> Result<bool> {
         while !self.unsent.is_empty() {
             let mut slices = Vec::with_capacity(2 * PARTS);
@@ -337,7 +386,7 @@ mod tests {
     const BLOCK: usize = 512;
 
     /// A host's I/O queue on a limit target that has no target behind.
-    fn connected() -> TcpStream {
+    fn connected(idle: Idle) -> TcpStream {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("it is bound");
         let cores = rustix::thread::sched_getaffinity(None).expect("our own affinity");
@@ -347,7 +396,7 @@ mod tests {
             block_bytes: BLOCK,
             blocks: 8,
         };
-        thread::spawn(move || serve(&listener, address, core, disk));
+        thread::spawn(move || serve(&listener, address, core, disk, idle));
         let mut host = TcpStream::connect(address).expect("it listens");
         host.write_all(&[0; INITIALISE]).expect("ICReq");
         host.read_exact(&mut [0; INITIALISE]).expect("ICResp");
@@ -378,7 +427,12 @@ mod tests {
 
     #[test]
     fn reads_and_writes_are_answered() {
-        let mut host = connected();
+        for idle in [Idle::Poll, Idle::Sleep] {
+            reads_and_writes(connected(idle));
+        }
+    }
+
+    fn reads_and_writes(mut host: TcpStream) {
         let two = [command(READ, 5, 8, 0), command(READ, 6, 1, 0)].concat();
         host.write_all(&two).expect("two commands");
         for (id, length) in [(5, 8 * BLOCK), (6, BLOCK)] {

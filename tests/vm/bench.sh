@@ -3,9 +3,11 @@
 # target over a RAM disk, taking turns, with one I/O queue each. Over RDMA, on one soft-RoCE device,
 # Nacre over TCP takes turns too.
 #
-#   bench.sh OUT ROUNDS SECONDS tcp|rdma        NACRE=/path/to/nacre
+#   bench.sh OUT ROUNDS SECONDS tcp|rdma        NACRE=/path/to/nacre [LIMIT_TARGET=/path/to/limit-target]
 #
-# Writes to OUT/results:  figure nacre|nvmet|tcp|rdma RW BYTES DEPTH ROUND IOPS MEAN_MICROSECONDS
+# With LIMIT_TARGET, a target that only counts bytes takes turns too, polling and sleeping.
+#
+# Writes to OUT/results:  figure nacre|nvmet|polls|sleeps|tcp|rdma RW BYTES DEPTH ROUND IOPS MEAN_MICROSECONDS
 # and at the end:         done
 set -uo pipefail
 
@@ -56,10 +58,37 @@ nvmet_ns_add "$NVMET_NQN" 1 $SIZE_MIB /dev/ram0
 connect "$NVMET_NQN" --nr-io-queues=1
 written "$NVMET_NQN"
 
+# A limit target has no disk. Its admin queue is that of a subsystem of Nacre.
+LIMIT_NQN=$NQN-limit
+# More than a cache holds.
+LIMIT_MIB=64
+limit_target() { # limit_target PORT [--sleep]
+    local port=$1
+    shift
+    "$LIMIT_TARGET" --listen "$ADDR:$port" --behind "$ADDR:4420" --blocks $((LIMIT_MIB * 2048)) "$@" &
+    LIMIT_PIDS+=($!)
+}
+LIMIT_PIDS=()
+if [ -n "${LIMIT_TARGET:-}" ]; then
+    PORT=4420 nacre_subsystem_create "$LIMIT_NQN" any
+    rpc bdev_malloc_create "{\"name\":\"limit\",\"block_size\":512,\"num_blocks\":$((LIMIT_MIB * 2048))}"
+    rpc nvmf_subsystem_add_ns "{\"nqn\":\"$LIMIT_NQN\",\"namespace\":{\"bdev_name\":\"limit\"}}"
+    limit_target 4422
+    limit_target 4423 --sleep
+fi
+
+# Connected only while it is measured, because a target that polls takes a core.
+measure_limit() { # measure_limit SIDE PORT RW BYTES DEPTH ROUND
+    PORT=$2 connect "$LIMIT_NQN" --nr-io-queues=1
+    wait_until 30 ns_dev "$LIMIT_NQN" 1
+    measure "$1" "$LIMIT_NQN" "${@:3}"
+    disconnect "$LIMIT_NQN"
+}
+
 measure() { # measure SIDE NQN RW BYTES DEPTH ROUND
     local report figures
     report=$(fio --name=bench --filename="$(ns_dev "$2" 1)" --ioengine=io_uring --direct=1 --rw="$3" --bs="$4" \
-        --iodepth="$5" --size=${SIZE_MIB}M --norandommap --randrepeat=0 --time_based --ramp_time=1 \
+        --iodepth="$5" --size=100% --norandommap --randrepeat=0 --time_based --ramp_time=1 \
         --runtime="$RUNTIME" --output-format=json)
     figures=$(echo "$report" | jq -r '.jobs[0] | if .error != 0 then error("fio failed") else
         "\(.read.iops + .write.iops) \(([.read, .write] | map(select(.iops > 0) | .lat_ns.mean) | add) / 1000)" end')
@@ -73,6 +102,9 @@ for round in $(seq "$ROUNDS"); do
         for place in $places; do
             measure nacre "$NQN" $rw "${place%-*}" "${place#*-}" "$round"
             measure nvmet "$NVMET_NQN" $rw "${place%-*}" "${place#*-}" "$round"
+            [ -n "${LIMIT_TARGET:-}" ] || continue
+            measure_limit polls 4422 $rw "${place%-*}" "${place#*-}" "$round"
+            measure_limit sleeps 4423 $rw "${place%-*}" "${place#*-}" "$round"
         done
     done
     [ "$OVER" = tcp ] || for rw in read randwrite; do

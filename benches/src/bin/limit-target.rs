@@ -1,4 +1,4 @@
-//! The program `limit-target` of `cargo xtask bench spdk --limit`. See
+//! The program `limit-target` of `cargo xtask bench spdk|tcp|vm --limit`. See
 //! [`nacre_benches::limit_target`].
 
 #![forbid(unsafe_code)]
@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpListener};
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use nacre_benches::limit_target::{Disk, serve};
+use nacre_benches::limit_target::{Disk, Idle, serve};
 
 #[derive(Parser)]
 #[command(about = "An NVMe/TCP target whose I/O queues only count bytes")]
@@ -27,6 +27,9 @@ struct Options {
     /// Blocks of the namespace.
     #[arg(long)]
     blocks: usize,
+    /// Sleep while no bytes arrive, instead of polling.
+    #[arg(long)]
+    sleep: bool,
 }
 
 fn main() -> Result<()> {
@@ -37,5 +40,10 @@ fn main() -> Result<()> {
         block_bytes: options.block_bytes,
         blocks: options.blocks,
     };
-    serve(&listener, options.behind, options.core, disk)
+    let idle = if options.sleep {
+        Idle::Sleep
+    } else {
+        Idle::Poll
+    };
+    serve(&listener, options.behind, options.core, disk, idle)
 }

@@ -27,20 +27,20 @@ use crate::process::End;
 #[derive(Subcommand)]
 pub(crate) enum Benchmark {
     /// Nacre's target and host over loopback, against bare sockets that move the same bytes.
-    Tcp(TcpOptions),
+    Tcp(tcp::Options),
     /// Nacre's target against SPDK's on loopback, under SPDK's initiator and under `nacre perf`.
     Spdk(spdk::Options),
     /// Nacre over TLS against Nacre in clear on loopback; with `--peer`, also against SPDK's target
     /// over TLS.
     Tls(tls::Options),
     /// Replicated volumes against the disk below them, over TCP; and partial beside full resync.
-    Volume(TcpOptions),
+    Volume(LoopbackOptions),
     /// Volumes of a pool against the bare device below it, and times of snapshots, import and
     /// deletion; with `--spdk` and `--vm` also against SPDK's lvols and the kernel's dm-thin.
     Pool(pool::Options),
     /// Nacre against the kernel's target, both under the stock kernel's initiator, in the virtual
     /// machine.
-    Vm(VmOptions),
+    Vm(vm::TcpOptions),
     /// Like `vm`, over RDMA on one soft-RoCE device; also Nacre over RDMA against Nacre over TCP.
     Rdma(VmOptions),
     /// Nacre's NVMe driver against the kernel's, on one emulated drive in the virtual machine; and
@@ -62,7 +62,7 @@ pub(crate) struct VmOptions {
 }
 
 #[derive(Args)]
-pub(crate) struct TcpOptions {
+pub(crate) struct LoopbackOptions {
     /// Interleaved rounds; the median counts.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -87,8 +87,8 @@ pub(crate) fn run(root: &Path, what: &Benchmark) -> Result<ExitCode> {
         Benchmark::Tls(options) => tls::run(root, options),
         Benchmark::Volume(options) => volume::run(root, options),
         Benchmark::Pool(options) => pool::run(root, options),
-        Benchmark::Vm(options) => vm::run(root, options, vm::BenchTransport::Tcp),
-        Benchmark::Rdma(options) => vm::run(root, options, vm::BenchTransport::Rdma),
+        Benchmark::Vm(options) => vm::run_tcp(root, options),
+        Benchmark::Rdma(options) => vm::run_rdma(root, options),
         Benchmark::Nvme(options) => nvme::run(root, options),
     }
 }

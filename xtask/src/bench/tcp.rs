@@ -7,12 +7,25 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use clap::Args;
 use serde_json::Value;
 
-use super::target::{ADDRESS, HOST_CORE, NQN, PORT, TARGET_CORE, Target, WARM_UP, number};
-use super::{Line, TcpOptions, idle, instructions, print_table};
+use super::target::{
+    ADDRESS, HOST_CORE, LimitTarget, NQN, PORT, TARGET_CORE, Target, WARM_UP, number,
+};
+use super::{Line, LoopbackOptions, idle, instructions, print_table};
 use crate::process;
 use crate::setup;
+
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    loopback: LoopbackOptions,
+    /// Also measure a target that only counts bytes: the most that any target reaches under
+    /// `nacre perf`, beside bare sockets.
+    #[arg(long)]
+    limit: bool,
+}
 
 const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 
@@ -73,7 +86,9 @@ const MANY: Case = Case {
     ..case("4 KiB read, 64 x 4", "randread", 4096, 4, 0.85)
 };
 
-pub(super) fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
+pub(super) fn run(root: &Path, options: &Options) -> Result<ExitCode> {
+    let with_limit_target = options.limit;
+    let options = &options.loopback;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if cores < 2 {
         bail!("this takes two cores, one for each side; this machine has {cores}");
@@ -92,6 +107,12 @@ pub(super) fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
 
     let target = Target::start(&nacre)?;
     target.fill("1")?;
+    let limit_target = if with_limit_target {
+        let program = build(root, "nacre-benches", "limit-target")?;
+        Some(LimitTarget::start(&program, &target)?)
+    } else {
+        None
+    };
     let line = |name: &str, goal| Line {
         name: name.into(),
         goal,
@@ -108,6 +129,7 @@ pub(super) fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
     // Nacre's loopback sockets are not paced. If the system's are, also compare with unpaced bare
     // sockets.
     let mut unpaced: Vec<Line> = cases.iter().map(|case| line(case.name, 0.0)).collect();
+    let mut most: Vec<Line> = cases.iter().map(|case| line(case.name, 0.0)).collect();
     let paces = system_paces();
     let mut many = line(MANY.name, MANY.goal);
     // Without goals: the cost of spreading requests over connections, for both sides.
@@ -117,16 +139,20 @@ pub(super) fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
         println!("round {round} of {}", options.rounds);
         for (at, case) in cases.iter().enumerate() {
             let bare = measure_limit(&limit, case, &[], options.seconds)?;
-            let ours = measure(&target, case, options.seconds)?;
+            let ours = measure(&target, target.port(), case, options.seconds)?;
             lines[at].rounds.push((ours, bare));
+            if let Some(limit_target) = &limit_target {
+                let rate = measure(&target, limit_target.port(), case, options.seconds)?;
+                most[at].rounds.push((rate, bare));
+            }
             if paces {
                 let bare = measure_limit(&limit, case, &["--unpaced"], options.seconds)?;
                 unpaced[at].rounds.push((ours, bare));
             }
         }
         if wanted(MANY.name) {
-            let one = measure(&target, &ONE, options.seconds)?;
-            let ours = measure(&target, &MANY, options.seconds)?;
+            let one = measure(&target, target.port(), &ONE, options.seconds)?;
+            let ours = measure(&target, target.port(), &MANY, options.seconds)?;
             let bare_one = measure_limit(&limit, &ONE, &[], options.seconds)?;
             let bare = measure_limit(&limit, &MANY, &[], options.seconds)?;
             many.rounds.push((ours, bare));
@@ -149,6 +175,9 @@ pub(super) fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
         lines.push(many);
     }
     print_table("nacre", "bare sockets", &lines);
+    if with_limit_target {
+        print_table("limit", "bare sockets", &most);
+    }
     if paces {
         print_table("nacre", "not paced", &unpaced);
     }
@@ -223,8 +252,9 @@ fn measure_limit(limit: &Path, case: &Case, more: &[&str], seconds: f64) -> Resu
     number(&answer, &["requests_per_second"])
 }
 
-fn measure(target: &Target, case: &Case, seconds: f64) -> Result<f64> {
-    let answer = target.load(
+fn measure(target: &Target, port: &str, case: &Case, seconds: f64) -> Result<f64> {
+    let answer = target.load_at(
+        port,
         &[
             "--rw",
             case.rw,

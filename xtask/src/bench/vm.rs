@@ -8,15 +8,27 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
 
+use super::tcp::build;
 use super::{Line, VmOptions, guest_results, print_table};
 use crate::vm::{self, Vm};
 
 const BOOT_ALLOWANCE: Duration = Duration::from_secs(300);
 
+#[derive(Args)]
+pub(crate) struct TcpOptions {
+    #[command(flatten)]
+    guest: VmOptions,
+    /// Also measure a target that only counts bytes, once polling and once sleeping while idle: the
+    /// most that a target outside the kernel reaches in this guest, beside nvmet.
+    #[arg(long)]
+    limit: bool,
+}
+
 /// The transport of the comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum BenchTransport {
+enum BenchTransport {
     Tcp,
     Rdma,
 }
@@ -31,8 +43,10 @@ impl BenchTransport {
 
     /// Two directions at four depths, both sides; over RDMA also two directions at two depths over
     /// both transports.
-    fn measurements_per_round(self) -> u64 {
+    fn measurements_per_round(self, with_limit: bool) -> u64 {
         match self {
+            // The limit target polls and sleeps.
+            Self::Tcp if with_limit => 12 + 12,
             Self::Tcp => 12,
             Self::Rdma => 16 + 8,
         }
@@ -42,7 +56,25 @@ impl BenchTransport {
 /// Each line must reach this fraction of nvmet's rate.
 const GOAL: f64 = 0.95;
 
-pub(super) fn run(root: &Path, options: &VmOptions, over: BenchTransport) -> Result<ExitCode> {
+pub(super) fn run_tcp(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
+    let limit = if options.limit {
+        Some(build(root, "nacre-benches", "limit-target")?)
+    } else {
+        None
+    };
+    run(root, &options.guest, BenchTransport::Tcp, limit.as_deref())
+}
+
+pub(super) fn run_rdma(root: &Path, options: &VmOptions) -> Result<ExitCode> {
+    run(root, options, BenchTransport::Rdma, None)
+}
+
+fn run(
+    root: &Path,
+    options: &VmOptions,
+    over: BenchTransport,
+    limit_target: Option<&Path>,
+) -> Result<ExitCode> {
     ensure!(
         options.rounds > 0,
         "without a round there is nothing to compare"
@@ -55,8 +87,11 @@ pub(super) fn run(root: &Path, options: &VmOptions, over: BenchTransport) -> Res
         vm.describe(),
         options.rounds
     );
+    let limit_program = limit_target
+        .map(|path| format!("LIMIT_TARGET={} ", vm::quoted(path)))
+        .unwrap_or_default();
     let line = format!(
-        "NACRE={} bash {} {} {} {} {} >{} 2>&1",
+        "{limit_program}NACRE={} bash {} {} {} {} {} >{} 2>&1",
         vm::quoted(&nacre),
         vm::quoted(&root.join("tests/vm/bench.sh")),
         vm::quoted(&out),
@@ -68,13 +103,20 @@ pub(super) fn run(root: &Path, options: &VmOptions, over: BenchTransport) -> Res
     // Each measurement ramps up and starts fio, which takes a few seconds when emulated.
     let limit = BOOT_ALLOWANCE
         + Duration::from_secs(
-            options.rounds * over.measurements_per_round() * (options.seconds + 8),
+            options.rounds
+                * over.measurements_per_round(limit_target.is_some())
+                * (options.seconds + 8),
         );
     let end = vm.boot(root, &line, &out, limit)?;
     let results = guest_results(&out, &end)?;
     let figures = Figures::read(&results)?;
     let lines = figures.lines;
     print_table("nacre", &format!("nvmet-{}", over.word()), &lines);
+    for (side, limits) in [("polls", &figures.polls), ("sleeps", &figures.sleeps)] {
+        if !limits.is_empty() {
+            print_table(side, "nvmet-tcp", limits);
+        }
+    }
     if over == BenchTransport::Rdma {
         print_transports(&figures.transports);
     }
@@ -96,6 +138,9 @@ pub(super) fn run(root: &Path, options: &VmOptions, over: BenchTransport) -> Res
 struct Figures {
     /// Nacre against nvmet.
     lines: Vec<Line>,
+    /// The limit target against nvmet, while idle polling or sleeping.
+    polls: Vec<Line>,
+    sleeps: Vec<Line>,
     transports: Vec<Transports>,
 }
 
@@ -111,10 +156,11 @@ struct Transports {
 
 impl Figures {
     /// Reads lines of `figure SIDE RW BYTES DEPTH ROUND IOPS MICROSECONDS`. A `nacre` line precedes
-    /// its `nvmet` line; `tcp` and `rdma` lines are Nacre's, for the table of transports.
+    /// its `nvmet` line, which precedes those of the limit target; `tcp` and `rdma` lines are Nacre's, for the table of transports.
     fn read(results: &str) -> Result<Self> {
         let mut figures = Self::default();
         let mut pending = None;
+        let mut nvmet: Option<(String, f64)> = None;
         for text in results.lines().filter(|line| *line != "done") {
             let words: Vec<&str> = text.split_whitespace().collect();
             let ["figure", side, rw, bytes, depth, round, iops, mean] = *words.as_slice() else {
@@ -136,7 +182,18 @@ impl Figures {
             match (side, pending.take()) {
                 ("nacre", None) => pending = Some((name, round.to_owned(), iops)),
                 ("nvmet", Some((of, in_round, ours))) if of == name && in_round == round => {
-                    figures.pair(name, GOAL, (ours, iops));
+                    pair(&mut figures.lines, &name, GOAL, (ours, iops));
+                    nvmet = Some((name, iops));
+                }
+                ("polls" | "sleeps", None) => {
+                    let Some((_, beside)) = nvmet.as_ref().filter(|(of, _)| *of == name) else {
+                        bail!("a figure without its pair: {text:?}");
+                    };
+                    let lines = match side {
+                        "polls" => &mut figures.polls,
+                        _ => &mut figures.sleeps,
+                    };
+                    pair(lines, &name, 0.0, (iops, *beside));
                 }
                 _ => bail!("a figure without its pair: {text:?}"),
             }
@@ -145,17 +202,6 @@ impl Figures {
             bail!("the guest measured nothing");
         }
         Ok(figures)
-    }
-
-    fn pair(&mut self, name: String, goal: f64, pair: (f64, f64)) {
-        match self.lines.iter_mut().find(|line| line.name == name) {
-            Some(line) => line.rounds.push(pair),
-            None => self.lines.push(Line {
-                name,
-                goal,
-                rounds: vec![pair],
-            }),
-        }
     }
 
     fn transport(&mut self, side: &str, rw: &str, depth: u32, figure: (f64, f64)) {
@@ -173,6 +219,17 @@ impl Figures {
             "tcp" => place.tcp.push(figure),
             _ => place.rdma.push(figure),
         }
+    }
+}
+
+fn pair(lines: &mut Vec<Line>, name: &str, goal: f64, pair: (f64, f64)) {
+    match lines.iter_mut().find(|line| line.name == name) {
+        Some(line) => line.rounds.push(pair),
+        None => lines.push(Line {
+            name: name.to_owned(),
+            goal,
+            rounds: vec![pair],
+        }),
     }
 }
 
@@ -217,11 +274,14 @@ mod tests {
     fn figures_are_paired_by_line_and_round() {
         let text = "figure nacre randread 4k 1 1 90 11\nfigure nvmet randread 4k 1 1 100 10\n\
                     figure nacre randread 4k 1 2 120 9\nfigure nvmet randread 4k 1 2 100 10\n\
+                    figure polls randread 4k 1 2 80 12\nfigure sleeps randread 4k 1 2 60 13\n\
                     figure tcp read 4k 128 1 50 3\nfigure rdma read 4k 128 1 100 2\ndone\n";
         let figures = Figures::read(text).unwrap();
         assert_eq!(figures.lines.len(), 1);
         assert_eq!(figures.lines[0].goal, GOAL);
         assert_eq!(figures.lines[0].rounds, [(90.0, 100.0), (120.0, 100.0)]);
+        assert_eq!(figures.polls[0].rounds, [(80.0, 100.0)]);
+        assert_eq!(figures.sleeps[0].rounds, [(60.0, 100.0)]);
         assert_eq!(
             figures.transports,
             [Transports {
@@ -239,6 +299,7 @@ mod tests {
             "figure nvmet randread 4k 1 1 100 1\n",
             "figure nacre randread 4k 1 1 100 1\nfigure nvmet randread 4k 32 1 100 1\n",
             "figure nacre randread 4k 1 1\n",
+            "figure polls randread 4k 1 1 100 1\n",
             "done\n",
         ] {
             assert!(Figures::read(text).is_err(), "{text}");

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::target::{NQN, Target, WARM_UP, number};
 use super::tcp::build;
-use super::{Line, TcpOptions, print_table};
+use super::{Line, LoopbackOptions, print_table};
 
 /// Loads per side and round; each takes half of the measuring time. They run in the order bare,
 /// volume, volume, bare, and so on. So other load on the machine, and a connection's batch size,
@@ -48,7 +48,7 @@ const CASES: &[Case] = &[
     case("2 replicas, 4 KiB write", "two", "randwrite", 0.60),
 ];
 
-pub(super) fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
+pub(super) fn run(root: &Path, options: &LoopbackOptions) -> Result<ExitCode> {
     let nacre = match &options.nacre {
         Some(path) => path.clone(),
         None => build(root, "nacre-engine-cli", "nacre")?,
