@@ -3,11 +3,13 @@
 # target over a RAM disk, taking turns, with one I/O queue each. Over RDMA, on one soft-RoCE device,
 # Nacre over TCP takes turns too.
 #
-#   bench.sh OUT ROUNDS SECONDS tcp|rdma        NACRE=/path/to/nacre [LIMIT_TARGET=/path/to/limit-target]
+#   bench.sh OUT ROUNDS SECONDS tcp|rdma        NACRE=/path/to/nacre
 #
-# With LIMIT_TARGET, a target that only counts bytes takes turns too, polling and sleeping.
+# With LIMIT_TARGET=/path/to/limit-target, a target that only counts bytes takes turns too, polling
+# and sleeping.
 #
-# Writes to OUT/results:  figure nacre|nvmet|polls|sleeps|tcp|rdma RW BYTES DEPTH ROUND IOPS MEAN_MICROSECONDS
+# Writes to OUT/results:  figure SIDE RW BYTES DEPTH ROUND IOPS MEAN_MICROSECONDS
+#   with SIDE             nacre|nvmet|polls|sleeps|tcp|rdma
 # and at the end:         done
 set -uo pipefail
 

@@ -13,6 +13,7 @@
 pub mod ana;
 pub mod association;
 pub mod authentication;
+mod clearing;
 pub(crate) mod cntlid;
 pub mod config;
 pub(crate) mod core_handle;
@@ -32,6 +33,7 @@ mod withheld;
 pub use ana::AnaStates;
 pub use association::{Association, ErrorRecord, Phase, QueueInfo, Teardown, pending};
 pub use authentication::{Access, AuthFailure, Authentication, QueueAuthState};
+pub use clearing::{ClearError, Clearing};
 pub use cntlid::NoSuchController;
 pub use config::{QueueLimits, TargetConfig};
 pub use core_handle::{GroupCounts, GroupHandle};

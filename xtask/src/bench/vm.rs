@@ -156,7 +156,8 @@ struct Transports {
 
 impl Figures {
     /// Reads lines of `figure SIDE RW BYTES DEPTH ROUND IOPS MICROSECONDS`. A `nacre` line precedes
-    /// its `nvmet` line, which precedes those of the limit target; `tcp` and `rdma` lines are Nacre's, for the table of transports.
+    /// its `nvmet` line, which precedes those of the limit target; `tcp` and `rdma` lines are
+    /// Nacre's, for the table of transports.
     fn read(results: &str) -> Result<Self> {
         let mut figures = Self::default();
         let mut pending = None;

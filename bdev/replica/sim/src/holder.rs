@@ -183,7 +183,7 @@ impl Holder {
             if let Some(outcome) = place.borrow_mut().take() {
                 return outcome;
             }
-            let now = self.core.clock().now() + std::time::Duration::from_micros(20);
+            let now = self.core.clock().now() + Duration::from_micros(20);
             self.core.clock().set(now);
             for disk in &self.devices.disks {
                 disk.advance(now);

@@ -4,7 +4,8 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use nacre_nvmf::subsystems::reservation::{ClearError, Clearing, ReservationState};
+use nacre_nvmf::subsystems::reservation::ReservationState;
+use nacre_nvmf::subsystems::{ClearError, Clearing};
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::commands::reservation::ReservationType;
 use schemars::JsonSchema;

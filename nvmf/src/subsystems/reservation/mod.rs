@@ -4,7 +4,6 @@
 //! ```text
 //! state.rs     the reservation, and the effect of each command on it; pure
 //! report.rs    Reservation Report
-//! clearing.rs  the removal of a reservation by the administrator
 //! notices.rs   the notifications for each controller's host (log 80h)
 //! ```
 //!
@@ -18,7 +17,6 @@
 //! valid. A command whose outcome must survive a power loss is applied, and completed, when the
 //! [`ReservationStore`] has it on stable media; later commands wait.
 
-mod clearing;
 mod notices;
 pub(crate) mod report;
 pub(crate) mod state;
@@ -35,7 +33,6 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::subsystems::core_handle::GroupHandle;
 
-pub use clearing::{ClearError, Clearing};
 pub use notices::{MAX_NOTICES, NoticeLog};
 pub use state::{
     Change, Effect, HeldReservation, HostId, MAX_REGISTRANTS, Notice, Registrant, ReservationState,

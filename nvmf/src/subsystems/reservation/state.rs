@@ -249,16 +249,16 @@ impl ReservationState {
         Ok(outcome)
     }
 
-    /// The effect of the administrator's Clear: no host sends it, so each one is told.
+    /// The effect of the administrator's Clear: no host sends it, so each one is notified.
     pub(crate) fn cleared(&self) -> Effect {
         let mut outcome = Effect {
             next: self.clone(),
             notices: Vec::new(),
             aborted: Vec::new(),
         };
-        let told = self.registrants.iter();
-        let told = told.map(|r| (r.host, Notice::Preempted));
-        outcome.notices.extend(told);
+        let notices = self.registrants.iter();
+        let notices = notices.map(|r| (r.host, Notice::Preempted));
+        outcome.notices.extend(notices);
         outcome.next.registrants.clear();
         outcome.next.held = None;
         outcome.next.count();

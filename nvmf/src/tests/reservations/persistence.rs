@@ -20,10 +20,10 @@ use super::super::host::INVALID;
 use super::super::rig::*;
 use super::{CONFLICT, Host, KEY_A, KEY_B, OK};
 use crate::subsystems::reservation::{
-    ClearError, Clearing, HeldReservation, Registrant, ReservationState, ReservationStore,
-    Reservations, StateLease, Ticket,
+    HeldReservation, Registrant, ReservationState, ReservationStore, Reservations, StateLease,
+    Ticket,
 };
-use crate::subsystems::{NamespaceConfig, NamespaceIds, TargetConfig};
+use crate::subsystems::{ClearError, Clearing, NamespaceConfig, NamespaceIds, TargetConfig};
 
 /// Stores each state when the test lets it.
 #[derive(Default)]

@@ -123,7 +123,7 @@ const MOST: u64 = 2000;
 /// [`Length::Full`], from the first one. After a change of the core, another seed may find it.
 fn is_found(mutation: Mutation, finder: u64, disks: u64) {
     let first = Length::of_environment().choose(finder, finder, 1);
-    for seed in first..first + MOST {
+    for seed in first..finder + MOST {
         Mutation::activate(Some(mutation));
         let outcome = caught(seed, disks);
         Mutation::activate(None);
@@ -134,7 +134,10 @@ fn is_found(mutation: Mutation, finder: u64, disks: u64) {
             return;
         }
     }
-    panic!("{mutation:?} is not found in {MOST} seeds");
+    panic!(
+        "{mutation:?} is not found in the seeds from {first} to {}",
+        finder + MOST
+    );
 }
 
 macro_rules! found {

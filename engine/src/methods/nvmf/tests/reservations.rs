@@ -100,7 +100,7 @@ fn an_administrator_clears_a_reservation() {
     {
         let daemon = TestDaemon::with(Settings::default(), open());
         let storing = store_reservations(Rc::clone(&daemon.engine));
-        daemon.run(async { tokio::task::spawn_local(storing) });
+        daemon.run(async { drop(tokio::task::spawn_local(storing)) });
         malloc(&daemon, "m0", Some(UUID));
         subsystem(&daemon, NQN);
         keep(&daemon, stored_reservation(UUID));

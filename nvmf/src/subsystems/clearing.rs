@@ -10,9 +10,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::state::{Effect, ReservationState};
-use super::{Decision, FAILED, OPEN, Reservation, StoreAnswer, Ticket};
 use crate::subsystems::core_handle::GroupHandle;
+use crate::subsystems::reservation::{
+    Decision, Effect, FAILED, OPEN, Reservation, ReservationState, StoreAnswer, Ticket,
+};
 use crate::subsystems::subsystem::Subsystem;
 
 /// The number of no core: it waits beside the cores for its turn.
