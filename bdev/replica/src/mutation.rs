@@ -34,8 +34,6 @@ pub enum Mutation {
     ReleaseAtClose,
     /// A failed replica that is not awaited stays in sync in the store.
     UnawaitedInSync,
-    /// A replica that was silent for too long, and is awaited, stays in sync in the store.
-    SilentInSync,
 }
 
 #[cfg(feature = "mutations")]
@@ -62,7 +60,6 @@ mod switch {
             Self::ConfirmedLate,
             Self::ReleaseAtClose,
             Self::UnawaitedInSync,
-            Self::SilentInSync,
         ];
 
         /// Activates a fault from here on, on this thread.

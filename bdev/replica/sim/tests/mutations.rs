@@ -120,8 +120,3 @@ fn releasing_the_reservations_in_order() {
 fn keeping_an_unawaited_replica_in_sync() {
     is_caught_with_leases(Mutation::UnawaitedInSync, 861);
 }
-
-#[test]
-fn keeping_a_silent_replica_in_sync() {
-    is_caught_with_leases(Mutation::SilentInSync, 1);
-}

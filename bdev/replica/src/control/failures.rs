@@ -206,9 +206,7 @@ impl FailureHandler {
         }
         let is_awaited = self.replicas.media.devices.is_awaited(&live.disk.device);
         let is_silent = is_awaited && live.disk.is_silent();
-        if Mutation::UnawaitedInSync.is_active() && !is_awaited
-            || Mutation::SilentInSync.is_active() && is_silent
-        {
+        if Mutation::UnawaitedInSync.is_active() && !is_awaited {
             self.replicas.detach(slot);
             self.context.publish();
             return true;

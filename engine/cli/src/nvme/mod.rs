@@ -60,6 +60,7 @@ enum NvmeCommand {
     Locate {
         /// A PCI address, such as 0000:5e:00.0, or a block device, such as /dev/sda
         disk: DiskName,
+        /// The state to switch to; without it, the light is shown
         light: Option<Light>,
         /// Print JSON for programs
         #[arg(long)]

@@ -151,6 +151,13 @@ fn hang(world: &World, name: &str) {
     hangs.inject(Fault::new(Action::Hang)).unwrap();
 }
 
+/// The device answers again, also what hung.
+fn resume(world: &World, name: &str) {
+    let device = world.shelf.fault(name);
+    device.clear();
+    device.resume_pending();
+}
+
 /// Goal: the deadline decides about devices of the holder's own node, whatever the patience.
 /// Method: a local device hangs.
 #[test]
@@ -182,7 +189,7 @@ fn the_last_replica_that_answers() {
         world.pass(Duration::from_secs(5));
         assert_ne!(world.state(), VolumeState::Frozen);
         for name in ["d0", "d1"] {
-            world.shelf.fault(name).clear();
+            resume(&world, name);
         }
         let taken = seconds(&mut world, |world| {
             assert_eq!(world.wait(write).status, Status::Ok)
@@ -205,7 +212,7 @@ fn a_replica_that_is_silent_in_turns() {
         hang(&world, "d1");
         world.write(2 * REGION + at * 8, 8, 2);
         world.pass(Duration::from_secs(1));
-        world.shelf.fault("d1").clear();
+        resume(&world, "d1");
         returns.push(seconds(&mut world, World::until_healthy));
     }
     assert!(returns[0] < 2.0, "{returns:?}");
@@ -213,7 +220,7 @@ fn a_replica_that_is_silent_in_turns() {
     world.pass(Duration::from_secs(601));
     hang(&world, "d1");
     world.write(4 * REGION, 8, 2);
-    world.shelf.fault("d1").clear();
+    resume(&world, "d1");
     let forgotten = seconds(&mut world, World::until_healthy);
     assert!(forgotten < 2.0, "{forgotten}");
 }
