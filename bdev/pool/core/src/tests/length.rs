@@ -5,9 +5,8 @@
 pub(super) enum Length {
     /// For a developer who changed something else: the variable is not set.
     Short,
-    /// `ci`: what `cargo xtask test` and the continuous integration have time for. It has every kind
-    /// of history and every operation, with a fifth of the seeds and a seventh of the points in
-    /// time.
+    /// `ci`: `cargo xtask test` and the continuous integration have time for it. It has every kind
+    /// of history and every operation, a fifth of the seeds, and a seventh of the points in time.
     Ci,
     /// Any other value.
     Full,
