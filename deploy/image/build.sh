@@ -103,7 +103,7 @@ done
 in_root dracut --quiet --force --no-hostonly --reproducible --zstd --kver "$KERNEL" \
     --add "systemd systemd-initrd systemd-veritysetup systemd-repart dm" \
     --omit "network network-manager nfs iscsi lvm mdraid dmraid multipath crypt plymouth i18n" \
-    --install "mkfs.ext4 mke2fs fsck.ext4 /etc/mke2fs.conf sed head tail tr sleep" --include /initrd-files / \
+    --install "mkfs.ext4 mke2fs fsck.ext4 /etc/mke2fs.conf sed head cat tail tr sleep" --include /initrd-files / \
     --filesystems "erofs ext4 overlay vfat" --add-drivers "dm_verity erofs overlay efivarfs nvme virtio_blk virtio_scsi ahci sd_mod usb_storage uas" \
     /new-initrd
 rm -rf "$WORK/root/initrd-files"

@@ -280,6 +280,8 @@ look_from_here
 START=$SECONDS
 check "the screen restarts the machine" keys 'ry'
 check "the daemon of the bad version is not ready" says "$LIMIT" "the daemon of version $(pattern "$BAD_VERSION") is not ready"
+# The screen before the restart had the listener, too.
+look_from_here
 check "the former version serves again, without a person" serves $((LIMIT * 4))
 echo "restart to serving of the former version: $((SECONDS - START)) s"
 said | grep -a 'restart\[.*nacre: ' | sed 's/^/  | /'

@@ -13,6 +13,8 @@ export PATH=/run/programs:$PATH NACRE_VARIABLES=/run/variables
 printf '#!/bin/sh\ncase "$*" in *is-active*) exit 3 ;; *reboot*) echo REBOOT ;; esac\n' >/run/programs/systemctl
 printf '#!/bin/sh\necho a word of the daemon\n' >/run/programs/journalctl
 printf '#!/bin/sh\n' >/run/programs/sleep
+# Like `tail` on variables of the firmware, which cannot seek.
+printf '#!/bin/sh\n[ "$#" -lt 3 ] || { echo "tail: Illegal seek" >&2; exit 1; }\nexec /usr/bin/tail "$@"\n' >/run/programs/tail
 chmod +x /run/programs/*
 
 # The last line of a start whose daemon is not ready, with this boot entry.
