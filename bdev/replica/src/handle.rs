@@ -33,9 +33,9 @@ pub trait Devices: Send + Sync + 'static {
         true
     }
 
-    /// Time after which a remote replica that completes nothing, and owes an answer, is out,
-    /// although it is awaited. `None`: the volume's deadline decides.
-    fn patience(&self) -> Option<Duration> {
+    /// Time after which a replica on this device of another node is out that completes nothing and
+    /// owes an answer, although it is awaited. `None`: the volume's deadline decides.
+    fn patience(&self, _name: &str) -> Option<Duration> {
         None
     }
 }

@@ -47,7 +47,7 @@ mod switch {
     }
 
     impl Mutation {
-        pub const ALL: [Self; 13] = [
+        pub const ALL: [Self; 12] = [
             Self::AcknowledgeEarly,
             Self::SkipLog,
             Self::ReadStale,

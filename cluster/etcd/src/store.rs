@@ -41,6 +41,8 @@ const WAITING: usize = 1024;
 const RUNNING: u32 = 64;
 /// Revisions remembered, at most one per volume.
 const REMEMBERED: usize = 16_384;
+/// Tries of a deletion while the volume's publication changes.
+const DELETIONS: usize = 8;
 /// Time for the calls that were accepted, when the store is dropped.
 const LAST_CALLS: Duration = Duration::from_secs(5);
 
@@ -527,14 +529,21 @@ impl Records {
     }
 
     /// Notes the deletion of a publication like an unpublish does: the nodes confirm that they have
-    /// seen this revision, and the key that has it is gone.
+    /// seen this revision, and the key that has it is gone. A volume that is published meanwhile
+    /// stays: its deletion was asked for without hosts.
     async fn delete_with_publication(&self, id: Uuid, expected: Stamp) -> Result<(), StoreError> {
         let (key, publication) = (
             self.prefix.volume(id),
             self.prefix.publication(VolumeId(id)),
         );
-        loop {
+        let mut was_absent = false;
+        for _ in 0..DELETIONS {
             let published = self.client.get(&publication).await?;
+            if was_absent && published.is_some() {
+                let why = "it was published meanwhile".to_owned();
+                return Err(StoreError::Unavailable { why });
+            }
+            was_absent |= published.is_none();
             let change = |stored: &Stored| {
                 let mut txn = Txn::default()
                     .if_modified(
@@ -559,6 +568,8 @@ impl Records {
                 _ => return Ok(()),
             }
         }
+        let why = "its publication changes all the time".to_owned();
+        Err(StoreError::Unavailable { why })
     }
 
     /// Makes a change of the record whose version is `expected`, and returns the answer. `None`:

@@ -1,8 +1,9 @@
 //! The note of deleted publications. Nodes confirm in their leases up to which revision they have
 //! seen the publications; the key of a deleted one is gone, and its revision with it.
 //!
-//! A daemon that writes no note is of a version before leases say what is in effect. While such a
-//! daemon has a lease, nothing counts as confirmed. So no deletion of its own is taken for seen.
+//! A version before leases say what is in effect writes no note. While one has a lease, nothing
+//! counts as confirmed. Two deletions are not covered: one that such a daemon makes just before its
+//! upgrade, and that of a volume by a version that notes only unpublished ones.
 
 use nacre_cluster_core::VolumeId;
 use serde_json::json;

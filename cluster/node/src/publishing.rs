@@ -42,6 +42,20 @@ impl PublishRequest {
     }
 }
 
+/// Deletes the publication of this revision. A copy that arrives late changes and notes nothing.
+fn withdrawal(prefix: &Prefix, volume: VolumeId, revision: i64) -> Txn {
+    let key = prefix.publication(volume);
+    let txn = Txn::default().if_modified(&key, revision).delete(&key);
+    let txn = txn.delete(&prefix.reservation(volume));
+    txn.note_unpublished(prefix, volume)
+}
+
+/// A key of publications. `None`: it is no volume's.
+fn decoded(prefix: &str, kv: &KeyValue) -> Option<Result<(VolumeId, Publication), Error>> {
+    let volume = VolumeId(Prefix::id_after(prefix, &kv.key)?);
+    Some(Publication::decode(kv).map(|publication| (volume, publication)))
+}
+
 impl Operator {
     pub(crate) async fn get(&self, key: &str) -> Result<Option<KeyValue>, Error> {
         self.client.get(key).await.map_err(Error::at(key))
@@ -110,24 +124,24 @@ impl Operator {
     /// Shows the volume no more. False: it was not published.
     pub async fn unpublish(&self, volume: VolumeId) -> Result<bool, Error> {
         let key = self.prefix.publication(volume);
-        let is_published = self.get(&key).await?.is_some();
-        if is_published {
-            let reservation = self.prefix.reservation(volume);
-            let txn = Txn::default().delete(&key).delete(&reservation);
-            let txn = txn.note_unpublished(&self.prefix, volume);
-            self.transact(&key, txn).await?;
+        let mut is_published = false;
+        for _ in 0..ATTEMPTS {
+            let Some(found) = self.get(&key).await? else {
+                return Ok(is_published);
+            };
+            is_published = true;
+            let txn = withdrawal(&self.prefix, volume, found.mod_revision);
+            if self.transact(&key, txn).await?.is_made {
+                return Ok(true);
+            }
         }
-        Ok(is_published)
+        Err(Error::Contended { key })
     }
 
     pub async fn publications(&self) -> Result<BTreeMap<VolumeId, Publication>, Error> {
         let prefix = self.prefix.publications();
         let keys = self.list(&prefix).await?;
-        let found = keys.iter().filter_map(|kv| {
-            let volume = VolumeId(Prefix::id_after(&prefix, &kv.key)?);
-            Some(Publication::decode(kv).map(|publication| (volume, publication)))
-        });
-        found.collect()
+        keys.iter().filter_map(|kv| decoded(&prefix, kv)).collect()
     }
 
     /// Wants `device` of the node, by this name, for a replica of the volume. The node answers by

@@ -70,16 +70,17 @@ pub enum Request {
 }
 
 impl Request {
-    pub fn kind(&self) -> ActKind {
-        match self {
+    /// Its kind in the history; none: the history does not have it. The audit log has each call.
+    fn kind(&self) -> Option<ActKind> {
+        Some(match self {
             Self::Update { .. } => ActKind::Update,
             Self::Rollback { .. } => ActKind::Rollback,
             Self::Restart { .. } => ActKind::Restart,
             Self::PowerOff { .. } => ActKind::PowerOff,
             Self::SetName { .. } => ActKind::Name,
-            Self::Locate { .. } => ActKind::Locate,
+            Self::Locate { .. } => return None,
             Self::SetNetwork { .. } | Self::KeepNetwork | Self::RevertNetwork => ActKind::Network,
-        }
+        })
     }
 
     /// The bundle of an update.
@@ -109,7 +110,6 @@ pub enum ActKind {
     PowerOff,
     Network,
     Name,
-    Locate,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -186,7 +186,8 @@ pub fn ask(places: &Places, request: &Request) -> Result<(), RequestError> {
     if path.try_exists().map_err(failed)? {
         return Err(RequestError::Waiting);
     }
-    // A trial of the network ends by itself: it does not wait for an update. A light is no change.
+    // A trial of the network ends by itself: it does not wait for an update. A locate light changes
+    // nothing on disk, so it need not wait.
     let is_answer = matches!(
         request,
         Request::KeepNetwork | Request::RevertNetwork | Request::Locate { .. }
@@ -215,7 +216,11 @@ pub fn ask(places: &Places, request: &Request) -> Result<(), RequestError> {
         request: request.clone(),
     };
     let text = serde_json::to_vec(&left).map_err(|error| failed(error.into()))?;
-    files::replace_private(&path, &text).map_err(failed)
+    // Another call may have left a request since the check above.
+    match files::create_private(&path, &text) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(RequestError::Waiting),
+        done => done.map_err(failed),
+    }
 }
 
 /// Refuses a path without a file, before the request waits. The update checks the rest.
@@ -260,7 +265,10 @@ pub fn take(places: &Places) -> Result<Option<Request>, RequestError> {
     if left.boot == boot_id(places) {
         return Ok(Some(left.request));
     }
-    let entry = Entry::begin(places, left.request.kind(), left.request.file())?;
+    let Some(kind) = left.request.kind() else {
+        return Ok(None);
+    };
+    let entry = Entry::begin(places, kind, left.request.file())?;
     entry.end(ActState::Interrupted, "the machine started before it began")?;
     Ok(None)
 }
@@ -453,8 +461,17 @@ mod tests {
             assert_eq!(take(&places).unwrap(), Some(request));
             assert_eq!(take(&places).unwrap(), None);
         }
-        ask(&places, &RESTART).unwrap();
+        // A light of an earlier boot has no entry in the history.
+        let light = Request::Locate {
+            disk: "sda".into(),
+            on: true,
+        };
+        ask(&places, &light).unwrap();
         fs::write(places.boot_id(), "two\n").unwrap();
+        assert_eq!(take(&places).unwrap(), None);
+        assert_eq!(history(&places), []);
+        ask(&places, &RESTART).unwrap();
+        fs::write(places.boot_id(), "three\n").unwrap();
         assert_eq!(take(&places).unwrap(), None);
         assert!(!places.request().exists());
         let noted = history(&places).remove(0);
@@ -468,6 +485,32 @@ mod tests {
         fs::remove_file(places.os_release()).unwrap();
         let refused = ask(&places, &RESTART);
         assert!(matches!(refused, Err(RequestError::Status(_))));
+    }
+
+    /// Goal: of two requests at the same moment one waits, and the other one is refused. Method:
+    /// two threads, again and again.
+    #[test]
+    fn a_request_is_not_overwritten() {
+        let (_root, places) = appliance();
+        let places = &places;
+        let restart = RESTART;
+        let light = Request::Locate {
+            disk: "sda".into(),
+            on: true,
+        };
+        for _ in 0..32 {
+            let results = std::thread::scope(|scope| {
+                let threads = [&restart, &light];
+                let threads = threads.map(|one| scope.spawn(move || ask(places, one)));
+                threads.map(|thread| thread.join().unwrap())
+            });
+            let expected = match &results {
+                [Ok(()), Err(RequestError::Waiting)] => &restart,
+                [Err(RequestError::Waiting), Ok(())] => &light,
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(take(places).unwrap().as_ref(), Some(expected));
+        }
     }
 
     /// Goal: the history has the newest acts first, and is bounded. An act without a process is

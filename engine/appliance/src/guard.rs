@@ -46,7 +46,10 @@ pub fn obstacles(volumes: Value) -> Result<Vec<Obstacle>, GuardError> {
     let mut found = Vec::new();
     for volume in volumes {
         let resyncs = |replica: &&Replica| {
-            replica.resync.is_some() || ["syncing", "reconciling"].contains(&replica.state.as_str())
+            // The record of a volume that is not open here names its target only as filling.
+            replica.resync.is_some()
+                || ["syncing", "reconciling"].contains(&replica.state.as_str())
+                || replica.state == "filling" && replica.on_this_node
         };
         if let Some(replica) = volume.replicas.iter().find(resyncs) {
             found.push(Obstacle::Resync {

@@ -14,7 +14,7 @@ use crate::network::replace;
 use crate::place::Places;
 
 /// Most bytes of a label (RFC 1123, section 2.1), and of the whole name: the kernel takes 64.
-const MOST: usize = 63;
+const MAX_NAME_BYTES: usize = 63;
 
 /// Labels of letters, digits and hyphens, in small letters.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,7 +47,7 @@ impl TryFrom<String> for HostName {
     }
 }
 
-/// Why a text is no name of a machine.
+/// Why a host name is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{cause}")]
 pub struct HostNameError {
@@ -59,8 +59,8 @@ impl FromStr for HostName {
 
     fn from_str(text: &str) -> Result<Self, HostNameError> {
         let refuse = |cause: String| Err(HostNameError { cause });
-        if text.is_empty() || text.len() > MOST {
-            return refuse(format!("a name has from 1 to {MOST} characters"));
+        if text.is_empty() || text.len() > MAX_NAME_BYTES {
+            return refuse(format!("a name has from 1 to {MAX_NAME_BYTES} characters"));
         }
         let is_allowed = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
         let is_label = |label: &str| {
@@ -81,7 +81,7 @@ impl FromStr for HostName {
         }
         // Each machine means itself by it (RFC 6761, section 6.3).
         if last == "localhost" {
-            return refuse("each machine is its own localhost".into());
+            return refuse("`localhost` names every machine; choose another name".into());
         }
         Ok(Self(text))
     }
@@ -89,7 +89,10 @@ impl FromStr for HostName {
 
 #[derive(Debug, thiserror::Error)]
 pub enum SetNameError {
-    #[error("the name counts from the next start: {path}: {source}", path = path.display())]
+    #[error(
+        "{path}: {source}; the page shows the name already, and the kernel takes it at the next start",
+        path = path.display()
+    )]
     Kernel { path: PathBuf, source: io::Error },
     #[error("the former name stays: {path}: {source}", path = path.display())]
     File { path: PathBuf, source: io::Error },
@@ -117,7 +120,7 @@ mod tests {
     /// table.
     #[test]
     fn names_are_checked() {
-        let longest = "a".repeat(MOST);
+        let longest = "a".repeat(MAX_NAME_BYTES);
         for good in [
             "nacre",
             "n",
@@ -130,7 +133,7 @@ mod tests {
             assert_eq!(good.parse::<HostName>().unwrap().as_str(), good);
         }
         assert_eq!("Storage1".parse::<HostName>().unwrap().as_str(), "storage1");
-        let too_long = "a".repeat(MOST + 1);
+        let too_long = "a".repeat(MAX_NAME_BYTES + 1);
         for bad in [
             "",
             ".",

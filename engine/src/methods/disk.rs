@@ -3,6 +3,8 @@
 //! The daemon switches the light itself if it may write to sysfs. The unit of the package may not:
 //! on an appliance the daemon leaves a request, as for other acts on the machine.
 
+use std::io::ErrorKind;
+use std::path::Path;
 use std::rc::Rc;
 
 use nacre_bdev::registry::Registry as Bdevs;
@@ -43,7 +45,7 @@ struct BayReply {
     bay: String,
     /// True if the light is on.
     lit: bool,
-    /// True if the light follows in a moment, by the machine's own service.
+    /// True if the appliance's service switches the light later.
     requested: bool,
 }
 
@@ -81,8 +83,12 @@ impl Method<Engine> for GetBay {
     type Reply = GetBayReply;
 
     async fn apply(params: GetBayParams, engine: Rc<Engine>) -> Result<GetBayReply, RpcError> {
-        let disk = disk(&engine, &params.name)?;
-        blocking(move || bay(&System::real(), &disk)).await
+        let named = Named::find(&engine, params.name)?;
+        blocking(move || {
+            let disk = named.disk(Path::new(DEV))?;
+            bay(&System::real(), &disk)
+        })
+        .await
     }
 }
 
@@ -120,8 +126,12 @@ impl Method<Engine> for Locate {
     type Reply = BayReply;
 
     async fn apply(params: LocateParams, engine: Rc<Engine>) -> Result<BayReply, RpcError> {
-        let disk = disk(&engine, &params.name)?;
-        blocking(move || locate(&System::real(), &Places::system(), &disk, params.on)).await
+        let named = Named::find(&engine, params.name)?;
+        blocking(move || {
+            let disk = named.disk(Path::new(DEV))?;
+            locate(&System::real(), &Places::system(), &disk, params.on)
+        })
+        .await
     }
 }
 
@@ -166,46 +176,190 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-/// The disk of a name.
-fn disk(engine: &Engine, name: &str) -> Result<DiskName, RpcError> {
-    if let Some(drive) = engine.drives.find(name)
-        && let Ok(disk) = drive.address.parse()
-    {
-        return Ok(disk);
-    }
-    let bdevs = engine.plane().ok().map(|plane| plane.bdevs.clone());
-    if let Some(bdevs) = bdevs
-        && let Some(layer) = bdevs.lookup(name)
-    {
-        return disk_below(engine, &bdevs, &layer).ok_or_else(|| {
-            let cause = format!("bdev \"{name}\" is on no disk of this machine");
-            RpcError::errno(Errno::ENOTSUP, cause).field("name")
-        });
-    }
-    name.parse().map_err(|_| {
-        let cause = format!("\"{name}\" is no controller, no bdev and no disk of this machine");
-        RpcError::errno(Errno::ENODEV, cause)
-            .field("name")
-            .remedy("`nacre nvme list` and `nacre bdev list` show them")
-    })
+/// The folder of device nodes.
+const DEV: &str = "/dev";
+
+/// What a name of a call stands for. Its device nodes are not resolved: that may block.
+#[derive(Debug)]
+struct Named {
+    name: String,
+    below: Vec<Below>,
 }
 
-/// The disk of the lowest bdev, the first one if there are several.
-fn disk_below(engine: &Engine, bdevs: &Bdevs, layer: &Layer) -> Option<DiskName> {
+/// A part of a named object.
+#[derive(Debug, PartialEq, Eq)]
+enum Below {
+    Disk(DiskName),
+    /// The file of a bdev, or a device node.
+    File(String),
+    /// The name of a bdev that the daemon does not have.
+    Missing(String),
+}
+
+/// Why a name leads to no single disk.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum DiskError {
+    #[error("\"{0}\" is no controller, no bdev and no disk of this machine")]
+    Unknown(String),
+    #[error("\"{0}\" is on no disk of this machine")]
+    NoDisk(String),
+    #[error("\"{name}\" is on {}", join(.disks))]
+    Several { name: String, disks: Vec<DiskName> },
+    #[error("\"{name}\" is on \"{missing}\", which this machine does not have now")]
+    Missing {
+        name: String,
+        missing: String,
+        /// The other disks.
+        disks: Vec<DiskName>,
+    },
+    #[error("{path}: {kind}")]
+    Node { path: String, kind: ErrorKind },
+}
+
+fn join(disks: &[DiskName]) -> String {
+    let disks: Vec<String> = disks.iter().map(DiskName::to_string).collect();
+    disks.join(", ")
+}
+
+impl From<DiskError> for RpcError {
+    fn from(error: DiskError) -> Self {
+        let errno = match &error {
+            DiskError::Unknown(_) | DiskError::Missing { .. } => Errno::ENODEV,
+            DiskError::NoDisk(_) => Errno::ENOTSUP,
+            DiskError::Several { .. } => Errno::EINVAL,
+            DiskError::Node { .. } => Errno::EIO,
+        };
+        let refused = Self::errno(errno, error.to_string()).field("name");
+        match error {
+            DiskError::Unknown(_) => {
+                refused.remedy("`nacre nvme list` and `nacre bdev list` show them")
+            }
+            DiskError::Several { .. } => refused.remedy("name one of these disks"),
+            DiskError::Missing { disks, .. } if !disks.is_empty() => {
+                refused.remedy(format!("to locate another disk, name it: {}", join(&disks)))
+            }
+            _ => refused,
+        }
+    }
+}
+
+impl Named {
+    fn find(engine: &Engine, name: String) -> Result<Self, DiskError> {
+        if let Some(drive) = engine.drives.find(&name)
+            && let Ok(disk) = drive.address.parse()
+        {
+            let below = vec![Below::Disk(disk)];
+            return Ok(Self { name, below });
+        }
+        let bdevs = engine.plane().ok().map(|plane| plane.bdevs.clone());
+        if let Some(bdevs) = bdevs
+            && let Some(layer) = bdevs.lookup(&name)
+        {
+            let mut below = Vec::new();
+            add_below(engine, &bdevs, &layer, &mut below);
+            return Ok(Self { name, below });
+        }
+        let below = match name.parse() {
+            Ok(disk) => Below::Disk(disk),
+            Err(_) if Path::new(&name).starts_with(DEV) => Below::File(name.clone()),
+            Err(_) => return Err(DiskError::Unknown(name)),
+        };
+        let below = vec![below];
+        Ok(Self { name, below })
+    }
+
+    /// The only disk. Follows links in `dev`, the folder of device nodes.
+    fn disk(self, dev: &Path) -> Result<DiskName, DiskError> {
+        let Self { name, below } = self;
+        let mut disks = Vec::new();
+        let mut first_missing = None;
+        for part in below {
+            let disk = match part {
+                Below::Disk(disk) => Some(disk),
+                Below::File(file) => match disk_of_file(dev, &file) {
+                    Ok(disk) => disk,
+                    Err(ErrorKind::NotFound) => {
+                        first_missing.get_or_insert(file);
+                        None
+                    }
+                    Err(kind) => return Err(DiskError::Node { path: file, kind }),
+                },
+                Below::Missing(bdev) => {
+                    first_missing.get_or_insert(bdev);
+                    None
+                }
+            };
+            if let Some(disk) = disk
+                && !disks.contains(&disk)
+            {
+                disks.push(disk);
+            }
+        }
+        if let Some(missing) = first_missing {
+            if missing == name {
+                return Err(DiskError::Unknown(name));
+            }
+            return Err(DiskError::Missing {
+                name,
+                missing,
+                disks,
+            });
+        }
+        match disks.len() {
+            0 => Err(DiskError::NoDisk(name)),
+            1 => Ok(disks.remove(0)),
+            _ => Err(DiskError::Several { name, disks }),
+        }
+    }
+}
+
+/// Adds the disks below a bdev.
+fn add_below(engine: &Engine, bdevs: &Bdevs, layer: &Layer, below: &mut Vec<Below>) {
     let is_of = |drive: &Drive| drive.devices().iter().any(|one| one.name() == layer.name());
     let mut drives = engine.drives.list().into_iter();
     if let Some((_, drive)) = drives.find(|(_, drive)| is_of(drive)) {
-        return drive.address.parse().ok();
+        below.extend(drive.address.parse().ok().map(Below::Disk));
+        return;
     }
     let module = layer.module();
     let facts = module.driver_specific();
-    let file = bdev_modules::file_of(&facts);
-    if let Some(disk) = file.and_then(|file| file.strip_prefix("/dev/")?.parse().ok()) {
-        return Some(disk);
+    if let Some(file) = bdev_modules::file_of(&facts) {
+        below.push(Below::File(file.to_owned()));
+        return;
     }
-    let bases = module.bases();
-    let below = bases.iter().find_map(|base| bdevs.lookup(base))?;
-    disk_below(engine, bdevs, &below)
+    for base in bases(engine, layer) {
+        match bdevs.lookup(&base) {
+            Some(base) => add_below(engine, bdevs, &base, below),
+            None => below.push(Below::Missing(base)),
+        }
+    }
+}
+
+/// The bdevs below one, with the replicas of a volume that do not take part now.
+fn bases(engine: &Engine, layer: &Layer) -> Vec<String> {
+    let mut volumes = engine.volumes.list().into_iter();
+    let volume = volumes.find(|volume| volume.bdev() == Some(layer.name()));
+    match volume.and_then(|volume| volume.status()) {
+        Some(status) => {
+            let replicas = status.replicas.into_iter();
+            replicas.map(|replica| replica.device).collect()
+        }
+        None => layer.module().bases(),
+    }
+}
+
+/// The disk of a device node, also by a link such as those of /dev/disk/by-id; none for a file that
+/// is not in `dev`.
+fn disk_of_file(dev: &Path, file: &str) -> Result<Option<DiskName>, ErrorKind> {
+    let kind = |error: std::io::Error| error.kind();
+    let file = Path::new(file);
+    if !file.starts_with(dev) {
+        return Ok(None);
+    }
+    let (dev, node) = (dev.canonicalize(), file.canonicalize());
+    let (dev, node) = (dev.map_err(kind)?, node.map_err(kind)?);
+    let name = node.strip_prefix(dev).ok().and_then(Path::to_str);
+    Ok(name.and_then(|name| name.parse().ok()))
 }
 
 fn refusal(error: BayError) -> RpcError {
@@ -227,7 +381,6 @@ fn refusal(error: BayError) -> RpcError {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::io::ErrorKind;
 
     use nacre_bdev_nvme_vfio::pci::testing::Machine;
     use serde_json::json;
@@ -281,6 +434,65 @@ mod tests {
         assert!(text.contains("waits for its turn"), "{text}");
     }
 
+    /// Goal: a name stands for one disk, or is refused with the disks that it stands for. Method:
+    /// device nodes with links as udev makes them; objects on none, one and several of them.
+    #[test]
+    fn a_name_stands_for_one_disk() {
+        let root = tempfile::tempdir().unwrap();
+        let dev = root.path().join("dev");
+        fs::create_dir_all(dev.join("disk/by-id")).unwrap();
+        for node in ["sda", "sdb"] {
+            fs::write(dev.join(node), "").unwrap();
+        }
+        let at = |node: &str| dev.join(node).to_str().unwrap().to_owned();
+        for (link, node) in [("ata-A", "sda"), ("wwn-A", "sda"), ("gone", "sdz")] {
+            let target = format!("../../{node}");
+            std::os::unix::fs::symlink(target, dev.join("disk/by-id").join(link)).unwrap();
+        }
+        let file = |node: &str| Below::File(at(node));
+        let disk = |below: Vec<Below>| {
+            let name = "v0".to_owned();
+            Named { name, below }.disk(&dev)
+        };
+        let name = |disk: &str| disk.parse::<DiskName>().unwrap();
+        let (a, b) = (name("sda"), name("sdb"));
+        let image = root.path().join("disk.img").to_str().unwrap().to_owned();
+        for one in [
+            vec![file("sda")],
+            vec![file("disk/by-id/ata-A")],
+            vec![file("disk/by-id/ata-A"), file("disk/by-id/wwn-A")],
+            vec![
+                Below::Disk(a.clone()),
+                file("sda"),
+                Below::File(image.clone()),
+            ],
+        ] {
+            let text = format!("{one:?}");
+            assert_eq!(disk(one), Ok(a.clone()), "{text}");
+        }
+        for none in [vec![], vec![Below::File(image)]] {
+            assert_eq!(disk(none), Err(DiskError::NoDisk("v0".into())));
+        }
+        let several = disk(vec![file("disk/by-id/wwn-A"), file("sdb")]).unwrap_err();
+        assert_eq!(several.to_string(), "\"v0\" is on sda, sdb");
+        let expected = DiskError::Several {
+            name: "v0".into(),
+            disks: vec![a.clone(), b],
+        };
+        assert_eq!(several, expected);
+        for (part, missing) in [
+            (Below::Missing("m1".into()), "m1".to_owned()),
+            (file("disk/by-id/gone"), at("disk/by-id/gone")),
+        ] {
+            let expected = DiskError::Missing {
+                name: "v0".into(),
+                missing,
+                disks: vec![a.clone()],
+            };
+            assert_eq!(disk(vec![file("sda"), part]), Err(expected));
+        }
+    }
+
     /// Goal: a bdev names its disk through the bdevs below it; one in memory has none.
     #[test]
     fn a_bdev_names_its_disk() {
@@ -292,6 +504,7 @@ mod tests {
                 ("m0", "on no disk"),
                 ("no-such-disk", "has no disk no-such-disk"),
                 ("a/b", "no controller, no bdev"),
+                ("/dev/disk/by-id/no-such-disk", "no controller, no bdev"),
             ] {
                 let mut params = json!({ "name": name });
                 if method == "disk_locate" {

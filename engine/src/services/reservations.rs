@@ -139,7 +139,7 @@ async fn store(engine: Rc<Engine>, job: StateToStore) {
     match stored {
         Ok(()) => ticket.stored(),
         Err(error) => {
-            warn!(%place, %error, "a reservation could not be stored; the host's command is refused");
+            warn!(%place, %error, "a reservation could not be stored; the command that changed it is refused");
             ticket.failed();
         }
     }

@@ -105,6 +105,19 @@ pub fn replace_contents(path: &Path, contents: &[u8]) -> Result<()> {
     write_over(path, contents, (new, file))
 }
 
+/// Creates a file that only the daemon's user can read, with all its contents at once. Refuses with
+/// `AlreadyExists` if there is one.
+pub fn create_private(path: &Path, contents: &[u8]) -> Result<()> {
+    let (new, mut file) = create_beside(path, 0o600)?;
+    let created = file
+        .write_all(contents)
+        .and_then(|()| file.sync_all())
+        // A rename would replace a file that another thread creates meanwhile.
+        .and_then(|()| std::fs::hard_link(&new, path));
+    let removed = std::fs::remove_file(&new);
+    created.and(removed).and_then(|()| sync_folder(path))
+}
+
 fn keep_access(file: &File, present: &Metadata) -> Result<()> {
     let new = file.metadata()?;
     if (new.uid(), new.gid()) != (present.uid(), present.gid()) {
@@ -260,6 +273,25 @@ mod tests {
         write_pid(&file).unwrap();
         let (_, pid) = open_pid_file(&path("pid")).unwrap();
         assert_eq!(pid, Some(std::process::id()));
+    }
+
+    /// Goal: of several threads that create a file, one succeeds, and the file has its contents.
+    #[test]
+    fn a_file_is_created_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("request");
+        let contents = ["one", "two", "three"];
+        let create = |text: &str| create_private(&path, text.as_bytes());
+        let results: Vec<Result<()>> = std::thread::scope(|scope| {
+            let threads = contents.map(|text| scope.spawn(move || create(text)));
+            threads.map(|thread| thread.join().unwrap()).into()
+        });
+        let winner = results.iter().position(std::result::Result::is_ok).unwrap();
+        let refused = results.iter().filter_map(|result| result.as_ref().err());
+        let kinds: Vec<ErrorKind> = refused.map(Error::kind).collect();
+        assert_eq!(kinds, [ErrorKind::AlreadyExists; 2]);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), contents[winner]);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! ```
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::subsystems::core_handle::GroupHandle;
 use crate::subsystems::reservation::{
@@ -16,8 +16,9 @@ use crate::subsystems::reservation::{
 };
 use crate::subsystems::subsystem::Subsystem;
 
-/// The number of no core: it waits beside the cores for its turn.
-const NO_CORE: usize = usize::MAX;
+/// Not a core: an administrator's call. A reservation tells its waiters apart by their numbers, so
+/// each call has its own one, far above those of cores.
+static NEXT_NUMBER: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// A removal in progress. Its owner polls it to the end: hosts' commands wait until then.
 pub struct Clearing {
@@ -25,8 +26,8 @@ pub struct Clearing {
     nsid: u32,
     reservation: Arc<Reservation>,
     handle: GroupHandle,
-    /// The state that the administrator has seen, by its generation.
-    seen: Option<u32>,
+    /// The only state to clear; `None`: any.
+    seen: Option<ReservationState>,
     storing: Option<(Arc<StoreAnswer>, ReservationState, Effect)>,
 }
 
@@ -34,7 +35,8 @@ pub struct Clearing {
 pub enum ClearError {
     #[error("another node of the cluster serves the volume, or may have taken it over")]
     Elsewhere,
-    #[error("hosts have changed it since: its generation is {now}, not {seen}")]
+    /// The generation may be the same: it does not count Acquire and Release (Base 8.19).
+    #[error("hosts have changed the reservation: its generation was {seen}, and is {now} now")]
     Changed { seen: u32, now: u32 },
     #[error("no host is registered, so there is nothing to clear")]
     Nothing,
@@ -43,18 +45,19 @@ pub enum ClearError {
 }
 
 impl Clearing {
-    /// `wake`: called from any thread when [`Clearing::poll`] may go on.
+    /// `seen`: the state that the caller has checked; another one is not cleared. `None`: any state
+    /// is. `wake`: called from any thread when [`Clearing::poll`] may go on.
     pub fn new(
         subsystem: Arc<Subsystem>,
         (nsid, reservation): (u32, Arc<Reservation>),
-        seen: Option<u32>,
+        seen: Option<ReservationState>,
         wake: Arc<dyn Fn() + Send + Sync>,
     ) -> Self {
         Self {
             subsystem,
             nsid,
             reservation,
-            handle: GroupHandle::new(NO_CORE, wake),
+            handle: GroupHandle::new(NEXT_NUMBER.fetch_sub(1, Ordering::Relaxed), wake),
             seen,
             storing: None,
         }
@@ -82,9 +85,9 @@ impl Clearing {
         let Some(before) = self.reservation.state() else {
             return Some(Err(ClearError::Elsewhere));
         };
-        let refused = match self.seen {
-            Some(seen) if seen != before.generation => Some(ClearError::Changed {
-                seen,
+        let refused = match &self.seen {
+            Some(seen) if *seen != before => Some(ClearError::Changed {
+                seen: seen.generation,
                 now: before.generation,
             }),
             _ if before.registrants.is_empty() => Some(ClearError::Nothing),
@@ -93,7 +96,7 @@ impl Clearing {
         if let Some(refused) = refused {
             return Some(Err(refused));
         }
-        // A state that changed since is decided about again: its hosts were not looked at.
+        // A state that is not `before` any more is not cleared: the next poll reads and checks it.
         let decision = self.reservation.decide_by(&self.handle, |state| {
             (*state == before).then(|| Ok(state.cleared()))
         });
@@ -108,8 +111,9 @@ impl Clearing {
             Ok(Decision::Accepted(effect, Some(store))) => {
                 let (ticket, answer) = Ticket::new(self.handle.clone());
                 let is_kept = effect.next.ptpl || store.stores_all();
+                // Set first: whatever happens in the store, `drop` gives up.
+                let (.., effect) = self.storing.insert((answer, before, effect));
                 store.store(is_kept.then_some(&effect.next), ticket);
-                self.storing = Some((answer, before, effect));
                 self.poll()
             }
         }

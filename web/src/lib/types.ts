@@ -305,7 +305,7 @@ export interface AuditCall {
 }
 
 export interface MachineAct {
-  act: 'update' | 'rollback' | 'restart' | 'power_off' | 'network' | 'name' | 'locate';
+  act: 'update' | 'rollback' | 'restart' | 'power_off' | 'network' | 'name';
   state: 'running' | 'done' | 'failed' | 'interrupted';
   running: string;
   file: string | null;

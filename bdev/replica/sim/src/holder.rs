@@ -122,7 +122,7 @@ impl Devices for HolderDevices {
         disk.is_none_or(|disk| disk.is_awaited_by(self.holder))
     }
 
-    fn patience(&self) -> Option<Duration> {
+    fn patience(&self, _name: &str) -> Option<Duration> {
         self.patience
     }
 }

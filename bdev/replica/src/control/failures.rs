@@ -3,7 +3,7 @@
 //! | the replica is | and | then |
 //! |---|---|---|
 //! | in sync | another in-sync replica is there | out, durably; only then are writes acknowledged |
-//! | the same, again silent | the same | as above, for longer: [`super::state::Retry`] |
+//! | in sync, silent again | another in-sync replica answers | out; returns after a longer pause |
 //! | in sync, the last one there | its medium failed | stays: the host gets the error |
 //! | in sync, the last one there | it is unreachable | in sync, detached; the volume freezes |
 //! | any | its device was truncated | see [`super::truncation`] |
@@ -204,9 +204,9 @@ impl FailureHandler {
             self.replicas.detach(slot);
             self.context.publish();
         }
-        let is_awaited = self.replicas.media.devices.is_awaited(&live.disk.device);
-        let is_silent = is_awaited && live.disk.is_silent();
-        if Mutation::UnawaitedInSync.is_active() && !is_awaited {
+        if Mutation::UnawaitedInSync.is_active()
+            && !self.replicas.media.devices.is_awaited(&live.disk.device)
+        {
             self.replicas.detach(slot);
             self.context.publish();
             return true;
@@ -239,10 +239,6 @@ impl FailureHandler {
             }
         }
         self.replicas.has_left(slot, self.context.replica_id(slot));
-        if is_silent {
-            let now = self.context.core.now();
-            self.context.state.borrow_mut().retries[slot].fell_silent(now);
-        }
         self.context.emit(VolumeEventKind::ReplicaOut {
             replica: self.context.replica_id(slot),
             device: live.disk.name.clone(),

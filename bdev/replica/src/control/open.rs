@@ -38,10 +38,10 @@ use crate::shared::{Failure, Shared};
 use crate::store::VolumeStore;
 use crate::volume::{Volume, weakest};
 
-/// How long to wait for absent in-sync replicas once one of them is present. In a cluster, it is
-/// [`crate::handle::Devices::patience`] if that is shorter: a holder would put such a replica out
-/// after this time, too. No write is lost either way, because the replica is out in the store
-/// before the volume serves, and gets the missed regions when it answers.
+/// How long to wait for absent in-sync replicas once one of them is present. For devices of other
+/// nodes, it is [`crate::handle::Devices::patience`] if that is shorter: a holder would put such a
+/// replica out after this time, too. No write is lost either way, because the replica is out in
+/// the store before the volume serves, and gets the missed regions when it answers.
 const GRACE: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -432,6 +432,7 @@ impl Opener {
             // decide nothing without it.
             let mut short = None;
             let mut unreserved = None;
+            let mut grace = Duration::ZERO;
             for replica in record.in_sync().filter(|m| !m.offline) {
                 let slot = usize::from(replica.slot);
                 if all.has_result(slot) {
@@ -456,23 +457,29 @@ impl Opener {
                         );
                     }
                     Err(error @ VolumeError::Newer { .. }) => return Err(error),
-                    Err(error @ VolumeError::Short { .. }) => short = Some(error),
+                    Err(error @ VolumeError::Short { .. }) => {
+                        (short, grace) = (Some(error), GRACE);
+                    }
                     // A configuration that is refused now, and not at the first failure. A target
                     // that restarts may support reservations soon.
                     Err(error @ VolumeError::NoReservations { .. }) => {
-                        (unreserved, missing) = (Some(error), true);
+                        (unreserved, missing, grace) = (Some(error), true, GRACE);
                     }
                     Err(error) => {
                         why = error.to_string();
-                        missing |= self.media.devices.is_awaited(&replica.device);
+                        let devices = &self.media.devices;
+                        if devices.is_awaited(&replica.device) {
+                            missing = true;
+                            let patience = devices.patience(&replica.device);
+                            grace = grace.max(patience.unwrap_or(GRACE).min(GRACE));
+                        }
                     }
                 }
             }
             let patience = if all.found.is_empty() && short.is_none() {
                 Duration::ZERO
             } else {
-                let patience = self.media.devices.patience();
-                patience.map_or(GRACE, |patience| patience.min(GRACE))
+                grace
             };
             let over = self.context.core.now().since(start) >= patience;
             match short.or_else(|| unreserved.filter(|_| over)) {

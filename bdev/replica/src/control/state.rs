@@ -119,13 +119,13 @@ const LAST_PAUSE: Duration = Duration::from_secs(60);
 const SILENCE_FORGOTTEN: Duration = Duration::from_secs(600);
 
 impl Retry {
-    /// The replica is in sync. Its silences count on.
+    /// The replica is in sync. The count of silences stays.
     pub(super) fn succeeded(&mut self) {
         (self.at, self.delay) = Default::default();
     }
 
-    /// The replica is out because it was silent. Each silence delays writes, so a replica that is
-    /// silent and well in turns stays out for longer each time: 0, 1, 2, 4 … 60 s.
+    /// The replica is given up because it is silent. Each silence delays writes, so a replica that
+    /// alternates between silence and answers stays away for longer each time: 0.5, 1, 2 … 60 s.
     pub(super) fn fell_silent(&mut self, now: Nanos) {
         if now.since(self.silent_at) > SILENCE_FORGOTTEN {
             self.silences = 0;
@@ -141,7 +141,7 @@ impl Retry {
 
     pub(super) fn failed(&mut self, now: Nanos) {
         self.delay = (self.delay * 2).clamp(FIRST_RETRY, LAST_RETRY);
-        self.at = now + self.delay;
+        self.at = self.at.max(now + self.delay);
     }
 }
 

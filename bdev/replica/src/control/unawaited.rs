@@ -2,14 +2,14 @@
 //! deadline in two cases:
 //!
 //! - Its device is known not to answer ([`crate::handle::Devices::is_awaited`]): at once.
-//! - It has been silent for [`crate::handle::Devices::patience`], and another in-sync replica
-//!   answers. Its node has a lease, and cannot be reached. The decision about one replica writes to
-//!   the others, so that two silent ones would take a deadline each.
+//! - It has been silent for [`crate::handle::Devices::patience`], does not answer a read of its
+//!   label, and another in-sync replica answers such a read. The decision about one replica writes
+//!   to the others, so that two silent ones would take a deadline each.
 //!
 //! A replica owes an answer while a lane or the control has I/O in flight to it and nothing
-//! completes. That is looked at in short intervals. So time in which this process did not run
-//! counts as one of them, and not against the replica. Devices of the holder's own node are not
-//! looked at: their deadline decides.
+//! completes. That is checked in short intervals. So time in which this process did not run counts
+//! as one of them, and not against the replica. Devices of the holder's own node are not checked:
+//! their deadline decides.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -18,15 +18,16 @@ use std::time::Duration;
 use super::context::Context;
 use super::media::{Media, UNAWAITED};
 use super::state::Live;
+use crate::format::{LabelCopy, label_offset};
 use crate::model::MAX_REPLICAS;
 use crate::shared::Failure;
 
-/// Interval of the looks at remote replicas.
-const LOOK: Duration = Duration::from_millis(100);
+/// Interval of the checks of remote replicas.
+const INTERVAL: Duration = Duration::from_millis(100);
 
-/// Looks without progress that take so long.
-fn looks_in(time: Duration) -> u32 {
-    u32::try_from(time.as_millis() / LOOK.as_millis()).unwrap_or(u32::MAX)
+/// Number of checks in `time`.
+fn checks_in(time: Duration) -> u32 {
+    u32::try_from(time.as_millis() / INTERVAL.as_millis()).unwrap_or(u32::MAX)
 }
 
 pub(super) struct Unawaited {
@@ -34,12 +35,12 @@ pub(super) struct Unawaited {
     pub media: Rc<Media>,
 }
 
-/// The looks at one slot that found it silent, one after the other.
+/// The checks of one slot that found it silent, one after the other.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Silence {
     incarnation: u64,
     completed: u64,
-    looks: u32,
+    checks: u32,
 }
 
 impl Unawaited {
@@ -56,16 +57,16 @@ impl Unawaited {
                 self.context.signals.attached.notified().await;
                 continue;
             }
-            self.context.core.after(LOOK).await;
+            self.context.core.after(INTERVAL).await;
             let mut present = self.context.state.borrow().present();
             present.retain(|(_, live)| is_remote(live));
             let former = silences;
             silences = Default::default();
             for (slot, live) in &present {
-                silences[*slot] = self.look_at(*slot, live, former[*slot]);
+                silences[*slot] = self.check(*slot, live, former[*slot]);
             }
             for (slot, live) in &present {
-                if self.is_over(*slot, live, &silences) && !live.disk.is_silent() {
+                if !live.disk.is_silent() && self.is_over(*slot, live, &mut silences[*slot]).await {
                     live.disk.set_silent(true);
                     self.context
                         .suspect(*slot, live.incarnation, Failure::Deadline);
@@ -76,39 +77,65 @@ impl Unawaited {
         }
     }
 
-    fn look_at(&self, slot: usize, live: &Live, former: Silence) -> Silence {
+    fn check(&self, slot: usize, live: &Live, former: Silence) -> Silence {
         let shared = &self.context.shared;
         let totals = &shared.totals;
         let count = |of: &[std::sync::atomic::AtomicU64]| of[slot].load(Ordering::Relaxed);
         let now = Silence {
             incarnation: live.incarnation,
             completed: count(&totals.reads) + count(&totals.writes) + live.disk.completed(),
-            looks: former.looks,
+            checks: former.checks,
         };
         let owes = shared.outstanding(slot) > 0 || live.disk.under_way() > 0;
         if !owes || now != former {
             live.disk.set_silent(false);
-            return Silence { looks: 0, ..now };
+            return Silence { checks: 0, ..now };
         }
-        let looks = former.looks.saturating_add(1);
-        Silence { looks, ..now }
+        let checks = former.checks.saturating_add(1);
+        Silence { checks, ..now }
     }
 
     /// True if the replica has been silent for longer than the volume waits for it.
-    fn is_over(&self, slot: usize, live: &Live, silences: &[Silence; MAX_REPLICAS]) -> bool {
+    async fn is_over(&self, slot: usize, live: &Live, silence: &mut Silence) -> bool {
         let devices = &self.media.devices;
-        let looks = silences[slot].looks;
         if !devices.is_awaited(&live.disk.device) {
-            return looks >= looks_in(UNAWAITED);
+            return silence.checks >= checks_in(UNAWAITED);
         }
-        let Some(patience) = devices.patience() else {
+        let Some(patience) = devices.patience(&live.disk.device) else {
             return false;
         };
+        // The replica has the rest of the time for its label.
+        if silence.checks < checks_in(patience.saturating_sub(UNAWAITED)) {
+            return false;
+        }
+        // Not again at the next check: the device may keep what it does not answer.
+        silence.checks = 0;
+        let completed = live.disk.completed();
+        if self.answers(live).await || live.disk.completed() != completed {
+            return false;
+        }
         // Without another replica that answers, I/O waits anyway: the silent one may still answer,
-        // and its deadline decides. A silence of half the patience is none yet.
-        let answers = |other: &usize| silences[*other].looks <= looks_in(patience) / 2;
-        let state = self.context.state.borrow();
-        let mut others = state.in_sync().map(|(other, _)| other);
-        looks >= looks_in(patience) && others.any(|other| other != slot && answers(&other))
+        // and its deadline decides.
+        let others: Vec<Rc<Live>> = {
+            let state = self.context.state.borrow();
+            let others = state.in_sync().filter(|(other, _)| *other != slot);
+            others.map(|(_, live)| Rc::clone(live)).collect()
+        };
+        for other in others {
+            if self.answers(&other).await {
+                let now = self.context.core.now();
+                self.context.state.borrow_mut().retries[slot].fell_silent(now);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// True if the replica answers a read of its label.
+    async fn answers(&self, live: &Live) -> bool {
+        let read = self
+            .media
+            .read_block(&live.disk, label_offset(LabelCopy::A));
+        matches!(self.context.core.timeout(UNAWAITED, read).await, Ok(Ok(_)))
     }
 }

@@ -4,6 +4,7 @@
 //! earlier one made. The volume's description ends with a digest of the parameters.
 
 use tonic::{Code, Status};
+use tracing::warn;
 use uuid::Uuid;
 
 use super::snapshots::ContentSource;
@@ -124,8 +125,12 @@ impl Controller {
             return Ok(Nothing {});
         };
         let _one = self.pending.start(&asked.volume_id)?;
-        // Left by a creation that was given up between the copy and the volume.
-        self.end_left_copy(id)?;
+        // Left by a creation that was given up between the copy and the volume. If it cannot be
+        // deleted now, a later snapshot does so.
+        if let Err(error) = self.end_left_copy(id) {
+            let error = error.message();
+            warn!(volume = %id, error, "the copy of its source stays");
+        }
         let Some(volume) = self.daemon.volume(id)? else {
             return Ok(Nothing {});
         };

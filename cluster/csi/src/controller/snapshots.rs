@@ -205,9 +205,7 @@ impl Controller {
             _ => Ok(()),
         }
     }
-}
 
-impl Controller {
     /// Deletes the snapshot by which a volume was to be cloned, if its pool is open. One in another
     /// pool is deleted with the old ones (`Daemon::end_old_copies`).
     pub(super) fn end_left_copy(&self, new: Uuid) -> Result<(), Status> {

@@ -22,6 +22,7 @@ use nacre_engine::methods::state::GetState;
 use nacre_engine::methods::volume::list::{GetVolume, Records};
 use nacre_engine_rpc::NoParams;
 use tonic::Status;
+use tracing::warn;
 use uuid::Uuid;
 
 use super::calls::{LvolAnswer, RecordAnswer};
@@ -132,8 +133,8 @@ impl Daemon {
         }
     }
 
-    /// Deletes copies and unfinished snapshots of calls that were given up: nobody asks for their
-    /// ids again. A call takes seconds. One that still needs its copy makes it again.
+    /// Deletes copies and cuts that are older than [`GIVEN_UP`]: the call that made them has ended.
+    /// A repeated call makes its copy again. A failure of one does not concern the caller.
     fn end_old_copies(&self, but: Uuid) -> Result<(), Status> {
         let found = self.ask::<ListLvols>(&ListLvolsParams::default())?;
         let is_old = |one: &Snapshot| {
@@ -142,7 +143,17 @@ impl Daemon {
                 && now().saturating_sub(one.facts.seconds) > GIVEN_UP
         };
         for old in found.into_iter().filter_map(Snapshot::read).filter(is_old) {
-            self.delete_snapshot(old.id)?;
+            // By its name, which has its kind and its time. A call may have made the id's snapshot
+            // anew meanwhile, under another name.
+            let params = LvolParams {
+                lvol: format!("{}/{}", old.pool, old.facts.name()),
+            };
+            match self.call::<DeleteLvol>(&params) {
+                Err(error) if !is_absent(&error) => {
+                    warn!(id = %old.id, %error, "a copy that was given up stays");
+                }
+                _ => {}
+            }
         }
         Ok(())
     }

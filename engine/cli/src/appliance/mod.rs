@@ -121,7 +121,8 @@ enum ApplianceCommand {
     /// Show the name of this machine, or give it another one
     #[command(
         after_help = "The new name counts at once, and after each start. The page's own certificate is made again for it, so\n\
-                      browsers ask once more. A name has up to 63 letters, digits, '-' and '.'.\n\n\
+                      browsers ask once more. A node of a cluster without `[cluster] node` takes it when its daemon starts next.\n\
+                      A name has up to 63 letters, digits, '-' and '.'.\n\n\
                       Example: nacre appliance name storage1"
     )]
     Name {
@@ -362,7 +363,8 @@ fn warned<T>(result: Result<T, RequestError>) -> Option<T> {
     }
 }
 
-/// Executes the request of the page. Its result is in the history, for the page.
+/// Executes the request of the page. Its result is in the history, for the page; that of a light is
+/// in the journal only.
 fn obey(places: &Places, programs: &impl Run, connection: &Connection) -> Result<(), Failure> {
     let Some(request) = acts::take(places).map_err(anyhow::Error::from)? else {
         return output::line("there is no request");
@@ -400,10 +402,7 @@ fn obey(places: &Places, programs: &impl Run, connection: &Connection) -> Result
         }
         Request::SetName { name } => set_name(places, &name),
         Request::Locate { disk, on } => {
-            let entry = Noted::begin(places, ActKind::Locate, None);
-            let done = crate::nvme::locate(&System::real(), &disk, on);
-            entry.end(done.as_ref().map(Clone::clone));
-            output::line(&done?)
+            output::line(&crate::nvme::locate(&System::real(), &disk, on)?)
         }
     }
 }

@@ -191,10 +191,16 @@ impl Method<Engine> for Clear {
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let entry = find_namespace(&subsystem, params.nsid)?;
         let reservation = Arc::clone(&entry.namespace.reservation);
-        let holder = reservation.state().and_then(|state| {
-            let mut hosts = subsystem.controllers().into_iter();
-            hosts.find(|host| state.holds(&host.hostid))
-        });
+        let state = reservation.state();
+        let state = state.ok_or_else(|| not_cleared(ClearError::Elsewhere))?;
+        let now = state.generation;
+        if let Some(seen) = params.generation
+            && seen != now
+        {
+            return Err(not_cleared(ClearError::Changed { seen, now }));
+        }
+        let mut hosts = subsystem.controllers().into_iter();
+        let holder = hosts.find(|host| state.holds(&host.hostid));
         if let Some(holder) = holder
             && !params.force
         {
@@ -203,14 +209,17 @@ impl Method<Engine> for Clear {
                 holder.hostnqn
             );
             return Err(RpcError::errno(Errno::EBUSY, cause).remedy(
-                "`nvme resv-release` on that host; `force` if it runs no application of this reservation",
+                "`nvme resv-release` on that host, or use `force` if no application on that host relies on the reservation",
             ));
         }
         let woken = Arc::new(Notify::new());
         let wake = Arc::clone(&woken);
         let wake = Arc::new(move || wake.notify_one());
         let of = (params.nsid, reservation);
-        let mut clearing = Clearing::new(subsystem, of, params.generation, wake);
+        // The checks hold for this state only: a host may acquire the reservation meanwhile.
+        let is_checked = !params.force || params.generation.is_some();
+        let seen = is_checked.then_some(state);
+        let mut clearing = Clearing::new(subsystem, of, seen, wake);
         // A task of its own: the state that is being stored counts, although the caller has gone.
         let cleared = tokio::task::spawn_local(async move {
             loop {

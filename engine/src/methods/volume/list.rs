@@ -171,8 +171,8 @@ fn describe_among(
             continue;
         };
         let node = recorded.node;
-        // The record of a volume that another node serves: there is no transport.
-        replica.on_this_node |= reply.state == "standby" && node.is_some() && node == this_node;
+        // The record of a volume that is not open here: there is no transport.
+        replica.on_this_node |= node.is_some() && node == this_node;
         replica.node = node.and_then(|node| engine.cluster.name_of(node));
         replica.node_device.clone_from(&recorded.node_device);
     }

@@ -80,6 +80,8 @@ const LEAST_PATIENCE: Duration = Duration::from_secs(2);
 /// Shared by the cluster's thread, the management thread and the reactors.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
+    /// This node.
+    me: Option<NodeId>,
     state: Mutex<InboxState>,
     news: Notify,
 }
@@ -93,6 +95,14 @@ pub(super) struct News {
 }
 
 impl Inbox {
+    /// That of a node.
+    pub(super) fn of(me: NodeId) -> Self {
+        Self {
+            me: Some(me),
+            ..Self::default()
+        }
+    }
+
     /// Waits for changes.
     pub(super) async fn news(&self) -> News {
         loop {
@@ -342,19 +352,24 @@ impl Serving for Sender {
 impl AbsentDevices for Inbox {
     /// True if the lease of the device's node is over.
     fn is_absent(&self, device: &str) -> bool {
-        let node = {
-            let state = self.state.lock();
-            let mut all = state.devices.values().flatten().chain(&state.noted);
-            all.find(|one| one.device == device).map(|one| one.node)
-        };
+        let node = self.state.lock().node_of(device);
         node.is_some_and(|node| self.is_node_away(node))
     }
 
     /// As long as a silent node keeps its volumes. A lease below the default one does not shorten
     /// it, because devices are slow at times.
-    fn patience(&self) -> Option<Duration> {
-        let lease = self.state.lock().lease?;
+    fn patience(&self, device: &str) -> Option<Duration> {
+        let state = self.state.lock();
+        let node = state.node_of(device)?;
+        let lease = state.lease.filter(|_| Some(node) != self.me)?;
         Some(lease.max(LEAST_PATIENCE))
+    }
+}
+
+impl InboxState {
+    fn node_of(&self, device: &str) -> Option<NodeId> {
+        let mut all = self.devices.values().flatten().chain(&self.noted);
+        all.find(|one| one.device == device).map(|one| one.node)
     }
 }
 
@@ -468,15 +483,25 @@ mod tests {
         assert!(!inbox.is_absent("d"));
     }
 
-    /// Goal: a silent device of a node with a lease is waited for as long as a silent node, and for
-    /// 2 s at least. Before the node knows its cluster, the volume's deadline decides.
+    /// Goal: a silent device of another node with a lease is waited for as long as a silent node,
+    /// and for 2 s at least. Before the node knows its cluster, and for devices of this node, the
+    /// volume's deadline decides.
     #[test]
     fn silent_devices_are_waited_for_as_silent_nodes_are() {
-        let (mut sender, inbox, _) = inbox();
-        assert_eq!(inbox.patience(), None);
+        let me = NodeId(Uuid::from_u128(1));
+        let inbox = Arc::new(Inbox::of(me));
+        let mut sender = Sender(Arc::clone(&inbox));
+        let own = Exported {
+            node: me,
+            ..exported("own")
+        };
+        inbox.set_devices(VolumeId(Uuid::nil()), vec![exported("d"), own]);
+        assert_eq!(inbox.patience("d"), None);
         for (lease, patience) in [(1, 2), (2, 2), (15, 15)] {
             sender.lease(Duration::from_secs(lease));
-            assert_eq!(inbox.patience(), Some(Duration::from_secs(patience)));
+            assert_eq!(inbox.patience("d"), Some(Duration::from_secs(patience)));
+            assert_eq!(inbox.patience("own"), None);
+            assert_eq!(inbox.patience("unknown"), None);
         }
     }
 

@@ -244,7 +244,7 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
         cluster: joined_before,
         description: describe(engine, me),
     };
-    let inbox = Arc::new(Inbox::default());
+    let inbox = Arc::new(Inbox::of(me));
     let mut link = None;
     let node = Node::start(&endpoints, prefix.clone(), node, |given| {
         link = Some(given);

@@ -187,6 +187,12 @@ pub(super) async fn follow(
         done.note_subsystem(&engine, &running, id);
         let Some(wanted) = running.inbox.wanted(id) else {
             withdraw(&engine, &running, id, &mut done).await;
+            if done.is_left && done.open.take().is_some() {
+                // The volume is deleted, whatever is left of its subsystem: its devices are free.
+                if let Err(error) = in_cluster::close(&engine, id.0).await {
+                    warn!(volume = %id.0, %error, "deleted, and not closed in order");
+                }
+            }
             if done.is_left || !done.is_in_effect(&engine, None) {
                 let _ = tokio::time::timeout(LOOK, changed.notified()).await;
                 continue;
@@ -526,10 +532,6 @@ async fn furnish(
             .declared_call("nvmf_subsystem_allow_any_host", &params)
             .await?;
     }
-    for host in &hosts.surplus(&shown.hosts, &publication.hosts) {
-        hosts.remove(host).await?;
-        change(&|shown| shown.hosts.retain(|one| one != host));
-    }
     for host in &publication.hosts {
         hosts.allow(host).await?;
         change(&|shown| {
@@ -538,6 +540,23 @@ async fn furnish(
             }
         });
     }
+    // After the new ones, and each: one that cannot be removed does not keep others waiting.
+    let mut left = Ok(());
+    for host in &hosts.surplus(&shown.hosts, &publication.hosts) {
+        match hosts.remove(host).await {
+            Ok(()) if shown.hosts.contains(host) => {}
+            Ok(()) => info!(
+                host,
+                nqn, "removed: the publication does not name this host"
+            ),
+            Err(error) => {
+                left = left.and(Err(error));
+                continue;
+            }
+        }
+        change(&|shown| shown.hosts.retain(|one| one != host));
+    }
+    left?;
     if !shown.is_complete {
         // Listeners last: hosts can connect as soon as one exists.
         engine.listeners.look_again(engine).await;
@@ -557,7 +576,7 @@ async fn withdraw(engine: &Rc<Engine>, running: &Rc<Running>, id: VolumeId, done
         Ok(()) => done.not_withdrawn.clear(&()),
         Err(error) => {
             if done.not_withdrawn.is_new(&(), &error.to_string()) {
-                warn!(volume = %id.0, %error, "it is still shown to hosts; it is tried again");
+                warn!(volume = %id.0, %error, "hosts still see its subsystem; deleting it again");
             }
             done.is_left = true;
             running.shown.borrow_mut().insert(id, shown);
@@ -567,7 +586,8 @@ async fn withdraw(engine: &Rc<Engine>, running: &Rc<Running>, id: VolumeId, done
     engine.listeners.look_again(engine).await;
 }
 
-/// Deletes the subsystem. Its last connections may still have I/O in flight.
+/// Deletes the subsystem. An error after which it is gone counts as success, such as a timeout of
+/// its last I/O.
 async fn delete_subsystem(engine: &Rc<Engine>, nqn: &str) -> Result<(), RpcError> {
     let delete = json!({ "nqn": nqn });
     let outcome = engine.declared_call("nvmf_delete_subsystem", &delete).await;

@@ -25,6 +25,7 @@ pub(in crate::services) trait Membership {
 pub(in crate::services) trait AbsentDevices: Send + Sync {
     fn is_absent(&self, device: &str) -> bool;
 
-    /// Time for which volumes wait for a silent device of a node that has a lease.
-    fn patience(&self) -> Option<Duration>;
+    /// Time for which volumes wait for a silent device of another node that has a lease. `None`: no
+    /// other node is known to have the device.
+    fn patience(&self, device: &str) -> Option<Duration>;
 }

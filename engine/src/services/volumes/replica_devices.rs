@@ -58,8 +58,8 @@ impl Devices for VolumeDevices {
             .is_none_or(|absent| !absent.is_absent(name))
     }
 
-    fn patience(&self) -> Option<Duration> {
-        self.absent.as_ref()?.patience()
+    fn patience(&self, name: &str) -> Option<Duration> {
+        self.absent.as_ref()?.patience(name)
     }
 }
 

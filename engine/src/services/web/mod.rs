@@ -32,8 +32,10 @@ use crate::notify::{Category, KEPT};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 
-/// How often the machine's name and the end of the daemon's own certificate are checked.
+/// How often the machine's name is checked.
 const CHECK_EVERY: Duration = Duration::from_secs(3);
+/// How often the end of the daemon's own certificate is checked.
+const CHECK_END_EVERY: Duration = Duration::from_secs(86_400);
 
 /// The page of a daemon; idle unless `[web] listen` is set.
 #[derive(Debug, Default)]
@@ -56,6 +58,11 @@ struct RunningServer {
     settings: RefCell<WebSettings>,
     /// The machine's name, as of the last check.
     host: Rc<RefCell<String>>,
+    /// The machine's name when the certificate in use was read or made.
+    certified_host: RefCell<String>,
+    end_checked: Cell<SystemTime>,
+    /// The last failure to make a certificate, to log it once.
+    last_error: RefCell<Option<String>>,
 }
 
 /// Kinds of objects that the page shows.
@@ -136,6 +143,7 @@ impl Page {
             running.listen.clone(),
             running.host.borrow().clone(),
         );
+        let certified_host = host.clone();
         let read = move || certificate(&new, folder.as_deref(), &listen, host);
         let read = match tokio::task::spawn_blocking(read).await {
             Ok(read) => read?,
@@ -143,37 +151,48 @@ impl Page {
         };
         running.certificate.replace(read);
         running.settings.replace(settings.clone());
+        running.certified_host.replace(certified_host);
+        running.last_error.replace(None);
         Ok(())
     }
 
     /// Takes the machine's present name, and makes another certificate for a new name, or before
-    /// the own one ends.
+    /// the own one ends. A failure is logged once; the next check tries again.
     async fn check(&self, host: String, now: SystemTime) {
         let Some(running) = self.running.get() else {
             return;
         };
-        let former = running.host.replace(host);
-        let renew_at = running
-            .certificate
-            .borrow()
-            .as_ref()
-            .and_then(|of| of.renew_at);
-        let is_new = *running.host.borrow() != former;
-        if is_new {
-            info!(
-                former,
-                host = *running.host.borrow(),
-                "web: the machine has a new name"
-            );
+        let former = running.host.replace(host.clone());
+        if host != former {
+            info!(former, host, "web: the machine has a new name");
+        }
+        let is_new = *running.certified_host.borrow() != host;
+        if !is_new && !running.is_ending(now) {
+            return;
         }
         let settings = running.settings.borrow().clone();
-        if (is_new || renew_at.is_some_and(|at| at <= now))
-            && let Err(error) = self.reload(&settings).await
-        {
-            warn!("web: {error}; the certificate in use stays");
-            // The next check tries again.
-            running.host.replace(former);
+        if let Err(error) = self.reload(&settings).await {
+            let error = error.to_string();
+            let last = running.last_error.replace(Some(error.clone()));
+            if last.as_ref() != Some(&error) {
+                warn!("web: {error}; the certificate in use stays");
+            }
         }
+    }
+}
+
+impl RunningServer {
+    /// True if the daemon's own certificate ends soon. Looks once in [`CHECK_END_EVERY`].
+    fn is_ending(&self, now: SystemTime) -> bool {
+        let since = now.duration_since(self.end_checked.get());
+        // A clock that was set back: look at once.
+        if since.is_ok_and(|since| since < CHECK_END_EVERY) {
+            return false;
+        }
+        self.end_checked.set(now);
+        let certificate = self.certificate.borrow();
+        let renew_at = certificate.as_ref().and_then(|of| of.renew_at);
+        renew_at.is_some_and(|at| at <= now)
     }
 }
 
@@ -198,6 +217,7 @@ pub async fn start(engine: &Rc<Engine>, folder: Option<&Path>) -> anyhow::Result
     let logins = Logins::open(folder, Cost::default(), Clock::real())?;
     let host = host_name();
     let certificate = certificate(settings, folder, &listen, host.clone())?;
+    let certified_host = RefCell::new(host.clone());
     let certificate = Rc::new(RefCell::new(certificate));
     let host = Rc::new(RefCell::new(host));
     let about = About {
@@ -226,6 +246,9 @@ pub async fn start(engine: &Rc<Engine>, folder: Option<&Path>) -> anyhow::Result
         folder: folder.map(Path::to_owned),
         settings: RefCell::new(settings.clone()),
         host,
+        certified_host,
+        end_checked: Cell::new(SystemTime::now()),
+        last_error: RefCell::default(),
     };
     engine.calls.page.running.get_or_init(|| running);
     tokio::task::spawn_local(keep_current(Rc::clone(engine)));

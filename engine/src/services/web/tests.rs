@@ -249,19 +249,38 @@ fn the_certificate_follows_the_name() {
     let check = |name: &str, at| daemon.run(page.check(name.into(), at));
     check(&host_name(), SystemTime::now());
     assert_eq!(page.fingerprint().unwrap(), first);
+    let running = page.running.get().unwrap();
+    let last_error = || running.last_error.borrow().clone();
     std::fs::rename(&folder, &aside).unwrap();
-    check("storage-7", SystemTime::now());
-    assert_eq!(page.fingerprint().unwrap(), first);
+    for _ in 0..2 {
+        check("storage-7", SystemTime::now());
+        assert_eq!(page.fingerprint().unwrap(), first);
+        assert!(last_error().unwrap().contains("cannot be stored"));
+        assert_eq!(*running.host.borrow(), "storage-7", "the page shows it");
+    }
     std::fs::rename(&aside, &folder).unwrap();
     check("storage-7", SystemTime::now());
+    assert_eq!(last_error(), None);
     let second = page.fingerprint().unwrap();
     assert_ne!(second, first);
     let text = stored();
     let head = text.lines().next().unwrap();
     assert!(head.contains("storage-7"), "{head}");
-    assert_eq!(*page.running.get().unwrap().host.borrow(), "storage-7");
     check("storage-7", SystemTime::now());
     assert_eq!(page.fingerprint().unwrap(), second);
+    // The end is looked at once a day.
+    let made = || {
+        let certificate = running.certificate.borrow();
+        certificate.as_ref().and_then(|of| of.renew_at).unwrap()
+    };
+    let (renew_at, today) = (made(), SystemTime::now());
+    let moment = Duration::from_secs(1);
+    running.end_checked.set(renew_at - moment);
+    assert!(!running.is_ending(renew_at + moment));
+    running.end_checked.set(today);
+    assert!(running.is_ending(renew_at + moment));
+    assert!(!running.is_ending(renew_at + 2 * moment));
+    assert!(!running.is_ending(today), "the clock was set back");
 }
 
 #[test]

@@ -148,7 +148,7 @@ struct Inner {
     known: Option<Known>,
     /// The next state is decided but not installed: other commands wait.
     busy: bool,
-    /// Cores with commands that wait.
+    /// Cores with commands that wait, and administrators' calls. Each has its own number.
     waiters: Vec<GroupHandle>,
 }
 

@@ -2,7 +2,7 @@
 //! restored with the namespace.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use nacre_nvmf_wire::commands::admin::{GetFeatures, SetFeatures};
 use nacre_nvmf_wire::commands::reservation::{
@@ -291,15 +291,27 @@ fn the_administrator_clears_a_reservation() {
     });
     assert!(reservation.take_over(held.clone(), None));
     assert_eq!((rig.write(a), rig.write(b)), (OK, CONFLICT));
-    let clear = |seen| {
+    let clear = |seen: Option<ReservationState>| {
         let of = (1, Arc::clone(&reservation));
         Clearing::new(Arc::clone(&subsystem), of, seen, Arc::new(|| {}))
     };
-    let (seen, now) = (held.generation + 1, held.generation);
-    let refused = clear(Some(seen)).poll();
-    assert_eq!(refused, Some(Err(ClearError::Changed { seen, now })));
+    let now = held.generation;
+    let registered = ReservationState {
+        generation: now.wrapping_sub(1),
+        ..held.clone()
+    };
+    // Before an Acquire, which the generation does not count.
+    let acquired = ReservationState {
+        held: None,
+        ..held.clone()
+    };
+    for former in [registered, acquired] {
+        let seen = former.generation;
+        let refused = clear(Some(former)).poll();
+        assert_eq!(refused, Some(Err(ClearError::Changed { seen, now })));
+    }
 
-    let mut failing = clear(Some(now));
+    let mut failing = clear(Some(held.clone()));
     assert_eq!(failing.poll(), None);
     let (asked, ticket) = store.take();
     let asked = asked.expect("it persists");
@@ -330,6 +342,56 @@ fn the_administrator_clears_a_reservation() {
     assert_eq!(clear(None).poll(), Some(Err(ClearError::Nothing)));
     reservation.leave();
     assert_eq!(clear(None).poll(), Some(Err(ClearError::Elsewhere)));
+}
+
+/// Goal: removals that wait for another one are all woken, and each ends. Method: three removals;
+/// the store fails for the first and saves the second. A waiting one polls twice.
+#[test]
+fn removals_that_wait_are_all_woken() {
+    let (rig, store) = rig_stored(Some(ReservationState {
+        registrants: vec![Registrant {
+            host: [0xa; 16],
+            key: KEY_A,
+        }],
+        held: None,
+        generation: 1,
+        ptpl: true,
+    }));
+    let subsystem = rig.target.subsystem(&nqn(SUBNQN)).unwrap();
+    let reservation = Arc::clone(&subsystem.namespaces()[0].namespace.reservation);
+    let clear = |seen: Option<ReservationState>| {
+        let wakes = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&wakes);
+        let wake = Arc::new(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        });
+        let of = (1, Arc::clone(&reservation));
+        let clearing = Clearing::new(Arc::clone(&subsystem), of, seen, wake);
+        (clearing, move || wakes.load(Ordering::Relaxed))
+    };
+    let seen = reservation.state().unwrap();
+    let (mut first, _) = clear(None);
+    let (mut second, second_wakes) = clear(None);
+    let (mut third, third_wakes) = clear(Some(seen));
+    assert_eq!(first.poll(), None);
+    let (_, ticket) = store.take();
+    for _ in 0..2 {
+        assert_eq!((second.poll(), third.poll()), (None, None));
+    }
+    assert!(store.is_idle(), "one at a time");
+    assert_eq!((second_wakes(), third_wakes()), (0, 0));
+    ticket.failed();
+    assert_eq!(first.poll(), Some(Err(ClearError::NotStored)));
+    assert_eq!((second_wakes(), third_wakes()), (1, 1));
+
+    assert_eq!((second.poll(), third.poll()), (None, None));
+    store.take().1.stored();
+    let former = second.poll().unwrap().unwrap();
+    assert_eq!(former.registrants.len(), 1);
+    assert_eq!(third_wakes(), 2);
+    let changed = ClearError::Changed { seen: 1, now: 2 };
+    assert_eq!(third.poll(), Some(Err(changed)));
+    assert!(store.is_idle());
 }
 
 /// Goal: a command whose outcome persists is applied and answered when it is kept; commands after

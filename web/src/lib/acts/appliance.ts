@@ -73,7 +73,7 @@ export const powerOffMachine = (host: string): Act => ({
 
 export const renameMachine = (present: string): Act => ({
   title: `Rename ${present}`,
-  about: 'The name counts at once and after each start. A certificate that the daemon made itself is made again for it: your browser may ask once more, after a reload of this page. A name server of your network does not learn the name here.',
+  about: 'The name counts at once and after each start. A certificate that the daemon made itself is made again for it: your browser may ask once more, after a reload of this page. A name server of your network does not learn the name here. A node of a cluster without [cluster] node takes it when its daemon starts next.',
   label: 'Rename',
   fields: [{ key: 'name', label: 'Name', kind: 'text', initial: present, hint: 'Letters, digits and -, in parts with dots between them; at most 63 characters. Such as storage1 or storage1.example.com.' }],
   command: (v) => line('appliance', 'name', or(v.name, 'NAME')),
@@ -159,7 +159,7 @@ export const locateDisk = (name: string, now: Bay): Act => ({
   command: () => line('nvme', 'locate', now.disk, now.lit ? 'off' : 'on'),
   async run() {
     const done = await rpc<Bay>('disk_locate', { name, on: !now.lit });
-    return done.requested ? `The light of ${name} follows in a moment.` : `The light of ${name} is ${done.lit ? 'on' : 'off'}.`;
+    return done.requested ? `The light of ${name} is switched soon.` : `The light of ${name} is ${done.lit ? 'on' : 'off'}.`;
   },
 });
 

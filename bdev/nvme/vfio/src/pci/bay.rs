@@ -6,8 +6,9 @@
 //!   sys/class/enclosure/ENCLOSURE/BAY/locate               an enclosure of SCSI (SES)
 //! ```
 //!
-//! The first two belong to a PCI function, or to the bridge above it. The third one belongs to a
-//! disk or a function.
+//! The first one belongs to a PCI function, or to the port that the function is plugged into. A
+//! slot names the device in it. The third one belongs to a disk or a function. The lights of
+//! bridges further up do not count: several drives may be below a switch.
 
 use std::fmt;
 use std::io;
@@ -154,12 +155,11 @@ impl System {
         Ok((device.unwrap_or(folder), None))
     }
 
-    /// By the function, or by the bridges above it, the nearest first.
+    /// By the function, or by its port.
     fn bay_of_function(&self, address: Address, folder: &Path) -> Option<Bay> {
-        let above = folder.ancestors().skip(1);
-        let bridges = above.map_while(|above| above.file_name()?.to_str()?.parse::<Address>().ok());
-        let functions: Vec<Address> = std::iter::once(address).chain(bridges).collect();
-        let npem = functions.iter().map(|function| {
+        let port = folder.parent().and_then(Path::file_name);
+        let port = port.and_then(|port| port.to_str()?.parse::<Address>().ok());
+        let npem = [Some(address), port].into_iter().flatten().map(|function| {
             let led = format!("{function}:enclosure:locate");
             (
                 BayKind::Npem,
@@ -167,24 +167,16 @@ impl System {
                 format!("{LEDS}/{led}/brightness"),
             )
         });
-        let slots = self.entries(SLOTS);
-        let slots = functions.iter().flat_map(|function| {
-            // A slot holds a device with all its functions.
-            let function = function.to_string();
-            let device = function
-                .rsplit_once('.')
-                .map_or("", |(device, _)| device)
-                .to_owned();
-            slots.iter().filter_map(move |slot| {
-                let held = self.text(&format!("{SLOTS}/{slot}/address"))?;
-                (held == device).then(|| {
-                    (
-                        BayKind::Slot,
-                        slot.clone(),
-                        format!("{SLOTS}/{slot}/attention"),
-                    )
-                })
-            })
+        // A slot holds a device with all its functions.
+        let function = address.to_string();
+        let device = function.rsplit_once('.').map_or("", |(device, _)| device);
+        let slots = self.entries(SLOTS).into_iter().filter(|slot| {
+            let held = self.text(&format!("{SLOTS}/{slot}/address"));
+            held.as_deref() == Some(device)
+        });
+        let slots = slots.map(|slot| {
+            let attention = format!("{SLOTS}/{slot}/attention");
+            (BayKind::Slot, slot, attention)
         });
         npem.chain(slots).find_map(|light| self.light(light))
     }
@@ -224,11 +216,18 @@ mod tests {
 
     const DRIVE: &str = "0000:01:00.0";
     const BRIDGE: &str = "0000:00:1c.0";
+    /// The ports of a switch, upstream and downstream.
+    const SWITCH: [&str; 2] = ["0000:04:00.0", "0000:05:00.0"];
 
     /// The usual machine, whose first drive is behind a bridge as the kernel shows it.
     fn machine() -> Machine {
+        machine_behind(BRIDGE)
+    }
+
+    /// `bridges`: from the root port down.
+    fn machine_behind(bridges: &str) -> Machine {
         let machine = Machine::usual();
-        let real = format!("sys/devices/pci0000:00/{BRIDGE}/{DRIVE}");
+        let real = format!("sys/devices/pci0000:00/{bridges}/{DRIVE}");
         let path = machine.path(&real);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::rename(machine.path(&format!("{DEVICES}/{DRIVE}")), &path).unwrap();
@@ -269,8 +268,8 @@ mod tests {
         }
     }
 
-    /// Goal: the light of a drive is found by each interface, and the nearest one counts. Method: a
-    /// machine without lights gets one after the other.
+    /// Goal: the light of a drive is found by each interface, and the function's comes first.
+    /// Method: a machine without lights gets one after the other.
     #[test]
     fn a_drive_has_a_light() {
         let machine = machine();
@@ -301,6 +300,27 @@ mod tests {
         );
         assert_eq!(found(&machine, DRIVE), npem(DRIVE));
         assert_eq!(found(&machine, "0000:02:00.0"), other);
+    }
+
+    /// Goal: the bay of a switch is no bay of the drives below it. Method: lights of the root port,
+    /// of the switch and of its slot, then one of the drive's own port.
+    #[test]
+    fn the_light_of_a_switch_is_not_that_of_a_drive() {
+        let [upstream, downstream] = SWITCH;
+        let machine = machine_behind(&format!("{BRIDGE}/{upstream}/{downstream}"));
+        for bridge in [BRIDGE, upstream] {
+            let led = format!("{LEDS}/{bridge}:enclosure:locate/brightness");
+            machine.file(&led, "0\n");
+        }
+        machine.file(&format!("{SLOTS}/4/address"), "0000:04:00\n");
+        machine.file(&format!("{SLOTS}/4/attention"), "0\n");
+        let refused = machine.system().locate(&name(DRIVE), true).unwrap_err();
+        assert!(matches!(refused, BayError::NoLight(_)), "{refused}");
+        assert_eq!(machine.writes_to(""), [""; 0]);
+        let led = format!("{LEDS}/{downstream}:enclosure:locate/brightness");
+        machine.file(&led, "0\n");
+        let own = Some((BayKind::Npem, downstream.to_owned(), false));
+        assert_eq!(found(&machine, DRIVE), own);
     }
 
     /// Goal: a disk of an enclosure has the light of its bay, its partitions too; another one has

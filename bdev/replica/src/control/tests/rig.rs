@@ -166,7 +166,7 @@ impl Devices for TestDisks {
         !self.unawaited.lock().contains(name)
     }
 
-    fn patience(&self) -> Option<Duration> {
+    fn patience(&self, _name: &str) -> Option<Duration> {
         *self.patience.lock()
     }
 }

@@ -202,7 +202,7 @@ fn the_last_replica_that_answers() {
     }
 }
 
-/// Goal: a replica that is silent and well in turns stays out for longer each time, so that it
+/// Goal: a replica that alternates between silence and answers stays out for longer, so that it
 /// delays few writes. Method: silences of 3 s.
 #[test]
 fn a_replica_that_is_silent_in_turns() {
