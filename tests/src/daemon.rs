@@ -12,7 +12,6 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime};
 
-use nacre_cluster_etcd_members::free_port;
 use nacre_engine_rpc::client::{Client, ClientError};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -422,10 +421,9 @@ impl Drop for Daemon {
     }
 }
 
-/// A free address on `ip`.
+/// A free address on `ip`, see [`nacre_tests_ports`].
 pub fn free_address(ip: &str) -> SocketAddr {
-    let ip = ip.parse().expect("an IP address");
-    SocketAddr::new(ip, free_port(ip))
+    nacre_tests_ports::free_address(ip.parse().expect("an IP address"))
 }
 
 /// The program under test, from the same build as the calling test. Cargo does not know this

@@ -272,17 +272,14 @@ fn flatten(path: &str, value: Value, into: &mut Effective) {
 mod tests {
     //! Goal: a changed file is applied where possible, and each other difference is reported.
 
+    use nacre_tests_ports::local_port;
+
     use super::*;
     use crate::config::load_text;
     use crate::config::settings::LogLevel;
     use crate::methods::testing::TestDaemon;
 
     const NQN: &str = "nqn.2026-01.org.example:reloaded";
-
-    fn free_port() -> u16 {
-        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        taken.local_addr().unwrap().port()
-    }
 
     fn settings(text: &str) -> Settings {
         load_text(Some(("/etc/n.toml", text)), [], &[])
@@ -356,7 +353,7 @@ mod tests {
             listeners.iter().map(place).collect()
         };
         let subsystem = format!("[[nvmf.subsystem]]\nnqn = \"{NQN}\"\n");
-        let (one, two) = (free_port(), free_port());
+        let (one, two) = (local_port(), local_port());
         let none = subsystem.clone();
         let at = |port: u16| {
             format!("{subsystem}[[nvmf.listener]]\naddress = \"127.0.0.1\"\nport = {port}\n")

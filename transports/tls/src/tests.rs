@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use nacre_nvmf::tls::{Alert, Derivation, Identity, Psk, PskKey, PskSource, Refused, Version};
 use nacre_nvmf_wire::Nqn;
+use nacre_tests_ports::local_port;
 use proptest::prelude::*;
 
 use crate::records::{HEADER, MOST_DATA, MOST_PROTECTED, MOST_RECORDS};
@@ -599,9 +600,7 @@ fn openssl_as_host() {
 /// Goal: OpenSSL as a target, with tickets after the handshake.
 #[test]
 fn openssl_as_target() {
-    let free = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = free.local_addr().expect("an address").port().to_string();
-    drop(free);
+    let port = local_port().to_string();
     let identity = identity(SHORT, Version::One, Derivation::Standard);
     let key = psk(SHORT).tls_psk(&identity, Derivation::Standard);
     let (key, name) = (hex(&key.expect("a key")), identity.to_string());

@@ -4,15 +4,13 @@
 #![forbid(unsafe_code)]
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use nacre_cluster_etcd::{Endpoints, Tls};
-use nacre_random::Random;
-use parking_lot::Mutex;
+use nacre_tests_ports::local_port;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -71,7 +69,7 @@ impl Members {
         let mut members = Self {
             program,
             dir,
-            ports: free_ports(count),
+            ports: (0..count).map(|_| (local_port(), local_port())).collect(),
             processes: (0..count).map(|_| None).collect(),
             arguments: arguments.iter().map(|a| (*a).to_owned()).collect(),
             scheme: if tls.is_some() { "https" } else { "http" },
@@ -201,20 +199,6 @@ impl Drop for Members {
     }
 }
 
-/// Ports that no process listens on now. All are taken before any is given back.
-fn free_ports(count: usize) -> Vec<(u16, u16)> {
-    let listeners: Vec<_> = (0..count).map(|_| (listener(), listener())).collect();
-    let port = |listener: &TcpListener| listener.local_addr().expect("an address").port();
-    let ports = listeners.iter().map(|(a, b)| (port(a), port(b)));
-    ports.collect()
-}
-
-fn listener() -> TcpListener {
-    std::iter::repeat_with(|| free_port(IpAddr::from([127, 0, 0, 1])))
-        .find_map(|port| TcpListener::bind(("127.0.0.1", port)).ok())
-        .expect("a port")
-}
-
 /// Calls etcd's JSON interface: the client has no methods of administration.
 pub fn administer(url: &str, path: &str, token: &str, body: &str) -> String {
     let host = url.strip_prefix("http://").expect("a URL");
@@ -235,23 +219,6 @@ pub fn administer(url: &str, path: &str, token: &str, body: &str) -> String {
     let is_good = answer.starts_with("HTTP/1.1 200");
     assert!(is_good, "{path}: {answer}");
     answer
-}
-
-/// A port of `ip` that no process listens on. Ports from 32768 on are those of outgoing
-/// connections, which could take it before the process that needs it.
-pub fn free_port(ip: IpAddr) -> u16 {
-    static RANDOM: OnceLock<Mutex<Random>> = OnceLock::new();
-    let random = RANDOM.get_or_init(|| {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let nanos = now.unwrap_or_default().as_nanos() as u64;
-        Mutex::new(Random::new(nanos ^ u64::from(std::process::id()) << 32))
-    });
-    loop {
-        let port = random.lock().within(10_000, 30_000) as u16;
-        if TcpListener::bind((ip, port)).is_ok() {
-            return port;
-        }
-    }
 }
 
 /// Two authorities, a certificate of the server, and one of a client by each authority.

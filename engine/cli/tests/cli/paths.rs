@@ -1,18 +1,17 @@
 //! Goal: `nacre test` passes on good paths, restores what it changes, and refuses what would stop
 //! hosts. Method: `nacre serve` with one namespace and two TCP listeners.
 
-use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+use nacre_tests_ports::local_port;
 
 use super::real::Daemon;
 
 const NQN: &str = "nqn.2026-01.io.nacre:paths";
 
-/// A free address. If another process takes it first, the command reports the error.
 fn free() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().to_string()
+    format!("127.0.0.1:{}", local_port())
 }
 
 /// A daemon whose first listener is optimized and whose second is not.

@@ -1,10 +1,12 @@
 //! Goal: the operator's commands work with the real daemon. Method: `nacre serve` in its own
 //! directory; commands create, change, list and delete every kind of object.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use nacre_tests_ports::free_address;
 use serde_json::{Value, json};
 
 use super::fake::{Outcome, cells, nacre};
@@ -128,11 +130,7 @@ fn an_operators_day() {
             .printed(),
         "5\n"
     );
-    // A free port. If another process takes it first, the command reports the error.
-    let free = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let free = free_address(IpAddr::V4(Ipv4Addr::LOCALHOST));
     assert_eq!(
         daemon
             .nacre(&format!("listener add {NQN} {free}"))
@@ -364,10 +362,7 @@ fn parts_of_a_device() {
     daemon
         .nacre(&format!("subsystem create {NQN} --namespace ramp1"))
         .printed();
-    let free = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let free = free_address(IpAddr::V4(Ipv4Addr::LOCALHOST));
     daemon
         .nacre(&format!("listener add {NQN} {free}"))
         .printed();

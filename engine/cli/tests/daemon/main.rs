@@ -16,6 +16,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use nacre_engine_rpc::client::Client;
+use nacre_tests_ports::local_port;
 use serde_json::{Value, json};
 
 struct Place {
@@ -338,8 +339,7 @@ fn acknowledged_changes_survive_kill_9() {
 fn listeners_stay_while_interfaces_cannot_be_read() {
     use rustix::process::{Pid, Resource, Rlimit, prlimit};
     let place = Place::new();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = port.local_addr().unwrap().port();
+    let port = local_port();
     let file = place.path("nacre.toml");
     let nqn = "nqn.2026-01.org.example:a";
     let text = format!(

@@ -258,10 +258,7 @@ fn kills(seed: u64, disks: Disks) {
     let adds = disks == Disks::Joins;
     let mut random = Random::new(seed);
     let place = Place::new();
-    let port = {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        free.local_addr().unwrap().port()
-    };
+    let port = local_port();
     let (mut daemon, mut client) = place.serve(&[]).ready();
     set_up(&place, &mut client, port, disks);
     let host = Host {

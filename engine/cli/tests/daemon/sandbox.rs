@@ -29,14 +29,9 @@ fn call(client: &mut Client, method: &str, params: Value) -> Value {
         .unwrap_or_else(|error| panic!("{method}: {error}"))
 }
 
-fn free_port() -> u16 {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    taken.local_addr().unwrap().port()
-}
-
 /// A subsystem with this device, and a listener of its own.
 fn publish(client: &mut Client, nqn: &str, bdev: &str) -> u16 {
-    let port = free_port();
+    let port = local_port();
     let listen = json!({ "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string() });
     call(
         client,
@@ -166,7 +161,7 @@ fn everything_works_after_the_filter_is_in_effect() {
         "level = \"debug\"\n[[bdev]]\nname = \"later\"\ntype = \"file\"\npath = \"{}\"\nsize = \"4MiB\"\n\
          [[nvmf.listener]]\naddress = \"127.0.0.1\"\nport = {}\n",
         place.path("later.img").display(),
-        free_port()
+        local_port()
     ));
     daemon.signal("HUP");
     let until = Instant::now() + Duration::from_secs(30);

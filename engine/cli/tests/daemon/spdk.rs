@@ -93,10 +93,7 @@ fn started_as_nvmf_tgt_it_is_that_program() {
 #[test]
 fn a_json_configuration_is_carried_out_once() {
     let place = Place::new();
-    let (config, port) = (place.path("spdk.json"), {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        free.local_addr().unwrap().port().to_string()
-    });
+    let (config, port) = (place.path("spdk.json"), local_port().to_string());
     let nqn = "nqn.2026-01.org.example:a";
     let calls = |subsystem: &str, calls: Value| json!({ "subsystem": subsystem, "config": calls });
     let address =

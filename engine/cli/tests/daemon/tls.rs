@@ -51,11 +51,6 @@ const CRL_VIEWER: &str = include_str!("../../../rpc/src/tls/test_files/crl_viewe
 /// A list of another authority.
 const CRL_FOREIGN: &str = include_str!("../../../rpc/src/tls/test_files/crl_foreign.pem");
 
-fn free_port() -> u16 {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    taken.local_addr().unwrap().port()
-}
-
 /// A place with certificates, and the configuration of a TLS listener at this port.
 fn place_with(port: u16, roles: &str) -> Place {
     let place = Place::new();
@@ -102,7 +97,7 @@ fn outcome(output: &Output) -> (String, Option<i32>) {
 
 #[test]
 fn another_machine_has_the_role_of_its_certificate() {
-    let port = free_port();
+    let port = local_port();
     let place = place_with(
         port,
         "\"CN=ops\" = \"operator\", \"CN=viewer\" = \"viewer\"",
@@ -139,7 +134,7 @@ fn another_machine_has_the_role_of_its_certificate() {
         text.contains("--crl needs a current revocation list"),
         "{text}"
     );
-    let (text, code) = outcome(&place.remote(free_port(), "ops", &["bdev", "list"]));
+    let (text, code) = outcome(&place.remote(local_port(), "ops", &["bdev", "list"]));
     assert_eq!(code, Some(3), "{text}");
 
     let who = root
@@ -234,7 +229,7 @@ fn another_machine_has_the_role_of_its_certificate() {
 
 #[test]
 fn wrong_files_end_the_start_with_their_name() {
-    let place = place_with(free_port(), "");
+    let place = place_with(local_port(), "");
     std::fs::write(place.path("ca.pem"), "no certificate").unwrap();
     let config = place.path("nacre.toml");
     let daemon = place.serve(&["-c", config.to_str().unwrap()]);

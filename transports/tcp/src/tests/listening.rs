@@ -1,10 +1,11 @@
 //! Tests of listeners on wildcard and on link-local addresses.
 
-use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpStream};
 use std::time::{Duration, Instant};
 
 use nacre_nvmf::transport::{Address, HostTransport, ListenerId, ListenerOptions, Plug};
 use nacre_reactor::Clock;
+use nacre_tests_ports::free_port;
 
 use crate::{TcpConfig, TcpHostOptions, TcpPlug, connect_host};
 
@@ -17,11 +18,8 @@ fn a_listener_on_every_address_takes_ipv4_too() {
     let plug = TcpPlug::new(TcpConfig::default()).unwrap();
     // A port that the kernel chooses for `[::]:0` may be in use for IPv4 by a parallel test. That
     // test's listener would then take the IPv4 hosts, so the port is one that is free for IPv4.
-    let free = TcpListener::bind("0.0.0.0:0").unwrap();
-    let any: SocketAddr = format!("[::]:{}", free.local_addr().unwrap().port())
-        .parse()
-        .unwrap();
-    drop(free);
+    let port = free_port(Ipv4Addr::UNSPECIFIED.into());
+    let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
     plug.listen(SIX, &Address::Ip(any), &ListenerOptions::default())
         .unwrap();
     // Without cores every connection that arrives is refused, and counted.

@@ -19,6 +19,7 @@ use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::sqe::{Sgl, Sqe};
 use nacre_nvmf_wire::tcp::{CapsuleCmd, DataAlignment, Digests, IcReq};
 use nacre_reactor::{Clock, Idle, Interest, Nanos};
+use nacre_tests_ports::local_port;
 use zerocopy::IntoBytes;
 
 use super::conformance::TcpRig;
@@ -513,10 +514,7 @@ fn connecting_fails() {
             other => panic!("{other:?}"),
         }
     };
-    let free = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let free = SocketAddr::from(([127, 0, 0, 1], local_port()));
     let why = end(connect_host(free, TcpHostOptions::default()).unwrap());
     assert!(
         matches!(&why, Closed::Broken(text) if text.contains("refused")),

@@ -2,11 +2,11 @@
 //! node without devices.
 
 use std::cell::{Cell, RefCell};
-use std::net::TcpListener;
 use std::time::Duration;
 
 use nacre_cluster_etcd_members::{Members, program};
 use nacre_cluster_node::Node;
+use nacre_tests_ports::local_port;
 use uuid::Uuid;
 
 use crate::config::Settings;
@@ -47,8 +47,7 @@ impl ClusterSession {
             ..Settings::default()
         };
         // The replicas of volumes are exported on it.
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = free.local_addr().unwrap().port();
+        let port = local_port();
         settings.nvmf.listen = vec![format!("tcp://127.0.0.1:{port}")];
         settings.cluster.name = Some("lab".into());
         settings.cluster.node = Some("ant".into());

@@ -6,12 +6,12 @@ mod cluster_session;
 
 use std::cell::RefCell;
 use std::io::Write;
-use std::net::TcpListener;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nacre_tests_ports::local_port;
 use nacre_transport_rdma_verbs::sim::attributes;
 use serde_json::{Map, Value, json};
 
@@ -128,8 +128,7 @@ impl Session {
             .run(crate::services::web::start(&daemon.engine, Some(&state)))
             .expect("the page starts");
         make_files(dir.path());
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = free.local_addr().unwrap().port().to_string();
+        let port = local_port().to_string();
         let page = daemon.engine.calls.page.listen().remove(0);
         let folder = dir.path().to_str().unwrap().to_owned();
         let mut shown = vec![

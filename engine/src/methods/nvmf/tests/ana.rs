@@ -1,6 +1,7 @@
 //! Goal: ANA states are set, shown, stored and restored as SPDK's tools expect, and listeners match
 //! the configuration file.
 
+use nacre_tests_ports::local_port;
 use serde_json::{Value, json};
 
 use super::super::super::testing::{TestDaemon, test_daemon};
@@ -151,21 +152,12 @@ fn declared(text: &str) -> crate::config::Settings {
         .settings
 }
 
-/// A free port, because the file must name one.
-pub(super) fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port()
-}
-
 /// Goal: a listener of the file reports missing RDMA with the reason; TCP is the fallback or
 /// withheld. Settings that RPC makes about it survive a restart.
 #[test]
 fn listeners_of_the_file_report_their_state() {
     let dir = tempfile::tempdir().unwrap();
-    let port = free_port();
+    let port = local_port();
     let text = format!(
         "[[nvmf.listener]]\nname = \"data\"\niface = [\"name:lo\", \"ip:127.0.0.1\"]\nport = {port}\nrdma = \"prefer\"\n\
          [[nvmf.subsystem]]\nnqn = \"{NQN}\"\nallow_any_host = true\n"
@@ -228,7 +220,7 @@ fn listeners_of_the_file_report_their_state() {
 /// Goal: invalid listener settings are refused before the target serves anything.
 #[test]
 fn invalid_listeners_of_the_file_are_refused_at_start() {
-    let port = free_port();
+    let port = local_port();
     for (listener, said) in [
         (
             "iface = [\"name:eth99\"]",

@@ -1,6 +1,7 @@
 //! Goal: objects and settings that RPC adds to a subsystem of the configuration file are restored
 //! before hosts reconnect after a restart. Objects of the file stay out of the store.
 
+use nacre_tests_ports::local_port;
 use serde_json::{Value, json};
 
 use super::super::super::testing::TestDaemon;
@@ -22,7 +23,7 @@ fn settings() -> Settings {
          [[bdev]]\nname = \"disk1\"\ntype = \"malloc\"\nsize = \"1MiB\"\n\
          [[nvmf.listener]]\nname = \"data\"\nport = {}\n\
          [[nvmf.subsystem]]\nnqn = \"{NQN}\"\nana_reporting = true\nhosts = [\"{OWN}\"]\nnamespace = [{{ bdev = \"disk0\" }}]\n",
-        super::ana::free_port()
+        local_port()
     );
     load_text(Some(("nacre.toml", &text)), [], &[])
         .unwrap_or_else(|e| panic!("{e}"))

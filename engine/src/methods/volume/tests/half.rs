@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use nacre_tests_ports::local_port;
 use serde_json::{Value, json};
 
 use super::super::super::testing::TestDaemon;
@@ -55,8 +56,7 @@ fn test_daemon(dir: &Path, left: usize, fails: bool) -> TestDaemon {
 }
 
 fn publish_params() -> Value {
-    let probe = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = probe.local_addr().unwrap().port().to_string();
+    let port = local_port().to_string();
     let listener = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": port });
     let host = "nqn.2025-01.io.nacre:host";
     json!({ "name": "v", "hosts": [host], "listeners": [listener] })

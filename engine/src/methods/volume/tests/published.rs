@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 use std::path::Path;
 
+use nacre_tests_ports::local_port;
 use nacre_transport_rdma_verbs::sim::attributes;
 use serde_json::{Value, json};
 
@@ -42,11 +43,6 @@ fn rdma() -> Value {
     json!({ "trtype": "RDMA", "traddr": FAR, "trsvcid": "4420" })
 }
 
-fn free_port() -> u16 {
-    let probe = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    probe.local_addr().unwrap().port()
-}
-
 /// `TCP non_optimized withheld` for each present listener.
 fn paths(daemon: &TestDaemon) -> Vec<String> {
     let all = daemon.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }));
@@ -72,7 +68,7 @@ fn policy(word: &str) -> Value {
 #[test]
 fn a_published_volume_reports_ana_states() {
     let dir = tempfile::tempdir().unwrap();
-    let port = free_port();
+    let port = local_port();
     {
         let daemon = start(dir.path());
         let params =
@@ -83,7 +79,7 @@ fn a_published_volume_reports_ana_states() {
         assert_eq!(paths(&daemon), ["RDMA optimized", "TCP non_optimized"]);
         // Listeners added later get the same default state.
         let add = |more: Value| {
-            let mut params = json!({ "nqn": NQN, "listen_address": tcp(free_port()) });
+            let mut params = json!({ "nqn": NQN, "listen_address": tcp(local_port()) });
             params
                 .as_object_mut()
                 .unwrap()
@@ -141,7 +137,7 @@ fn listeners_of_the_file_have_the_states_of_the_file() {
         ("ana = { tcp = \"inaccessible\" }", "inaccessible"),
     ] {
         let dir = tempfile::tempdir().unwrap();
-        let port = free_port();
+        let port = local_port();
         let text = format!("[[nvmf.listener]]\nname = \"lo\"\nport = {port}\n{ana}\n");
         let loaded = crate::config::load_text(Some(("nacre.toml", &text)), [], &[]).unwrap();
         let daemon = with(dir.path(), loaded.settings);
@@ -157,7 +153,7 @@ fn listeners_of_the_file_have_the_states_of_the_file() {
 #[test]
 fn volumes_of_an_earlier_version_report_states_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
-    let (first, second) = (free_port(), free_port());
+    let (first, second) = (local_port(), local_port());
     {
         let daemon = start(dir.path());
         let listeners = [tcp(first), tcp(second)];
@@ -199,7 +195,7 @@ fn a_policy_applies_to_all_listeners() {
     let dir = tempfile::tempdir().unwrap();
     {
         let daemon = start(dir.path());
-        let port = free_port();
+        let port = local_port();
         daemon.call(PUBLISH, json!({ "name": "v", "listeners": [tcp(port)] }));
         let refused = daemon.refused("volume_set", policy("rdma-only"));
         assert_eq!(facts(&refused), (-22, Some("settings.transport_policy")));
@@ -214,7 +210,7 @@ fn a_policy_applies_to_all_listeners() {
         daemon.call("volume_set", policy("rdma-only"));
         let withheld = "TCP non_optimized withheld transport_policy";
         assert_eq!(paths(&daemon), ["RDMA optimized", withheld]);
-        let add = json!({ "nqn": NQN, "listen_address": tcp(free_port()) });
+        let add = json!({ "nqn": NQN, "listen_address": tcp(local_port()) });
         daemon.call("nvmf_subsystem_add_listener", add);
         assert_eq!(paths(&daemon), ["RDMA optimized", withheld, withheld]);
         let all = daemon.call("nvmf_get_listeners", json!(null));
@@ -243,7 +239,7 @@ fn a_policy_applies_to_all_listeners() {
 #[test]
 fn a_shared_listener_is_listed_once() {
     let dir = tempfile::tempdir().unwrap();
-    let port = free_port();
+    let port = local_port();
     let text = format!("[[nvmf.listener]]\nname = \"lo\"\nport = {port}\n");
     let loaded = crate::config::load_text(Some(("nacre.toml", &text)), [], &[]).unwrap();
     let daemon = with(dir.path(), loaded.settings);
@@ -269,10 +265,7 @@ fn a_shared_listener_is_listed_once() {
 #[test]
 fn a_policy_withholds_listeners() {
     let dir = tempfile::tempdir().unwrap();
-    let port = {
-        let probe = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        probe.local_addr().unwrap().port()
-    };
+    let port = local_port();
     let text =
         format!("[[nvmf.listener]]\niface = [\"name:lo\"]\nport = {port}\nrdma = \"prefer\"");
     let loaded = crate::config::load_text(Some(("nacre.toml", &text)), [], &[]).unwrap();
