@@ -12,8 +12,12 @@ pub enum Error {
     #[error("certificates for etcd: {why}")]
     Certificates { why: String },
     /// No endpoint answered in time: whether a change was made is unknown.
-    #[error("no answer from etcd within {after_ms} ms ({said})")]
-    Unanswered { after_ms: u64, said: String },
+    #[error("no answer from etcd within {after_ms} ms{}", in_brackets(.said))]
+    Unanswered {
+        after_ms: u64,
+        /// Why attempts failed; empty if none has failed yet.
+        said: String,
+    },
     #[error("etcd has no space left (its quota): compact and defragment it, or raise the quota")]
     Full,
     #[error("a request of {bytes} bytes is larger than etcd accepts")]
@@ -52,6 +56,13 @@ pub enum Error {
     Newer { key: String, found: u64, known: u64 },
     #[error("the thread of the etcd client: {why}")]
     Thread { why: String },
+}
+
+fn in_brackets(said: &str) -> String {
+    match said {
+        "" => String::new(),
+        said => format!(" ({said})"),
+    }
 }
 
 impl Error {

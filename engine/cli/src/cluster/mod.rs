@@ -21,11 +21,15 @@ use nacre_engine::methods::cluster::nodes::{
     SetCordonParams,
 };
 use nacre_engine::methods::cluster::volumes::{MoveVolume, MoveVolumeParams};
+use nacre_engine_rpc::client::ClientError;
+use nacre_engine_rpc::error::Errno;
 
 /// Longest part of a wait that one call does.
 const PART: Duration = Duration::from_secs(5);
 /// Time that a call may take beside its wait.
 const CALL: Duration = Duration::from_secs(30);
+/// Pause before a refused call is repeated.
+const AGAIN: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Args)]
 #[command(after_help = "docs/operate/cluster.md explains clusters.")]
@@ -247,7 +251,8 @@ fn cordon(args: NodeArgs, cordon: bool) -> Result<(), Failure> {
 
 /// Follows the work on a node until none is left, or the time of `--wait` is over. `call` has the
 /// wait of a call in seconds; `None`: the first one, which starts the work and answers at once. The
-/// others only look: an operator may end the work meanwhile.
+/// others only look: an operator may end the work meanwhile. A call that is refused with EAGAIN (no
+/// answer from etcd in time) is repeated while there is time.
 fn follow(
     args: &NodeWaitArgs,
     act: &str,
@@ -258,7 +263,14 @@ fn follow(
     loop {
         let left = end.saturating_duration_since(Instant::now());
         let wait = shown.as_ref().map(|_| seconds(left.min(PART)));
-        let answer = call(wait)?;
+        let answer = match call(wait) {
+            Err(failure) if is_passing(&failure) && !left.is_zero() => {
+                eprintln!("{failure}; trying again");
+                std::thread::sleep(left.min(AGAIN));
+                continue;
+            }
+            answer => answer?,
+        };
         let work = Work::of(&answer);
         if work.is_done() || left.is_zero() || args.wait.is_none() {
             return Ok(answer);
@@ -274,6 +286,14 @@ fn follow(
         }
         shown = Some(work);
     }
+}
+
+/// True if the same call may succeed later.
+fn is_passing(failure: &Failure) -> bool {
+    let Failure::Daemon(ClientError::Refused { error, .. }) = failure else {
+        return false;
+    };
+    error.code == -(Errno::EAGAIN as i32)
 }
 
 /// The work that is left on a node.
@@ -337,5 +357,56 @@ fn ended(node: &str, held: u64, has_waited: bool) -> Result<(), Failure> {
              the nodes; the drain goes on",
             output::count(held, "volume")
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nacre_engine_rpc::RpcError;
+
+    use super::*;
+
+    fn refused(errno: Errno) -> Failure {
+        Failure::Daemon(ClientError::Refused {
+            method: "cluster_drain".to_owned(),
+            error: RpcError::errno(errno, "no answer from etcd within 2000 ms"),
+        })
+    }
+
+    fn follow_with(
+        wait: Option<Duration>,
+        mut answers: Vec<Result<Value, Failure>>,
+    ) -> (u64, bool) {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: NodeWaitArgs,
+        }
+        let Line { mut args } = clap::Parser::parse_from(["nacre", "ant"]);
+        args.wait = wait;
+        args.connection.json = true;
+        let mut calls = 0;
+        answers.reverse();
+        let ended = follow(&args, "drain", |_| {
+            calls += 1;
+            answers.pop().expect("no further call")
+        });
+        (calls, ended.is_ok())
+    }
+
+    /// Goal: a silence of etcd does not end a command that waits, at its first call or later; other
+    /// refusals do, and so does any refusal of a command that does not wait.
+    #[test]
+    fn a_passing_refusal_is_tried_again() {
+        let minute = Some(Duration::from_secs(60));
+        let held = |held: u64| Ok(json!({ "drain": true, "held": held }));
+        let passing = || Err(refused(Errno::EAGAIN));
+        assert_eq!(
+            follow_with(minute, vec![passing(), held(1), passing(), held(0)]),
+            (4, true)
+        );
+        assert_eq!(follow_with(None, vec![passing()]), (1, false));
+        let lasting = Err(refused(Errno::ENODEV));
+        assert_eq!(follow_with(minute, vec![held(1), lasting]), (2, false));
     }
 }
