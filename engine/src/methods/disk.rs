@@ -276,13 +276,16 @@ impl Named {
         for part in below {
             let disk = match part {
                 Below::Disk(disk) => Some(disk),
-                Below::File(file) => match disk_of_file(dev, &file) {
+                Below::File(file) => match DiskName::of_node(dev, Path::new(&file)) {
                     Ok(disk) => disk,
-                    Err(ErrorKind::NotFound) => {
+                    Err(error) if error.kind() == ErrorKind::NotFound => {
                         first_missing.get_or_insert(file);
                         None
                     }
-                    Err(kind) => return Err(DiskError::Node { path: file, kind }),
+                    Err(error) => {
+                        let kind = error.kind();
+                        return Err(DiskError::Node { path: file, kind });
+                    }
                 },
                 Below::Missing(bdev) => {
                     first_missing.get_or_insert(bdev);
@@ -346,20 +349,6 @@ fn bases(engine: &Engine, layer: &Layer) -> Vec<String> {
         }
         None => layer.module().bases(),
     }
-}
-
-/// The disk of a device node, also by a link such as those of /dev/disk/by-id; none for a file that
-/// is not in `dev`.
-fn disk_of_file(dev: &Path, file: &str) -> Result<Option<DiskName>, ErrorKind> {
-    let kind = |error: std::io::Error| error.kind();
-    let file = Path::new(file);
-    if !file.starts_with(dev) {
-        return Ok(None);
-    }
-    let (dev, node) = (dev.canonicalize(), file.canonicalize());
-    let (dev, node) = (dev.map_err(kind)?, node.map_err(kind)?);
-    let name = node.strip_prefix(dev).ok().and_then(Path::to_str);
-    Ok(name.and_then(|name| name.parse().ok()))
 }
 
 fn refusal(error: BayError) -> RpcError {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use nacre_bdev_nvme_vfio::pci::{
-    Address, Bay, BayKind, DiskName, Drive, Driver, Options, PciError, System,
+    Address, Bay, BayKind, DiskName, DiskNameError, Drive, Driver, Options, PciError, System,
 };
 use nacre_engine::methods::bdev::nvme::commands::{ApplyFirmware, ApplyFirmwareParams};
 use serde_json::{Value, json};
@@ -58,7 +58,8 @@ enum NvmeCommand {
                       Example: nacre nvme locate 0000:5e:00.0 on"
     )]
     Locate {
-        /// A PCI address, such as 0000:5e:00.0, or a block device, such as /dev/sda
+        /// A PCI address (0000:5e:00.0), or a block device: /dev/sda, or a link in /dev/disk
+        #[arg(value_parser = disk)]
         disk: DiskName,
         /// The state to switch to; without it, the light is shown
         light: Option<Light>,
@@ -115,6 +116,21 @@ struct BindArgs {
 fn address(text: &str) -> Result<Address, String> {
     text.parse()
         .map_err(|error: nacre_bdev_nvme_vfio::pci::AddressError| error.to_string())
+}
+
+fn disk(text: &str) -> Result<DiskName, String> {
+    disk_in(Path::new("/dev"), text)
+}
+
+/// Follows links in `dev`, the folder of device nodes.
+fn disk_in(dev: &Path, text: &str) -> Result<DiskName, String> {
+    match DiskName::of_node(dev, Path::new(text)) {
+        Ok(Some(disk)) => Ok(disk),
+        Ok(None) => text
+            .parse()
+            .map_err(|error: DiskNameError| error.to_string()),
+        Err(error) => Err(format!("{text}: {error}")),
+    }
 }
 
 pub(crate) fn run(args: NvmeArgs) -> Result<(), Failure> {
@@ -331,6 +347,30 @@ mod tests {
     struct Line {
         #[command(flatten)]
         nvme: NvmeArgs,
+    }
+
+    /// Goal: the links of udev name a disk, too; a link that leads nowhere is not taken for a name.
+    #[test]
+    fn a_link_names_its_disk() {
+        let root = tempfile::tempdir().unwrap();
+        let dev = root.path().join("dev");
+        std::fs::create_dir_all(dev.join("disk/by-id")).unwrap();
+        std::fs::write(dev.join("sda"), "").unwrap();
+        let link = |name: &str| dev.join("disk/by-id").join(name);
+        for (name, node) in [("ata-A", "../../sda"), ("gone", "../../sdz")] {
+            std::os::unix::fs::symlink(node, link(name)).unwrap();
+        }
+        let named = |path: &Path| disk_in(&dev, path.to_str().unwrap());
+        let sda: DiskName = "sda".parse().unwrap();
+        assert_eq!(named(&link("ata-A")), Ok(sda.clone()));
+        assert_eq!(named(&dev.join("sda")), Ok(sda.clone()));
+        assert_eq!(disk_in(&dev, "sda"), Ok(sda));
+        let address = "0000:5e:00.0";
+        assert_eq!(disk_in(&dev, address).unwrap().to_string(), address);
+        let gone = named(&link("gone")).unwrap_err();
+        assert!(gone.contains("No such file"), "{gone}");
+        let other = disk_in(&dev, "/etc/passwd").unwrap_err();
+        assert!(other.contains("neither a PCI address"), "{other}");
     }
 
     fn parsed(words: &[&str]) -> Result<BindArgs, String> {

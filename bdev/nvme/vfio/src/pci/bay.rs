@@ -40,6 +40,19 @@ impl fmt::Display for DiskName {
     }
 }
 
+impl DiskName {
+    /// The disk of a device node, also by a link such as those of /dev/disk/by-id. `dev` is the
+    /// folder of the nodes; none for a file elsewhere.
+    pub fn of_node(dev: &Path, node: &Path) -> io::Result<Option<Self>> {
+        if !node.starts_with(dev) {
+            return Ok(None);
+        }
+        let (dev, node) = (dev.canonicalize()?, node.canonicalize()?);
+        let name = node.strip_prefix(dev).ok().and_then(Path::to_str);
+        Ok(name.and_then(|name| name.parse().ok()))
+    }
+}
+
 /// The text is neither a PCI address nor the name of a block device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{0}\" is neither a PCI address (0000:5e:00.0) nor a block device (/dev/sda)")]
