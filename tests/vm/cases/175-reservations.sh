@@ -84,6 +84,16 @@ expect "persistence" "$(report "$B" ptpls)" 1
 nvme resv-register "$A" --crkey=0xa1 --rrega=1
 put "$B"
 
+step "an administrator clears the reservation of a host that does not come back"
+nvme resv-register "$A" --nrkey=0xa2 --rrega=0
+nvme resv-acquire "$A" --crkey=0xa2 --rtype=1 --racqa=0
+expect_failure put "$B"
+expect_failure "$NACRE" subsystem clear-reservation "$NQN" 1
+"$NACRE" subsystem clear-reservation "$NQN" 1 --force
+expect "registrants" "$(report "$B" regctl)" 0
+put "$B"
+put "$A"
+
 step "the block layer's own calls (linux/pr.h), as cluster file systems make them"
 pr() { # pr DEVICE REQUEST FORMAT NUMBERS…
     perl -e 'my ($path, $request, $format, @numbers) = @ARGV;
