@@ -5,7 +5,7 @@ import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'no
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { ADMINISTRATION, updatesARealAppliance } from './administration.mjs';
-import { button, dialog, heading, launch, open, REFUSED, signIn, violations } from './browser.mjs';
+import { button, dialog, heading, launch, open, picture, REFUSED, signIn, violations } from './browser.mjs';
 import { busy, empty } from './fixtures.mjs';
 import { Mock, PASSWORD } from './mock.mjs';
 import { SCREENS } from './pictures.mjs';
@@ -31,8 +31,10 @@ export const CASES = {
       const [failed, status] = await nacre('web', 'status', '--json');
       assert.equal(failed, 0, status);
       const mock = { url, stop: () => {} };
-      const page = await open(browser, mock, { allow: [REFUSED] });
+      const page = await open(browser, mock, { width: 1120, height: 720, allow: [REFUSED] });
       await page.goto(mock.url);
+      await page.getByLabel('Set-up code').waitFor();
+      await picture(page, 'first-account');
       await page.getByLabel('Set-up code').fill(JSON.parse(status).setup_code);
       await page.getByLabel('Password', { exact: true }).fill(PASSWORD);
       await page.getByLabel('Password again').fill(PASSWORD);
@@ -45,10 +47,13 @@ export const CASES = {
         await button(page, 'Create').click();
         await page.getByRole('main').getByText(`Bdev disk${n} was created.`).waitFor();
       }
+      await page.getByText('2 free bdevs').waitFor();
+      await picture(page, 'first-disks');
       await button(page, 'Next').click();
       await page.getByLabel('Name', { exact: true }).fill('vol0');
       await page.getByLabel('disk0').check();
       await page.getByLabel('disk1').check();
+      await picture(page, 'first-volume');
       await button(page, 'Create').click();
       await page.getByRole('heading', { name: '4. Hosts' }).waitFor();
       await page.getByLabel('Allow any host').check();
@@ -56,8 +61,12 @@ export const CASES = {
       await page.getByRole('textbox', { name: 'Port' }).fill('18420');
       await button(page, 'Publish').click();
       await page.getByText('nvme connect -t tcp -a 127.0.0.1 -s 18420 -n nqn.2025-01.io.nacre:vol0', { exact: true }).waitFor();
+      await picture(page, 'first-connect');
       const [code, text] = await nacre('perf', 'tcp://127.0.0.1:18420/nqn.2025-01.io.nacre:vol0', '--rw', 'randrw', '--verify', '--seconds', '2');
       assert.equal(code, 0, text);
+      await page.goto(`${mock.url}/#/`);
+      await page.getByText('Nothing is wrong').waitFor();
+      await picture(page, 'dashboard');
 
       await page.goto(`${mock.url}/#/disks`);
       await button(page, 'Create RAM disk').click();

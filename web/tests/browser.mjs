@@ -1,9 +1,10 @@
 // A browser with rules: nothing on the console, no request outside of the origin, no accessibility violation.
 import { readFileSync } from 'node:fs';
-import { mkdtempSync, rmSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, rmSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
 import { chromium } from 'playwright-core';
 import { PASSWORD } from './mock.mjs';
 
@@ -44,6 +45,17 @@ export async function signIn(page, mock, hash = '') {
   // The form has a heading, too.
   await page.getByLabel('Password', { exact: true }).waitFor({ state: 'detached' });
   await page.locator('main h1').waitFor();
+}
+
+const documents = process.env.PAGE_PICTURES;
+const pictures = documents ?? fileURLToPath(new URL('pictures/', import.meta.url));
+
+// A picture of the window. With PAGE_PICTURES it is one for the documents, in that folder.
+export async function picture(page, name) {
+  mkdirSync(pictures, { recursive: true });
+  if (documents) await page.waitForFunction(() => !document.querySelector('p.said')?.textContent);
+  await page.evaluate(() => scrollTo(0, 0));
+  await page.screenshot({ path: join(pictures, `${name}.png`) });
 }
 
 export async function violations(page, where) {
