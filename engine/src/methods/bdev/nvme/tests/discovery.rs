@@ -67,11 +67,14 @@ fn paths(daemon: &TestDaemon) -> Vec<(String, String)> {
     listed.iter().map(path).collect()
 }
 
+/// In the order of names: subsystems are attached at the same time, in any order.
 fn bdevs(daemon: &TestDaemon) -> Vec<String> {
     let all = daemon.call("bdev_get_bdevs", Value::Null);
     let all = all.as_array().unwrap().iter();
-    all.map(|bdev| bdev["name"].as_str().unwrap().to_owned())
-        .collect()
+    let names = all.map(|bdev| bdev["name"].as_str().unwrap().to_owned());
+    let mut names: Vec<String> = names.collect();
+    names.sort_unstable();
+    names
 }
 
 /// Goal: a service's subsystem is attached over all of its paths; a path that comes or goes is
