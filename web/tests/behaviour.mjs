@@ -181,6 +181,17 @@ export const CASES = {
       await button(page, 'Create').click();
       await page.getByRole('main').getByText(`Bdev disk${n} was created.`).waitFor();
     }
+    // A disk of the machine, by its serial number; those in use are named.
+    await page.getByLabel('Name', { exact: true }).fill('disk2');
+    await page.getByText('Not offered: sdb (sdb2 is mounted at / (ext4)); sdc (it has 1 partition).').waitFor();
+    await page.getByLabel('Disk', { exact: true }).selectOption({ label: 'S662NN0T123456, SAMSUNG MZ7L3960HCJR, 894 GiB' });
+    await page.getByLabel('Path', { exact: true }).waitFor({ state: 'detached' });
+    await page.getByText('nacre bdev create file disk2 /dev/disk/by-id/ata-SAMSUNG_MZ7L3960HCJR_S662NN0T123456', { exact: true }).waitFor();
+    await button(page, 'Create').click();
+    await page.getByRole('main').getByText('Bdev disk2 was created.').waitFor();
+    await page.getByLabel('NVMe drive', { exact: true }).check();
+    await page.getByLabel('PCI address').selectOption('0000:61:00.0');
+    await page.getByText('nacre bdev attach pcie://0000:61:00.0 --name Nvme0', { exact: true }).waitFor();
     await page.reload();
     await heading(page, 'First run');
     await button(page, 'Next').click();
@@ -195,8 +206,8 @@ export const CASES = {
     await page.getByText(`nacre volume publish vol0 --host ${HOST} --listen tcp://192.0.2.1:4420`, { exact: true }).waitFor();
     await button(page, 'Publish').click();
     await page.getByText(`nvme connect -t tcp -a 192.0.2.1 -s 4420 -n nqn.2025-01.io.nacre:vol0 --hostnqn ${HOST}`, { exact: true }).waitFor();
-    assert.deepEqual(mock.calls.map(([method]) => method), ['bdev_aio_create', 'bdev_aio_create', 'volume_create', 'volume_publish']);
-    assert.deepEqual(mock.calls[2][1], { name: 'vol0', devices: ['disk0', 'disk1'] });
+    assert.deepEqual(mock.calls.map(([method]) => method), ['bdev_aio_create', 'bdev_aio_create', 'bdev_aio_create', 'volume_create', 'volume_publish']);
+    assert.deepEqual(mock.calls[3][1], { name: 'vol0', devices: ['disk0', 'disk1'] });
     assert.deepEqual(await violations(page, 'connect'), []);
     await page.getByRole('link', { name: 'Finish' }).click();
     await page.getByText('the volume is healthy').waitFor();

@@ -130,6 +130,12 @@ export function busy(now = Date.now()) {
     reservations: {
       [`${NQN('orders')} 1`]: { known: true, rtype: 5, type: 'write exclusive, registrants only', generation: 12, ptpl: true, ptpl_capable: true, conflicts: 18, registrants: [{ hostid: HOST(4).slice(-36), rkey: '00000000a11ce001', holder: true }, { hostid: '7c9e6679-7425-40de-944b-e07fc1f90ae7', rkey: '00000000b0b00002', holder: false }] },
     },
+    machine_disks: [
+      { name: 'sda', path: '/dev/disk/by-id/ata-SAMSUNG_MZ7L3960HCJR_S662NN0T123456', serial: 'S662NN0T123456', model: 'SAMSUNG MZ7L3960HCJR', size: 960_197_124_096, block_size: 512, read_only: false, partitions: 0, uses: [], bdevs: [] },
+      { name: 'sdb', path: '/dev/disk/by-id/ata-SAMSUNG_MZ7L3960HCJR_S662NN0T123457', serial: 'S662NN0T123457', model: 'SAMSUNG MZ7L3960HCJR', size: 960_197_124_096, block_size: 512, read_only: false, partitions: 2, uses: ['sdb2 is mounted at / (ext4)'], bdevs: [] },
+      { name: 'sdc', path: '/dev/sdc', size: 16_000_000_000, block_size: 512, read_only: false, partitions: 1, uses: [], bdevs: [] },
+      { name: '0000:61:00.0', address: '0000:61:00.0', size: 0, block_size: 0, read_only: false, partitions: 0, uses: [], bdevs: [] },
+    ],
     bays: { Nvme0: { disk: '0000:5e:00.0', kind: 'slot', bay: '3', lit: false, requested: false } },
     logs: {
       controller: { model: 'SAMSUNG MZWLR1T9HBJR-00007', serial: 'S4EWNX0M123456', version: '1.3.0', io_queues: 16, io_queue_depth: 255, max_transfer_bytes: 131072, numa_node: 0 },

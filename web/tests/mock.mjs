@@ -168,6 +168,7 @@ export class Mock {
       case 'key_expire': w.keys = w.keys.map((k) => (k.name === p.name ? { ...k, expires: p.expires } : k)); return true;
       case 'keyring_file_remove_key': w.keys = w.keys.filter((k) => k.name !== p.name); return true;
       case 'key_store_rotate': return { keys: 1, store_key: '009fc1a5' };
+      case 'disk_list': return w.machine_disks.map((d) => ({ ...d, bdevs: w.bdevs.filter((b) => d.path && JSON.stringify(b).includes(`"${d.path}"`)).map((b) => b.name) }));
       case 'disk_get_bay': return w.bays[p.name] ? { bay: w.bays[p.name], problem: null } : { bay: null, problem: `the kernel shows no light of the bay of ${p.name}` };
       case 'disk_locate': w.bays = { ...w.bays, [p.name]: { ...w.bays[p.name], lit: p.on } }; return w.bays[p.name];
       case 'nvmf_ns_clear_reservation': {

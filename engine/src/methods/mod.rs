@@ -7,6 +7,7 @@ pub mod backup;
 pub mod bdev;
 pub mod cluster;
 pub mod disk;
+mod disk_list;
 pub mod doctor;
 pub mod events;
 pub mod examples;
@@ -42,6 +43,7 @@ pub fn all() -> Registry<Engine> {
     bdev::register(&mut registry);
     cluster::register(&mut registry);
     disk::register(&mut registry);
+    disk_list::register(&mut registry);
     doctor::register(&mut registry);
     events::register(&mut registry);
     framework::register(&mut registry);

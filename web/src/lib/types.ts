@@ -271,6 +271,21 @@ export interface Reservation {
   registrants?: { hostid: string; rkey: string; holder: boolean }[];
 }
 
+/** A disk of the machine: an entry of disk_list. */
+export interface MachineDisk {
+  name: string;
+  /** Absent: vfio-pci has the drive. */
+  path?: string;
+  address?: string;
+  serial?: string;
+  model?: string;
+  size: number;
+  block_size: number;
+  read_only: boolean;
+  partitions: number;
+  uses: string[];
+  bdevs: string[];
+}
 export interface Bay {
   disk: string;
   kind: 'npem' | 'slot' | 'enclosure';

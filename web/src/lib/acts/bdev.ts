@@ -1,26 +1,50 @@
 /** Acts on bdevs, drives and remote controllers. */
 import type { Act, Values } from '../act.svelte';
 import { rpc } from '../api';
-import { bytes, line, sizeWord } from '../format';
-import type { Bdev } from '../types';
+import { bytes, line, plural, sizeWord } from '../format';
+import type { Bdev, MachineDisk } from '../types';
 import { shownName, size, url, type User } from '../words';
 import { given, sized, or } from './common';
 
-export const createFile = (): Act => ({
-  title: 'Create a file bdev',
-  about: 'A file or a block device of this machine becomes a bdev. A missing file is created if a size is given.',
-  label: 'Create',
-  fields: [
-    { key: 'name', label: 'Name', kind: 'text', hint: 'Such as disk0.' },
-    { key: 'filename', label: 'Path', kind: 'text', hint: 'Such as /dev/disk/by-id/… or /srv/nacre/disk0.img.' },
-    { key: 'size', label: 'Size', kind: 'size', optional: true, hint: 'Only for a file that does not exist yet, such as 100 GiB.' },
-  ],
-  command: (v) => line('bdev', 'create', 'file', or(v.name, 'NAME'), or(v.filename, 'PATH'), ...(v.size ? ['--size', sizeWord(v.size)] : [])),
-  async run(v) {
-    await rpc('bdev_aio_create', given({ name: v.name, filename: v.filename, block_size: 0, size: v.size }));
-    return `Bdev ${v.name} was created.`;
-  },
-});
+/** Why a disk is not offered; empty for a free one. */
+function taken(disk: MachineDisk): string {
+  const [use] = [...disk.bdevs.map((name) => `bdev ${name}`), ...disk.uses];
+  if (use) return use;
+  if (disk.partitions > 0) return `it has ${plural(disk.partitions, 'partition')}`;
+  return disk.read_only ? 'it is read-only' : '';
+}
+
+/** Free disks of the machine, by serial number. `driven`: those that vfio-pci has. */
+export const freeDisks = (disks: MachineDisk[], driven = false) => disks.filter((disk) => (disk.path === undefined) === driven && taken(disk) === '');
+
+const diskLabel = (disk: MachineDisk) => [disk.serial ?? disk.name, disk.model, disk.size > 0 ? bytes(disk.size) : ''].filter(Boolean).join(', ');
+const MOST_NAMED = 4;
+const TYPED = 'typed';
+
+export const createFile = (disks: MachineDisk[] = []): Act => {
+  const offered = freeDisks(disks);
+  const others = disks.filter((disk) => disk.path !== undefined && taken(disk) !== '');
+  const named = others.slice(0, MOST_NAMED).map((disk) => `${disk.name} (${taken(disk)})`);
+  const more = others.length > MOST_NAMED ? `; ${plural(others.length - MOST_NAMED, 'more disk')}` : '';
+  const path = (v: Values) => (v.disk && v.disk !== TYPED ? v.disk : v.filename);
+  const isTyped = (v: Values) => offered.length === 0 || v.disk === TYPED;
+  return {
+    title: 'Create a file bdev',
+    about: 'A disk, another block device or a file of this machine becomes a bdev. A missing file is created if a size is given.',
+    label: 'Create',
+    fields: [
+      { key: 'name', label: 'Name', kind: 'text', hint: 'Such as disk0.' },
+      ...(offered.length > 0 ? [{ key: 'disk', label: 'Disk', kind: 'select' as const, initial: TYPED, options: [[TYPED, 'a path, typed below'], ...offered.map((disk) => [disk.path!, diskLabel(disk)])] as [string, string][], hint: others.length > 0 ? `By serial number. Not offered: ${named.join('; ')}${more}.` : 'By serial number.' }] : []),
+      { key: 'filename', label: 'Path', kind: 'text', when: isTyped, hint: 'Such as /dev/disk/by-id/… or /srv/nacre/disk0.img.' },
+      { key: 'size', label: 'Size', kind: 'size', optional: true, when: isTyped, hint: 'Only for a file that does not exist yet, such as 100 GiB.' },
+    ],
+    command: (v) => line('bdev', 'create', 'file', or(v.name, 'NAME'), or(path(v), 'PATH'), ...(v.size ? ['--size', sizeWord(v.size)] : [])),
+    async run(v) {
+      await rpc('bdev_aio_create', given({ name: v.name, filename: path(v), block_size: 0, size: v.size }));
+      return `Bdev ${v.name} was created.`;
+    },
+  };
+};
 
 export const createRam = (): Act => ({
   title: 'Create a RAM disk',
@@ -37,13 +61,15 @@ export const createRam = (): Act => ({
   },
 });
 
-export const attachDrive = (): Act => ({
+export const attachDrive = (disks: MachineDisk[] = []): Act => ({
   title: 'Attach an NVMe drive',
   about: 'The drive must be given to userspace first: nacre nvme bind ADDRESS, on this machine. That command refuses a drive in use.',
   label: 'Attach',
   fields: [
     { key: 'name', label: 'Name of the controller', kind: 'text', initial: 'Nvme0', hint: 'Its namespaces become bdevs named Nvme0n1, Nvme0n2 and so on.' },
-    { key: 'traddr', label: 'PCI address', kind: 'text', hint: 'Such as 0000:5e:00.0; nacre nvme list shows all.' },
+    freeDisks(disks, true).length > 0
+      ? { key: 'traddr', label: 'PCI address', kind: 'select', options: freeDisks(disks, true).map((disk) => [disk.name, diskLabel(disk)]), hint: 'Drives that were given to userspace.' }
+      : { key: 'traddr', label: 'PCI address', kind: 'text', hint: 'Such as 0000:5e:00.0; nacre nvme list shows all.' },
   ],
   command: (v) => line('bdev', 'attach', `pcie://${or(v.traddr, 'BDF')}`, '--name', or(v.name, 'NAME')),
   async run(v) {

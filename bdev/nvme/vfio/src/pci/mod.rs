@@ -6,6 +6,7 @@
 mod address;
 mod bay;
 mod bind;
+mod disks;
 mod drive;
 mod error;
 #[cfg(any(test, feature = "testing"))]
@@ -24,6 +25,7 @@ use std::time::Duration;
 pub use address::{Address, AddressError};
 pub use bay::{Bay, BayError, BayKind, DiskName, DiskNameError};
 pub use bind::{Bound, Options, Unbound};
+pub use disks::MachineDisk;
 pub use drive::{Controller, Disk, Drive, Driver, Iommu, Member};
 pub use error::PciError;
 pub use usage::Use;

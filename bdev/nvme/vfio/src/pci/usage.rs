@@ -79,17 +79,21 @@ const PROCESSES_MAX: usize = 65_536;
 impl System {
     /// All users of the drive's disks.
     pub fn uses(&self, drive: &Drive) -> Vec<Use> {
-        let mut devices = Vec::new();
-        for disk in &drive.disks {
-            devices.push(disk.name.clone());
-            devices.extend(self.partitions(&disk.name));
-        }
+        let disks = drive.disks.iter();
+        let devices: Vec<String> = disks
+            .flat_map(|disk| self.with_partitions(&disk.name))
+            .collect();
+        self.uses_of(&devices)
+    }
+
+    /// All users of these block devices, by their names.
+    pub(super) fn uses_of(&self, devices: &[String]) -> Vec<Use> {
         if devices.is_empty() {
             return Vec::new();
         }
-        let mut uses = self.mounts(&devices);
-        uses.extend(self.swaps(&devices));
-        for device in &devices {
+        let mut uses = self.mounts(devices);
+        uses.extend(self.swaps(devices));
+        for device in devices {
             let holders = self.holders(device);
             let is_held = !holders.is_empty();
             uses.extend(holders);
@@ -100,8 +104,8 @@ impl System {
                 });
             }
         }
-        uses.extend(self.openers(&devices));
-        for device in &devices {
+        uses.extend(self.openers(devices));
+        for device in devices {
             let known = uses.iter().any(|known| known.device() == device);
             if !known && self.is_exclusive(device) {
                 uses.push(Use::Exclusive {
@@ -112,7 +116,13 @@ impl System {
         uses
     }
 
-    fn partitions(&self, disk: &str) -> Vec<String> {
+    pub(super) fn with_partitions(&self, disk: &str) -> Vec<String> {
+        let mut devices = vec![disk.to_owned()];
+        devices.extend(self.partitions(disk));
+        devices
+    }
+
+    pub(super) fn partitions(&self, disk: &str) -> Vec<String> {
         let at = format!("sys/class/block/{disk}");
         let is_partition = |name: &String| self.path(&format!("{at}/{name}/partition")).exists();
         let mut names = self.entries(&at);
@@ -316,7 +326,7 @@ impl Use {
         )
     }
 
-    fn device(&self) -> &str {
+    pub(super) fn device(&self) -> &str {
         match self {
             Self::Mounted { device, .. }
             | Self::Swap { device }

@@ -1,0 +1,227 @@
+//! The disks of this machine: block devices of the kernel that have hardware below them, and NVMe
+//! drives that vfio-pci has.
+
+use std::fs;
+
+use serde::Serialize;
+
+use super::{Address, Drive, Driver, System, Use};
+
+const BLOCK: &str = "sys/class/block";
+const LINKS: &str = "dev/disk/by-id";
+/// Most disks of a list. A machine with more shows the first ones.
+const DISKS_MAX: usize = 1024;
+/// Bytes before the serial number in the page 80h of a SCSI disk (SPC-4, 7.8.15).
+const PAGE_HEADER: usize = 4;
+
+/// A disk, as a whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct MachineDisk {
+    /// The kernel's name, such as `sda`. `None`: vfio-pci has the drive, so it has no block device.
+    pub name: Option<String>,
+    /// A path that stays the same over restarts: a link in /dev/disk/by-id, or the device node if
+    /// there is none.
+    pub path: Option<String>,
+    /// The PCI address of an NVMe drive.
+    pub address: Option<Address>,
+    /// `None`: the kernel does not know it.
+    pub serial: Option<String>,
+    pub model: Option<String>,
+    /// 0: unknown.
+    pub bytes: u64,
+    pub block_size: u32,
+    pub is_read_only: bool,
+    pub partitions: u32,
+    /// Users of the disk and of its partitions.
+    pub uses: Vec<Use>,
+}
+
+impl System {
+    /// The disks of this machine, by name; those that vfio-pci has come last. Reads the first bytes
+    /// of each disk to find marks of RAID and LVM, so a disk that does not answer delays the call.
+    pub fn machine_disks(&self) -> Vec<MachineDisk> {
+        let drives = self.drives();
+        let mut names = self.entries(BLOCK);
+        names.retain(|name| self.is_disk(name));
+        names.truncate(DISKS_MAX);
+        let mut disks: Vec<MachineDisk> = names
+            .into_iter()
+            .map(|name| self.machine_disk(name, &drives))
+            .collect();
+        let devices = disks.iter().filter_map(|disk| disk.name.as_ref());
+        let devices: Vec<Vec<String>> = devices.map(|name| self.with_partitions(name)).collect();
+        let mut uses = self.uses_of(&devices.concat());
+        for (disk, devices) in disks.iter_mut().zip(&devices) {
+            let (own, others) = uses
+                .into_iter()
+                .partition(|of| devices.iter().any(|name| name == of.device()));
+            (disk.uses, uses) = (own, others);
+        }
+        let taken = drives
+            .iter()
+            .filter(|drive| drive.driver == Driver::VfioPci);
+        let room = DISKS_MAX - disks.len();
+        disks.extend(taken.take(room).map(of_vfio));
+        disks
+    }
+
+    /// Loop devices, RAM disks, RAID and device mapper have no device. Optical drives have one.
+    fn is_disk(&self, name: &str) -> bool {
+        let at = format!("{BLOCK}/{name}");
+        let is_there = |file: &str| self.path(&format!("{at}/{file}")).exists();
+        let has_size = self.number(name, "size") > 0;
+        is_there("device") && !is_there("partition") && !name.starts_with("sr") && has_size
+    }
+
+    fn machine_disk(&self, name: String, drives: &[Drive]) -> MachineDisk {
+        let text = |file: &str| {
+            let text = self.text(&format!("{BLOCK}/{name}/{file}"));
+            text.filter(|text| !text.is_empty())
+        };
+        let has_disk = |drive: &&Drive| drive.disks.iter().any(|disk| disk.name == name);
+        let drive = drives.iter().find(has_disk);
+        let controller = drive.and_then(|drive| drive.controller.as_ref());
+        let serial = controller
+            .map(|controller| controller.serial.clone())
+            .or_else(|| text("device/serial"))
+            .or_else(|| text("serial"))
+            .or_else(|| self.scsi_serial(&name));
+        let model = controller.map(|controller| controller.model.clone());
+        MachineDisk {
+            path: Some(self.lasting_path(&name, serial.as_deref())),
+            address: drive.map(|drive| drive.address),
+            model: model.or_else(|| text("device/model")),
+            serial,
+            // The kernel counts in units of 512 bytes here, whatever the block size.
+            bytes: self.number(&name, "size").saturating_mul(512),
+            block_size: self.number(&name, "queue/logical_block_size") as u32,
+            is_read_only: self.number(&name, "ro") != 0,
+            partitions: self.partitions(&name).len() as u32,
+            uses: Vec::new(),
+            name: Some(name),
+        }
+    }
+
+    fn number(&self, name: &str, file: &str) -> u64 {
+        let text = self.text(&format!("{BLOCK}/{name}/{file}"));
+        text.and_then(|text| text.parse().ok()).unwrap_or(0)
+    }
+
+    fn scsi_serial(&self, name: &str) -> Option<String> {
+        let page = fs::read(self.path(&format!("{BLOCK}/{name}/device/vpd_pg80"))).ok()?;
+        let serial = String::from_utf8_lossy(page.get(PAGE_HEADER..)?)
+            .trim()
+            .to_owned();
+        (!serial.is_empty()).then_some(serial)
+    }
+
+    /// The link with the serial number, which a person can compare with the label of the disk.
+    fn lasting_path(&self, name: &str, serial: Option<&str>) -> String {
+        let mut links = self.entries(LINKS);
+        links.retain(|link| self.link(&format!("{LINKS}/{link}")).as_deref() == Some(name));
+        let has_serial = |link: &&String| serial.is_some_and(|serial| link.contains(serial));
+        match links.iter().find(has_serial).or(links.first()) {
+            Some(link) => format!("/{LINKS}/{link}"),
+            None => format!("/dev/{name}"),
+        }
+    }
+}
+
+fn of_vfio(drive: &Drive) -> MachineDisk {
+    MachineDisk {
+        name: None,
+        path: None,
+        address: Some(drive.address),
+        serial: None,
+        model: None,
+        bytes: 0,
+        block_size: 0,
+        is_read_only: false,
+        partitions: 0,
+        uses: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Machine;
+    use super::*;
+
+    /// Goal: disks of each kind have their serial number, a lasting path and their users; devices
+    /// without hardware and optical drives are left out. Method: the simulated machine with a SCSI
+    /// and a virtio disk, a loop device, an optical drive, and a drive that vfio-pci has.
+    #[test]
+    fn disks_of_each_kind() {
+        let machine = Machine::usual();
+        for disk in ["nvme0n1", "nvme0n2", "nvme1n1"] {
+            machine.file(&format!("sys/class/block/{disk}/device/x"), "");
+        }
+        for (disk, sectors) in [
+            ("sda", 4096),
+            ("vda", 8192),
+            ("loop0", 64),
+            ("sr0", 64),
+            ("sdb", 0),
+        ] {
+            machine.file(
+                &format!("sys/class/block/{disk}/size"),
+                format!("{sectors}\n"),
+            );
+            if disk != "loop0" {
+                machine.file(&format!("sys/class/block/{disk}/device/model"), "DISK  \n");
+            }
+            machine.file(
+                &format!("sys/class/block/{disk}/queue/logical_block_size"),
+                "512\n",
+            );
+            machine.file(&format!("dev/{disk}"), vec![0; 1 << 20]);
+        }
+        machine.file(
+            "sys/class/block/sda/device/vpd_pg80",
+            b"\0\x80\0\x08  SCSI-1",
+        );
+        machine.file("sys/class/block/vda/serial", "VIRT-1\n");
+        machine.partition("vda", "vda1", "253:1");
+        machine.link("dev/disk/by-id/wwn-0x5000", "../../sda");
+        machine.link("dev/disk/by-id/ata-DISK_SCSI-1", "../../sda");
+        machine.link("dev/disk/by-id/ata-DISK_SCSI-1-part1", "../../sda1");
+        machine.file(
+            "proc/swaps",
+            "Filename Type Size Used Priority\n/dev/vda1 partition 1 0 -2",
+        );
+        machine.drive("0000:03:00.0", 16, 2, "S3", &[]);
+        let system = machine.system();
+        let address = "0000:03:00.0".parse().unwrap();
+        system.bind(address, &Default::default()).unwrap();
+
+        let disks = system.machine_disks();
+        let shown: Vec<_> = disks
+            .iter()
+            .map(|disk| {
+                let text = |text: &Option<String>| text.clone().unwrap_or_default();
+                (text(&disk.name), text(&disk.serial), text(&disk.path))
+            })
+            .collect();
+        let expected = [
+            ("nvme0n1", "S1", "/dev/nvme0n1"),
+            ("nvme0n2", "S1", "/dev/nvme0n2"),
+            ("nvme1n1", "S2", "/dev/nvme1n1"),
+            ("sda", "SCSI-1", "/dev/disk/by-id/ata-DISK_SCSI-1"),
+            ("vda", "VIRT-1", "/dev/vda"),
+            ("", "", ""),
+        ];
+        let expected = expected.map(|(a, b, c)| (a.to_owned(), b.to_owned(), c.to_owned()));
+        assert_eq!(shown, expected);
+        let (sda, vda, taken) = (&disks[3], &disks[4], &disks[5]);
+        assert_eq!(
+            (sda.bytes, sda.block_size, sda.partitions),
+            (2 << 20, 512, 0)
+        );
+        assert_eq!(sda.uses, []);
+        assert_eq!(vda.partitions, 1);
+        let device = "vda1".to_owned();
+        assert_eq!(vda.uses, [Use::Swap { device }]);
+        assert_eq!(taken.address, Some(address));
+        assert_eq!(disks[0].address, Some("0000:01:00.0".parse().unwrap()));
+    }
+}
