@@ -56,23 +56,13 @@ pub(crate) enum ControlAct {
         transaction: Transaction,
     },
     /// Ask the replica's gate to accept this key.
-    Acquire {
-        replica: ReplicaId,
-        key: Key,
-    },
+    Acquire { replica: ReplicaId, key: Key },
     /// Make the in-sync replicas equal, then call [`Control::merged`].
-    Merge {
-        number: u64,
-    },
+    Merge { number: u64 },
     /// The close with this number has ended.
-    Drained {
-        number: u64,
-    },
+    Drained { number: u64 },
     /// Drop all commands: the opening with this number failed or has ended, and so has a close.
-    Ended {
-        opening: u64,
-        close: Option<u64>,
-    },
+    Ended { opening: u64, close: Option<u64> },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
