@@ -81,7 +81,7 @@ struct Leaf {
 pub(crate) enum Seen {
     /// The leaf is not filled, or the keeper is changing it: send the request to the keeper.
     Unknown,
-    /// The metadata of the place is unreadable: I/O fails.
+    /// The metadata of the place is unreadable: a read fails, and a write goes to the keeper.
     Damaged,
     Known {
         entry: Entry,
@@ -120,7 +120,7 @@ impl LvolMap {
         self.floor.load(Ordering::SeqCst) as u32
     }
 
-    /// The disk with the log, and the disks that lanes wrote to since the volume was opened, one
+    /// The disk with the log, and the disks that lanes wrote to since the import of the pool, one
     /// bit each. A FLUSH of the volume must reach them.
     pub(crate) fn disks(&self) -> u64 {
         self.disks.load(Ordering::SeqCst)

@@ -55,7 +55,6 @@ pub(crate) struct Facts {
 }
 
 impl Operator {
-    /// Reads the nodes, pools, leases and exports of the cluster.
     pub(crate) async fn facts(&self) -> Result<Facts, Error> {
         let mut keys = BTreeMap::new();
         // Before the exports: a change after this is noticed by the transaction.
@@ -128,8 +127,7 @@ impl Operator {
         Ok(holder.is_some_and(|holder| live.get(&holder.node) == Some(&holder.incarnation)))
     }
 
-    /// Chooses a pool for each replica, reserves the space, and writes the exports. Fails if there
-    /// is no room, if the brake on replacements is set, or if the lease of `by` has ended.
+    /// Chooses a pool for each replica, reserves the space, and writes the exports.
     pub async fn place(&self, placing: &Placing) -> Result<Vec<Placed>, Error> {
         let key = self.prefix.pools();
         for _ in 0..ATTEMPTS {
@@ -212,9 +210,8 @@ impl Operator {
         (txn, placed)
     }
 
-    /// Orders the nodes of a volume's replicas to enlarge the lvols to `to` bytes, and reserves the
-    /// space. Replicas on devices that an operator named are left alone. Fails, without a change,
-    /// if a pool has no room.
+    /// Orders nodes to enlarge the lvols of a volume's replicas to `to` bytes, and reserves the
+    /// space. Skips devices that an operator named. Changes nothing if a pool has no room.
     pub async fn grow_places(&self, volume: VolumeId, to: u64) -> Result<(), Error> {
         let key = self.prefix.pools();
         for _ in 0..ATTEMPTS {
