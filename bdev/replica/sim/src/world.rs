@@ -172,8 +172,7 @@ impl World {
         }
     }
 
-    /// Handles the events of the volume, and the results of openings and commands. Returns true if
-    /// there were any.
+    /// Handles volume events, and results of openings and commands. True if there were any.
     fn look_after_holders(&mut self) -> bool {
         let mut worked = false;
         for index in 0..self.holders.len() {
@@ -250,8 +249,7 @@ impl World {
         worked
     }
 
-    /// If the volume's record has changed in the store, derives the consequences for the data, such
-    /// as a replica that is no longer in sync, and reports them to the checker.
+    /// Reports to the checker the meaning of a change of the volume's record in the store.
     pub(crate) fn look_at_store(&mut self) {
         if self.store.carried_out() == self.carried_out {
             return;
@@ -303,8 +301,7 @@ impl World {
         }
     }
 
-    /// Called when a holder begins to serve: writes in flight of former holders have taken effect
-    /// by now, or never will.
+    /// A holder begins to serve: former holders' writes have taken effect now, or never will.
     fn end_former_writes(&mut self) {
         if self.leases.is_none() {
             return;
