@@ -67,7 +67,7 @@ pub(crate) struct Media {
     sectors: Vec<[u8; SECTOR]>,
 }
 
-/// The part of the cache that reaches the medium when the power fails.
+/// The part of the cache that is lost when the power fails.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Loss {
     Everything,
