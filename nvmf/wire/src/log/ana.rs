@@ -44,7 +44,7 @@ pub enum AnaState {
     Inaccessible = 0x3,
     /// The namespaces never become available on this path again.
     PersistentLoss = 0x4,
-    /// In transition: hosts retry, for at most ANATT seconds.
+    /// In transition: hosts wait, at most ten seconds.
     Change = 0xf,
 }
 
