@@ -46,7 +46,7 @@ pub struct Capability {
 }
 
 /// The reason for the refusal of a capability. The gRPC code depends on the call:
-/// [`Unfit::invalid`] or [`Unfit::exceeds`].
+/// `invalid` or `exceeds`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
     #[error("{0}")]

@@ -233,7 +233,7 @@ impl Session {
     }
 
     /// Reads the discovery log, all of it of one generation (GENCTR). Fails if the log changes
-    /// during each of [`DISCOVERY_ATTEMPTS`] attempts.
+    /// during each of `DISCOVERY_ATTEMPTS` attempts.
     pub fn discovery_log(&mut self) -> Result<DiscoveryLog, SessionError> {
         let command = "discovery log";
         let mut refused = None;

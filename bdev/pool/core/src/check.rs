@@ -4,7 +4,7 @@
 //! (in limbo). The check finds units that are used twice, used and marked free, allocated but not
 //! used, or shared with a parent that does not have them, and parts of a map that are unreadable.
 //!
-//! [`Accounts`] works in small steps while the pool is in use; [`findings`] is the same comparison
+//! `Accounts` works in small steps while the pool is in use; `findings` is the same comparison
 //! in one step.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
