@@ -1,10 +1,10 @@
-//! Runs of a simulator for many seeds, on as many threads as there are cores.
+//! Runs a simulator with many seeds, on one thread per core, eight at most.
 
 use std::ops::{Add, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The seeds of a test: `short` many, or `long` many if the environment asks for it, as
-/// `cargo xtask test` does.
+/// The seeds of a test: 1 to `short`, or 1 to `long` if the environment variable
+/// `NACRE_TEST_AT_LENGTH` is set, as `cargo xtask test` sets it.
 pub fn seeds(short: u64, long: u64) -> Range<u64> {
     const FIRST: u64 = 1;
     match std::env::var_os("NACRE_TEST_AT_LENGTH") {
@@ -13,7 +13,8 @@ pub fn seeds(short: u64, long: u64) -> Range<u64> {
     }
 }
 
-/// Runs all seeds, and adds their reports. The error has the failures of all.
+/// Calls `run` with every seed, and returns the sum of the reports. If runs fail, all seeds run
+/// all the same; the error has the seed and text of each failure.
 pub fn run_all<R: Default + Add<Output = R> + Send>(
     seeds: Range<u64>,
     run: impl Fn(u64) -> Result<R, String> + Sync,
@@ -44,7 +45,8 @@ pub fn run_all<R: Default + Add<Output = R> + Send>(
     }
 }
 
-/// Does the work on up to eight threads, one per core, and returns the results of all.
+/// Calls `work` once on each of up to eight threads, one per core, and returns all results. A panic
+/// of a thread is passed on.
 pub fn on_all_cores<T: Send>(work: impl Fn() -> T + Sync) -> Vec<T> {
     let threads = std::thread::available_parallelism().map_or(2, |n| n.get().min(8));
     std::thread::scope(|scope| {
@@ -57,9 +59,11 @@ pub fn on_all_cores<T: Send>(work: impl Fn() -> T + Sync) -> Vec<T> {
     })
 }
 
+/// Checks that a simulator's runs had enough events of each kind: a run without faults proves
+/// nothing. `counts` has the name of each event, its count, and the least allowed count.
+///
 /// # Panics
-/// When something was counted too rarely: a simulator without events finds nothing. Each line has
-/// its name, the count, and the least count.
+/// When a count is too low.
 pub fn assert_enough(runs: u64, counts: &[(&str, u64, u64)]) {
     for (what, found, least) in counts {
         assert!(found >= least, "only {found} {what} in {runs} runs");

@@ -1,7 +1,8 @@
 //! Local futures: they run only on the reactor's thread, and any thread can wake them.
 //!
-//! A wake on the reactor's thread pushes to a plain queue. A wake on another thread goes through a
-//! locked list and rings the bell; the reactor checks that list only when a flag is set.
+//! A wake on the reactor's thread pushes to a plain queue. A wake on another thread adds the future
+//! to a locked list, sets a flag, and wakes the reactor if it sleeps ([`Bell`]). The reactor locks
+//! that list only when the flag is set.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -37,6 +38,7 @@ pub(crate) fn on_reactor() -> bool {
     HERE.try_with(|here| here.id.get() != 0).unwrap_or(false)
 }
 
+/// The futures of one reactor.
 pub(crate) struct Tasks {
     remote: Arc<Remote>,
     active: Rc<RefCell<Slab<Waker>>>,
@@ -126,10 +128,12 @@ impl Tasks {
         HERE.with(|here| here.ready.borrow_mut().pop_front())
     }
 
+    /// True when another thread has woken a future since the last [`Tasks::collect_woken`].
     pub(crate) fn woken_elsewhere(&self) -> bool {
         self.remote.any.load(Ordering::Acquire)
     }
 
+    /// Number of futures that have not ended.
     pub(crate) fn len(&self) -> usize {
         self.active.borrow().len()
     }

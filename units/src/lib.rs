@@ -1,5 +1,5 @@
-//! Sizes and times as users write them. Parameters of every crate read them alike, so that a
-//! parameter is declared with its domain type.
+//! Parses and formats sizes and times as users write them, for the parameters of all crates: the
+//! configuration, RPC and the command line accept the same texts.
 //!
 //! ```text
 //!   size    512, 4k, 64MiB, 1.5GiB, 100GB
@@ -7,8 +7,8 @@
 //!   read    a number in the unit of its field, or text with a unit
 //! ```
 //!
-//! The only place of these rules. Crates of domain types depend on this crate. The engine and its
-//! commands use the same items through `nacre_engine_values`, which adds addresses and files.
+//! Crates that declare parameters depend on this crate. The engine and its commands use the same
+//! items through `nacre_engine_values`, which adds addresses and files.
 
 #![forbid(unsafe_code)]
 

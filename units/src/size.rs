@@ -1,13 +1,15 @@
-//! Sizes with units (`4k`, `64MiB`), parsed as `truncate`(1) and fio do.
+//! Sizes with units (`4k`, `64MiB`), parsed as `truncate`(1) and fio do: `K`, `Ki` and `KiB` are
+//! 1024, `KB` is 1000, up to `E`; letters of either case. An error is a sentence for the user.
 
 const UNITS: [char; 6] = ['K', 'M', 'G', 'T', 'P', 'E'];
 
-/// A number of bytes with a binary unit: `64.0 MiB`.
+/// Formats a number of bytes with a binary unit and one decimal: `64.0 MiB`.
 pub fn bytes(count: u64) -> String {
     bytesize::ByteSize(count).display().iec().to_string()
 }
 
-/// `4096`, `4K`, `4KiB` (1024), `4KB` (1000), `1.5GiB`: a number of bytes.
+/// Parses a size such as `4096`, `4KiB` or `1.5GiB` to a number of bytes. Fails if that is not a
+/// whole number, or does not fit in 64 bits.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let said = || {
         format!(
@@ -41,7 +43,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     u64::try_from(bytes / parts).map_err(|_| format!("\"{text}\" is more than 64 bits of bytes"))
 }
 
-/// A plain number of MiB, as in SPDK, or a size of whole MiB.
+/// Parses a number without a unit as MiB, as SPDK does, or a size of whole MiB. Returns MiB.
 pub fn parse_mebibytes(text: &str) -> Result<u64, String> {
     match text.trim().parse() {
         Ok(mebibytes) => Ok(mebibytes),
@@ -49,7 +51,7 @@ pub fn parse_mebibytes(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Converts a size to a number of whole MiB.
+/// Parses a size to a number of MiB. Fails if it is not a whole number of MiB.
 pub fn whole_mebibytes(text: &str) -> Result<u64, String> {
     const MIB: u64 = 1 << 20;
     match parse_bytes(text)? {

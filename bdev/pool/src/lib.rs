@@ -10,8 +10,11 @@
 //!                               └─ Disk          log, metadata, and copies of inflations
 //! ```
 //!
-//! A lane writes data itself: the keeper gets the range and its checksums, and answers with a
-//! place on the disk. A write in place and a read never leave their core.
+//! A *lane* is one core's queue to a volume. The *keeper* is the poller that alone changes the
+//! pool's metadata. A lane writes data itself: the keeper gets the range and its checksums, and
+//! answers with the position on the disk. A write in place and a read never leave their core.
+//!
+//! `nacre-bdev-pool-core` defines the words of the map: version, place, unit, granule, generation.
 //!
 //! # Limits of today
 //!

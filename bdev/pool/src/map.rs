@@ -1,13 +1,24 @@
-//! The copy of a version's map that lanes read: atomics that only the keeper writes.
+//! The block map of one volume or snapshot, in memory, as the data path reads it: for each 64 KiB
+//! of the volume, the disk space that has its data.
+//!
+//! Every core's queue to the volume (a *lane*) reads the map without a lock. Only the *keeper*,
+//! the poller that owns the pool's metadata, changes it. So the map consists of atomics.
 //!
 //! ```text
-//!   chunk   64 leaves, allocated when the volume is opened or grows
-//!   leaf    256 places = 16 MiB: unknown ─▶ empty ─▶ words
-//!   place   four words: own unit and granules │ second unit and granules │ generation │ LSN
+//!   chunk   64 leaves (1 GiB), allocated when the volume is opened or grows
+//!   leaf    256 places (16 MiB): unknown ─▶ empty ─▶ filled
+//!   place   64 KiB of the volume, in four words of 64 bits:
+//!           own unit and its granules │ second unit and its granules │ generations │ LSN
 //! ```
 //!
-//! The keeper fills a leaf when a lane first asks for it. A leaf has a sequence that is odd while
-//! the keeper writes: a reader whose sequence changed asks the keeper instead.
+//! A *unit* is 64 KiB of the pool, and a *granule* is one 4 KiB block of it. A place reads each
+//! granule from its own unit, from its second unit (older data, under a snapshot or clone), or as
+//! zeroes. The *generation* of a unit says whether another volume or snapshot may share it. The
+//! *LSN* is the number of the last log record that the entry includes.
+//!
+//! The keeper fills a leaf when a lane first asks for it: a map takes memory for the parts of the
+//! volume that are in use. A leaf has a sequence number that is odd while the keeper writes. A lane
+//! that reads an odd number, or two different ones, sends its request to the keeper instead.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -19,26 +30,36 @@ use nacre_bdev_pool_core::geometry::MAX_UNITS_PER_LEAF;
 use nacre_bdev_pool_core::ids::{Lsn, VersionId};
 use nacre_bdev_pool_core::map::{Entry, Part};
 
+/// Places of a leaf.
 const PLACES: u64 = MAX_UNITS_PER_LEAF as u64;
+/// Leaves of a chunk.
 const LEAVES: u64 = 64;
-/// Units have 36 bits; granules follow.
+/// Low bits of the first two words: the unit's number. The 16 bits above have its granules.
 const UNIT_BITS: u32 = 36;
 /// This bit of the first word marks an unreadable entry.
 const DAMAGED: u64 = 1 << 63;
 
+/// States of a leaf: not filled yet.
 const UNKNOWN: u8 = 0;
+/// No place of the leaf has data; it has no words.
 const EMPTY: u8 = 1;
 const FILLED: u8 = 2;
 
+/// The map of one volume or snapshot.
 pub(crate) struct LvolMap {
+    /// The volume or snapshot.
     pub version: VersionId,
-    /// Differs from that of a later map with the same version number.
+    /// Distinguishes this map from later maps of the same version number. The keeper changes
+    /// nothing for a lane that has an old map.
     pub serial: u64,
+    /// Size of the volume in units of 64 KiB.
     units: AtomicU64,
-    /// Generation up to which units are shared.
+    /// Units up to this generation may be shared with other versions: no write in place.
     floor: AtomicU64,
-    /// The disk of the log, and those that lanes wrote to, a bit each.
+    /// Disks that a FLUSH of the volume must reach, one bit each: the disk with the log (bit 0),
+    /// and those that lanes wrote to.
     disks: AtomicU64,
+    /// The volume was deleted, or the pool closed.
     gone: AtomicBool,
     read_only: AtomicBool,
     chunks: ArcSwap<Vec<Arc<Chunk>>>,
@@ -55,20 +76,24 @@ struct Leaf {
     words: OnceLock<Box<[[AtomicU64; 4]]>>,
 }
 
-/// The entry of a place, as a lane sees it.
+/// The result of a lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Seen {
-    /// Ask the keeper.
+    /// The leaf is not filled, or the keeper is changing it: send the request to the keeper.
     Unknown,
+    /// The metadata of the place is unreadable: a read fails, and a write goes to the keeper.
     Damaged,
     Known {
         entry: Entry,
-        /// The entry includes no later record.
+        /// Number of the last log record that the entry may include: a lane writes in place only
+        /// when that record is settled. `Lsn::MAX` while the unit moves to another disk.
         lsn: Lsn,
     },
 }
 
 impl LvolMap {
+    /// A map without a filled leaf. `units` is the size of the volume, `floor` the generation up
+    /// to which other versions may share units.
     pub(crate) fn new(version: VersionId, serial: u64, units: u64, floor: u32) -> Self {
         let map = Self {
             version,
@@ -84,19 +109,24 @@ impl LvolMap {
         map
     }
 
+    /// Size of the volume in units of 64 KiB.
     pub(crate) fn units(&self) -> u64 {
         self.units.load(Ordering::SeqCst)
     }
 
+    /// Generation up to which other versions may share units. A lane writes in place only to units
+    /// above it.
     pub(crate) fn floor(&self) -> u32 {
         self.floor.load(Ordering::SeqCst) as u32
     }
 
-    /// The disk of the log, and those of the volume's writes since the import, a bit each.
+    /// The disk with the log, and the disks that lanes wrote to since the import of the pool, one
+    /// bit each. A FLUSH of the volume must reach them.
     pub(crate) fn disks(&self) -> u64 {
         self.disks.load(Ordering::SeqCst)
     }
 
+    /// True when the volume was deleted or the pool closed: all I/O fails.
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::SeqCst)
     }
@@ -106,6 +136,7 @@ impl LvolMap {
         self.read_only.load(Ordering::SeqCst)
     }
 
+    /// The entry of a place; `Unknown` past the end.
     pub(crate) fn get(&self, place: u64) -> Seen {
         let chunks = self.chunks.load();
         let Some((leaf, at)) = find(&chunks, place) else {
@@ -133,7 +164,7 @@ impl LvolMap {
         }
     }
 
-    /// True when the leaf of a place has no data.
+    /// True when the whole leaf of a place is known to have no data.
     pub(crate) fn is_empty(&self, place: u64) -> bool {
         let chunks = self.chunks.load();
         find(&chunks, place).is_some_and(|(leaf, _)| leaf.state.load(Ordering::SeqCst) == EMPTY)
@@ -146,13 +177,14 @@ impl LvolMap {
     }
 }
 
-/// The keeper's side.
+/// Changes. Only the keeper calls them, except [`LvolMap::note_disk`], which lanes call.
 impl LvolMap {
     pub(crate) fn set_floor(&self, floor: u32) {
         self.floor.store(u64::from(floor), Ordering::SeqCst);
     }
 
-    /// Notes the disk of a write before it begins. The import has flushed earlier writes.
+    /// Adds `disk` (an index of the pool's disks, below 64) to the disks that a FLUSH must reach.
+    /// Lanes call it before each write. The import of the pool has flushed all earlier writes.
     pub(crate) fn note_disk(&self, disk: usize) {
         if self.disks() >> disk & 1 == 0 {
             self.disks.fetch_or(1 << disk, Ordering::SeqCst);
@@ -167,6 +199,7 @@ impl LvolMap {
         self.gone.store(true, Ordering::SeqCst);
     }
 
+    /// Sets the size of the volume. Growth allocates chunks; a smaller size keeps them.
     pub(crate) fn set_units(&self, units: u64) {
         let needed = units.div_ceil(PLACES * LEAVES) as usize;
         let chunks = self.chunks.load();
@@ -182,8 +215,8 @@ impl LvolMap {
         self.units.store(units, Ordering::SeqCst);
     }
 
-    /// Fills the leaf of a place. `entry` gives each of its entries, in order, and the last record
-    /// that it includes; `None`: unreadable.
+    /// Fills the leaf of a place. `entry` returns the entry of each place of the leaf, `None` if it
+    /// is unreadable, and the number of the last log record that it includes.
     pub(crate) fn load(&self, place: u64, entry: impl Fn(u64) -> (Option<Entry>, Lsn)) {
         let chunks = self.chunks.load();
         let Some((leaf, _)) = find(&chunks, place) else {
@@ -203,7 +236,8 @@ impl LvolMap {
         });
     }
 
-    /// Changes one entry of a loaded leaf.
+    /// Replaces the entry of one place, if its leaf is filled; `None` marks it unreadable. `lsn` is
+    /// the last log record that the entry includes.
     pub(crate) fn set(&self, place: u64, lsn: Lsn, entry: Option<Entry>) {
         let chunks = self.chunks.load();
         let Some((leaf, at)) = find(&chunks, place) else {
@@ -217,7 +251,7 @@ impl LvolMap {
         }
     }
 
-    /// Loaded leaves, by their first place.
+    /// The first place of every filled leaf.
     pub(crate) fn loaded(&self) -> Vec<u64> {
         let chunks = self.chunks.load();
         let leaves = chunks.iter().flat_map(|chunk| &chunk.leaves).enumerate();
@@ -227,7 +261,7 @@ impl LvolMap {
             .collect()
     }
 
-    /// The keeper is within a change of the leaf of a place, or has ended it.
+    /// Begins (`is_changing`) or ends a change of a leaf, so that lanes see the keeper at work.
     #[cfg(test)]
     pub(crate) fn hold(&self, place: u64, is_changing: bool) {
         let chunks = self.chunks.load();

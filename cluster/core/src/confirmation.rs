@@ -1,9 +1,10 @@
-//! Answers of a holder without a lease. They wait until the gates of all replicas that may be in
-//! sync have confirmed that this node is still the holder. Each gate does so after the data was
-//! collected.
+//! Rounds of confirmations, for a holder whose node has no good lease. Its responses to hosts wait
+//! until every replica that may be in sync has confirmed that it still has this holder's key, after
+//! the data of the response was read or written.
 //!
-//! The next holder gates an in-sync replica before its first answer. So a confirmation of every
-//! such replica after the data was read proves that no other holder had answered by then.
+//! A new holder must put its key into the gate of an in-sync replica before its first response (see
+//! [`crate::gate`]). So confirmations of all these replicas prove that no other holder had
+//! responded before the round began.
 
 use arrayvec::ArrayVec;
 
@@ -13,8 +14,7 @@ use crate::mutation::Mutation;
 /// The replicas of a record, and of a pending change.
 pub type ReplicaIds = ArrayVec<ReplicaId, { 2 * MAX_REPLICAS }>;
 
-/// Rounds of questions to the gates, one at a time. Answers that are collected during a round wait
-/// for the next one.
+/// The rounds, one at a time. Responses that become ready during a round wait for the next one.
 #[derive(Debug, Default)]
 pub struct Confirmations {
     last_round: u64,
@@ -24,15 +24,16 @@ pub struct Confirmations {
 #[derive(Debug)]
 struct Round {
     number: u64,
-    /// The last answer that the round covers.
+    /// The number of the last response that the round covers.
     covers: u64,
     missing: ReplicaIds,
     asked: usize,
 }
 
 impl Confirmations {
-    /// Starts a round for all answers up to `covers`: ask each of `replicas`, and return its
-    /// confirmation with the number. `None` while a round is open.
+    /// Starts a round for all responses up to number `covers`, and returns the round's number. The
+    /// caller asks each of `replicas` for its key, and reports each confirmation with that number.
+    /// `None` while a round is open.
     pub fn start(&mut self, covers: u64, replicas: ReplicaIds) -> Option<u64> {
         if self.open.is_some() {
             return None;
@@ -47,8 +48,8 @@ impl Confirmations {
         Some(self.last_round)
     }
 
-    /// The replica's gate has this node's key. Returns the last answer that may leave, when all
-    /// replicas have confirmed.
+    /// The replica has this node's key. When all replicas have confirmed, returns the number of the
+    /// last response that may leave.
     pub fn confirmed(&mut self, number: u64, replica: ReplicaId) -> Option<u64> {
         let round = self.open.as_mut().filter(|round| round.number == number)?;
         round.missing.retain(|other| *other != replica);

@@ -1,5 +1,5 @@
-//! The gate of one replica: the one place through which its node lets a holder write it, locally or
-//! remotely.
+//! The gate of one replica: the check on the replica's node that all I/O to the replica passes,
+//! local or remote. It admits the I/O of one holder of the volume only.
 //!
 //! ```text
 //!   acquire ─▶ older I/O refused ─▶ older I/O in flight ends, key stored ─▶ granted
@@ -17,7 +17,7 @@ pub struct Key {
     pub holder: Holder,
 }
 
-/// The key that a gate has.
+/// The refusal of a gate, with the key that it has; `None`: it has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the gate has the key of epoch {:?}", current.map(|key| key.epoch))]
 pub struct GateRefusal {
@@ -30,7 +30,7 @@ pub struct Admission {
     generation: u64,
 }
 
-/// The next step.
+/// The next action of the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GateStep {
     /// Store the key durably, then call [`Gate::stored`].
@@ -47,7 +47,9 @@ pub struct Gate {
     session: Option<u64>,
     /// Incremented by each key and session.
     generation: u64,
+    /// I/O of the present generation in flight.
     in_flight: u32,
+    /// I/O of earlier generations in flight.
     older_in_flight: u32,
     stored: Option<Key>,
     storing: bool,
@@ -101,6 +103,7 @@ impl Gate {
         }
     }
 
+    /// The I/O has ended.
     pub fn ended(&mut self, admission: Admission) {
         if admission.generation == self.generation {
             self.in_flight -= 1;

@@ -1,4 +1,5 @@
-//! How a node gets its lease when it starts, or after it was fenced.
+//! The state machine by which a node gets its lease in the store, when it starts or after it was
+//! fenced: it reads the lease key with its id, replaces a leftover one, and creates its own.
 
 use crate::ids::{Incarnation, NodeId, Revision};
 use crate::lease::Lease;
@@ -6,7 +7,7 @@ use crate::record::Holder;
 use crate::time::{BootTime, Timing};
 use crate::transaction::Transaction;
 
-/// The lease key as it stands in the store.
+/// The lease key that the store has for this node's id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
     pub revision: Revision,
@@ -19,9 +20,11 @@ pub struct Found {
 pub enum JoinStep {
     /// Read the lease key, and call [`Join::found`].
     Look,
-    /// Call [`Join::created`] if the transaction was made, [`Join::again`] in any other case.
+    /// Execute the transaction, which creates the lease key. Call [`Join::created`] if it was
+    /// executed, [`Join::again`] in any other case.
     Create(Transaction),
-    /// Call [`Join::again`] whatever the outcome.
+    /// Execute the transaction, which deletes the leftover key. Call [`Join::again`] whatever the
+    /// outcome is.
     Replace(Transaction),
 }
 
@@ -37,7 +40,7 @@ pub struct Join {
     node: NodeId,
     timing: Timing,
     step: JoinState,
-    /// A lease of another machine, and the time of the first look at it.
+    /// A lease key of another machine, and the time when it was first read.
     foreign: Option<(Revision, BootTime)>,
 }
 
@@ -100,7 +103,8 @@ impl Join {
         Ok(())
     }
 
-    /// The key was created: the lease counts from the time at which the transaction was sent.
+    /// The lease key was created, and the node has its lease, which is good from the time at which
+    /// the transaction was sent.
     pub fn created(&self, incarnation: Incarnation, now: BootTime) -> Option<Lease> {
         let JoinState::Wait { sent } = self.step else {
             return None;
@@ -112,7 +116,7 @@ impl Join {
         Some(Lease::new(me, self.timing, sent, now))
     }
 
-    /// Looks again, a renewal's time later.
+    /// Reads the lease key again, one renewal interval later.
     pub fn again(&mut self, now: BootTime) {
         self.step = JoinState::Look {
             not_before: now + self.timing.renewal(),

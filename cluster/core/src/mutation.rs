@@ -7,18 +7,18 @@
 #[cfg(all(feature = "mutations", not(debug_assertions)))]
 compile_error!("the feature `mutations` breaks clusters on purpose: it is for tests only");
 
-/// The fault. The simulator's model of the data path has those that no machine here decides.
+/// A fault. Some are in the simulator's model of the data path, not in this crate's state machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {
-    /// Answers leave without a look at the clock.
+    /// Responses are sent without a check of the lease.
     AnswerWithoutClock,
-    /// Answers leave by the clock as it was before the data was collected.
+    /// The lease is checked by the time before the data was collected.
     ClockOfTurn,
     /// The lease counts from the answer to the renewal, not from its start.
     LeaseFromAnswer,
     /// A fence does not compare the revision of the last renewal.
     FenceWithoutRevision,
-    /// A node takes a volume although the holder's lease stands.
+    /// A node takes a volume although the holder's incarnation has not ended.
     TakeWithoutFence,
     /// Transactions do not compare the sender's incarnation.
     NoIncarnation,
@@ -30,7 +30,7 @@ pub enum Mutation {
     ConfirmedByRecord,
     /// A fenced holder forgets a promotion whose answer is missing, before its lanes are dropped.
     FencedForgets,
-    /// The holder's own replica takes its I/O without its gate.
+    /// The holder's I/O to a replica on its own node does not pass the gate.
     LocalPastGate,
     /// A gate answers a new holder before the I/O of the former one has ended.
     GateBeforeEnd,

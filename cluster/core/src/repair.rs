@@ -1,5 +1,6 @@
-//! Decides which replica of a volume is replaced, and when a successor is given up. The node that
-//! serves the volume decides for it; one replica after the other.
+//! Decides when a lost or evicted replica of a volume is replaced by a new one on another pool (its
+//! *successor*), and when an unfinished successor is removed. Pure; the volume's holder calls it.
+//! At most one replica of a volume is replaced at a time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use crate::ids::{MAX_REPLICAS, NodeId, PoolId, ReplicaId};
 use crate::time::BootTime;
 
-/// The first wait after a failure on a pool, and the longest one.
+/// How long a pool gets no replica after its first failure, and at most.
 const FIRST: Duration = Duration::from_secs(60);
 const LONGEST: Duration = Duration::from_secs(3600);
 
@@ -16,53 +17,58 @@ const LONGEST: Duration = Duration::from_secs(3600);
 pub struct ServedReplica {
     pub id: ReplicaId,
     pub node: NodeId,
-    /// The cluster chose its pool. A device that an operator named is not replaced.
+    /// The cluster chose its pool. A replica on a device that an operator named is not replaced.
     pub is_placed: bool,
     pub is_in_sync: bool,
-    /// The device is in use: it is in sync, or is being filled.
+    /// The volume uses the device: the replica is in sync, or under resync.
     pub is_attached: bool,
     /// An operator took it out of service.
     pub is_offline: bool,
+    /// Its node is evicted: replicas move away from it.
     pub is_evicted: bool,
-    /// Maintenance: its node returns.
+    /// Its node is drained for maintenance and will return: not replaced.
     pub is_drained: bool,
+    /// It is the successor of this replica.
     pub replaces: Option<ReplicaId>,
-    /// This module made it, for a replica that was lost.
+    /// It is the successor of a lost replica, not of an evicted one.
     pub is_repair: bool,
 }
 
+/// A decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RepairAct {
-    /// Put a replica on another pool in its place.
+    /// Create a successor of this replica on another pool.
     Replace { replica: ReplicaId, cause: Cause },
     /// Remove a successor that is not in sync.
     Drop { replica: ReplicaId, why: Why },
 }
 
+/// The reason for a successor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// Its node or device was away for too long.
+    /// Node or device of the replica were away for too long.
     Lost,
     Evicted,
 }
 
+/// The reason to remove a successor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {
     /// The replica that it should replace is in sync again.
     Returned,
-    /// It was lost itself.
+    /// The successor itself is lost.
     Lost,
 }
 
-/// The times since when replicas of one volume are out.
+/// For each replica of one volume that is neither in sync nor under resync: the time since when.
 #[derive(Debug, Default)]
 pub struct Absences {
     since: BTreeMap<ReplicaId, BootTime>,
 }
 
 impl Absences {
-    /// The next act; `after`: how long to wait before a lost replica is replaced, `None`: it is
-    /// not replaced.
+    /// Notes which replicas are out, and returns the next decision. A replica that is out for
+    /// `after` is lost; `None`: it is never replaced. Evicted replicas are replaced at once.
     pub fn decide(
         &mut self,
         now: BootTime,
@@ -119,14 +125,14 @@ impl Absences {
     }
 }
 
-/// The pools on which a replica failed before it was in sync.
+/// Pools on which a new replica failed before it was in sync: a placement avoids them for a time.
 #[derive(Debug, Default)]
 pub struct FailedPools {
     pools: BTreeMap<PoolId, (u32, BootTime)>,
 }
 
 impl FailedPools {
-    /// The pool is left out for 1, 2, 4 … 60 minutes.
+    /// Notes a failure: placements avoid the pool for 1, 2, 4 … 60 minutes.
     pub fn failed(&mut self, pool: PoolId, now: BootTime) {
         let (failures, until) = self.pools.entry(pool).or_insert((0, now));
         let wait = FIRST.saturating_mul(1 << (*failures).min(10)).min(LONGEST);
@@ -134,6 +140,7 @@ impl FailedPools {
         *until = now + wait;
     }
 
+    /// Notes a success: the pool counts as never failed.
     pub fn succeeded(&mut self, pool: PoolId) {
         self.pools.remove(&pool);
     }
@@ -143,7 +150,7 @@ impl FailedPools {
         known.is_some_and(|(_, until)| now < *until)
     }
 
-    /// Forgets pools that are gone.
+    /// Forgets pools that no longer exist.
     pub fn retain(&mut self, exists: impl Fn(PoolId) -> bool) {
         self.pools.retain(|pool, _| exists(*pool));
     }

@@ -55,33 +55,38 @@ impl Timing {
         }
     }
 
-    /// An observer's wait from a renewal to the fence.
+    /// L: how long an observer waits after a node's last renewal before it fences the node.
     pub fn lease(self) -> Duration {
         self.lease
     }
 
-    /// The node's own share of its lease, from the time at which it sent the renewal.
+    /// 0.95 L: how long a node's lease is good, counted from the time when the node sent the
+    /// renewal.
     pub fn validity(self) -> Duration {
         self.lease / 20 * 19
     }
 
+    /// L / 5: the interval between two renewals.
     pub fn renewal(self) -> Duration {
         self.lease / 5
     }
 
-    /// Answers to renewals that are further apart have a gap between them: the store was away.
-    /// After a shorter absence, each node's next renewal comes before its fence is due.
+    /// 0.6 L: if two successive answers to a node's renewals are further apart, the store counts as
+    /// away in between. After a shorter absence, every node renews its lease before a fence of it
+    /// is due.
     pub fn gap(self) -> Duration {
         self.renewal() * 3
     }
 
-    /// The age of the last answer from which on the store may be away. The last renewal of another
-    /// node is at most one interval older, so its fence is not due before.
+    /// 0.8 L: if the last answer to a node's renewal is older, the store may be away now, and the
+    /// node fences no other. The last renewal of another node is at most one interval older than
+    /// that answer, so no fence is due before.
     pub fn doubt(self) -> Duration {
         self.renewal() * 4
     }
 
-    /// The wait of nodes that are not observers, from their second equal reading.
+    /// 2 L: how long a node that does not observe another one waits before it fences that node. The
+    /// wait begins with the second of two readings that show the same renewal.
     pub fn silence_of_observers(self) -> Duration {
         self.lease * 2
     }

@@ -1,9 +1,11 @@
-//! Changes of the store: conditions that are compared, and one effect.
+//! Transactions of a cluster's store (etcd): up to three conditions, and one effect. The store
+//! executes the effect only if all conditions hold, atomically.
 //!
-//! A transaction sent twice, to two endpoints or after a missing answer, is executed once, because
-//! its effect changes a revision that it compares. [`Effect::Renew`] is the exception: executed
-//! twice, it renews twice. A late copy of a creation can run again after its key was deleted: the
-//! new key has no owner, and is fenced.
+//! A node sends a transaction again, perhaps to another etcd server, if it gets no answer. Still it
+//! is executed once, because its effect changes a revision that it compares. There are two
+//! exceptions. [`Effect::Renew`] executed twice renews twice. A late copy of a creation may be
+//! executed after its lease key was deleted; no process renews that new key, so other nodes fence
+//! it.
 
 use arrayvec::ArrayVec;
 
@@ -11,9 +13,10 @@ use crate::ids::{Incarnation, NodeId, Revision, VolumeId};
 use crate::mutation::Mutation;
 use crate::record::{Holder, Record};
 
+/// A comparison that the store makes before it executes the effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Condition {
-    /// The node's lease key was created at this revision: the incarnation stands.
+    /// The node's lease key was created at this revision: the incarnation has not ended.
     Stands(NodeId, Incarnation),
     /// The node's lease key is absent, or belongs to another incarnation.
     Ended(NodeId, Incarnation),
@@ -28,22 +31,24 @@ pub enum Condition {
 /// The reason for the end of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// The node was silent, or an operator says that it is off.
+    /// The node did not renew the lease in time, or an operator has confirmed that it is off.
     Fence,
-    /// The node's next process has another lease.
+    /// The next process of the node replaces the lease by its own.
     Replace,
-    /// The node gives its lease back.
+    /// The node stops, and deletes its lease itself.
     Release,
 }
 
+/// The change that a transaction makes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
     /// Creates the node's lease key.
     Create { node: NodeId },
     /// Writes the node's lease key with the number of the attempt.
     Renew { node: NodeId, number: u64 },
-    /// Deletes the node's lease key, and appends to the log of decisions. The log entry is a write,
-    /// so a store without space refuses a fence as it refuses renewals.
+    /// Deletes the node's lease key, and appends to the cluster's log of ended leases. The log
+    /// entry makes it a write, so a store without space refuses a fence as it refuses renewals. A
+    /// plain deletion would pass, and fence nodes that only cannot renew.
     Fence { node: NodeId, why: End },
     /// Writes the volume's record.
     Commit {
@@ -59,7 +64,7 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    /// A node's first write. It has no incarnation yet.
+    /// Creates the lease of a node that has none.
     pub fn create(node: NodeId) -> Self {
         Self {
             conditions: ArrayVec::from_iter([Condition::NoLease(node)]),
@@ -67,12 +72,14 @@ impl Transaction {
         }
     }
 
+    /// Renews the lease of `me`. `number` counts the attempts.
     pub fn renew(me: Holder, number: u64) -> Self {
         let node = me.node;
         Self::by(me, Effect::Renew { node, number })
     }
 
-    /// Ends an incarnation whose lease ran out without a renewal after `revision`.
+    /// Fences `node`, whose lease has expired: deletes its lease key, unless it was renewed after
+    /// `revision`. `me` is the node that fences.
     pub fn fence(me: Holder, node: NodeId, revision: Revision) -> Self {
         let why = End::Fence;
         let mut fence = Self::by(me, Effect::Fence { node, why });
@@ -82,8 +89,8 @@ impl Transaction {
         fence
     }
 
-    /// Ends a lease before this node has one of its own: that of its own dead process, or of
-    /// another machine with its id that was silent for two leases.
+    /// Deletes the lease key with this node's id, before the node creates its own: the lease of its
+    /// former process, or of another machine with its id that has not renewed it for two leases.
     pub fn replace(node: NodeId, revision: Revision) -> Self {
         Self {
             conditions: ArrayVec::from_iter([Condition::LeaseUnchanged(node, revision)]),
@@ -94,12 +101,12 @@ impl Transaction {
         }
     }
 
-    /// Gives back the lease of a node that ends, or of a dead process.
+    /// Deletes the lease of a node that stops, or of a process that is known to be dead.
     pub fn release(ended: Holder) -> Self {
         Self::end(ended, End::Release)
     }
 
-    /// Ends an incarnation by an operator's word.
+    /// Ends an incarnation because an operator has confirmed that the node is off.
     pub fn fence_off(off: Holder) -> Self {
         Self::end(off, End::Fence)
     }
@@ -112,7 +119,8 @@ impl Transaction {
         }
     }
 
-    /// Makes this node the holder, unless the previous holder's lease stands.
+    /// Writes the volume's record with `me` as its holder, if the record was last written at
+    /// revision `at` and the incarnation of the `former` holder has ended.
     pub fn take(
         me: Holder,
         volume: VolumeId,
@@ -129,6 +137,7 @@ impl Transaction {
         take
     }
 
+    /// Writes the volume's record, if it was last written at revision `at`.
     pub fn commit(me: Holder, volume: VolumeId, at: Revision, record: Record) -> Self {
         let record = Box::new(record);
         let mut commit = Self::by(me, Effect::Commit { volume, record });
@@ -136,8 +145,8 @@ impl Transaction {
         commit
     }
 
-    /// Each transaction of a node is valid only while its incarnation stands: the store refuses
-    /// whatever a fenced incarnation still sends.
+    /// A transaction that is executed only while the incarnation of `me` has not ended. So the
+    /// store refuses everything that a fenced node still sends.
     fn by(me: Holder, effect: Effect) -> Self {
         let mut conditions = ArrayVec::new();
         if !Mutation::NoIncarnation.is_active() {

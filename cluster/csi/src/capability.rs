@@ -1,4 +1,6 @@
-//! Access modes, file systems, sizes, names and parameters of requests.
+//! Parses and checks the fields of CSI requests: volume capabilities (access mode, file system,
+//! mount flags), sizes, names, paths, ids, and the parameters of a storage class. Errors are gRPC
+//! statuses with the codes of the CSI specification.
 
 use std::collections::BTreeSet;
 
@@ -8,41 +10,43 @@ use uuid::Uuid;
 use crate::messages::{AccessType, CapacityRange, Mode, Texts, VolumeCapability};
 
 pub(crate) const MIB: u64 = 1 << 20;
-/// Size of a volume whose request names none.
+/// Size of a new volume if the request has none.
 const DEFAULT_BYTES: u64 = 1 << 30;
-/// The interface's general limits of a text and of a map.
+/// Most bytes of a string and of a map, as in the CSI specification.
 const MAX_TEXT: usize = 128;
 const MAX_TEXTS: usize = 4 << 10;
 /// Longest path of a socket or mount; Linux accepts no longer one.
 const MAX_PATH: usize = 4095;
-/// The interface limits mount flags to 4 KiB in sum.
+/// Most bytes of all mount flags together, as in the CSI specification.
 const MAX_FLAGS: usize = 4 << 10;
 
 pub(crate) const FILE_SYSTEMS: [&str; 2] = ["ext4", "xfs"];
 const DEFAULT_FILE_SYSTEM: &str = "ext4";
 
-/// Parameters of the orchestrator, with the name of the claim: they change nothing.
+/// Prefix of parameters that Kubernetes adds (the names of the claim and so on); they are ignored.
 const FOREIGN: &str = "csi.storage.k8s.io/";
 
+/// How a pod gets the volume: as a block device, or as a mounted file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Access {
     Block,
     Mount { fs_type: String, flags: Vec<String> },
 }
 
-/// True for a parameter of the orchestrator.
+/// True for a parameter that Kubernetes adds.
 pub(crate) fn is_foreign(key: &str) -> bool {
     key.starts_with(FOREIGN)
 }
 
-/// A capability that this driver can give.
+/// A volume capability that this driver supports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capability {
     pub access: Access,
     pub mode: Mode,
 }
 
-/// The reason of a refusal. Calls differ in the code for an unsupported capability.
+/// The reason for the refusal of a capability. The gRPC code depends on the call:
+/// `invalid` or `exceeds`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
     #[error("{0}")]
@@ -52,11 +56,12 @@ pub enum Unfit {
 }
 
 impl Unfit {
+    /// INVALID_ARGUMENT.
     pub(crate) fn invalid(self) -> Status {
         Status::invalid_argument(self.to_string())
     }
 
-    /// For calls on a volume that exists.
+    /// For calls on an existing volume: FAILED_PRECONDITION if the capability is unsupported.
     pub(crate) fn exceeds(self) -> Status {
         match self {
             Self::Missing(_) => self.invalid(),
@@ -66,6 +71,7 @@ impl Unfit {
 }
 
 impl Capability {
+    /// Parses the capability of a request. A file system is refused for several nodes at once.
     pub fn read(asked: Option<&VolumeCapability>) -> Result<Self, Unfit> {
         let asked = asked.ok_or(Unfit::Missing("volume_capability is missing"))?;
         let mode = asked.access_mode.map_or(Mode::Unknown, |mode| mode.mode());
@@ -105,7 +111,7 @@ impl Capability {
         Ok(found)
     }
 
-    /// Several nodes may use the volume at once.
+    /// True if the access mode allows several nodes at once.
     pub fn is_shared(&self) -> bool {
         matches!(
             self.mode,
@@ -113,7 +119,7 @@ impl Capability {
         )
     }
 
-    /// By the access mode, or by a mount flag.
+    /// True if the access mode, or the mount flag `ro`, allows reads only.
     pub fn is_read_only(&self) -> bool {
         let flags = match &self.access {
             Access::Block => &[][..],
@@ -127,7 +133,7 @@ impl Capability {
     }
 }
 
-/// Flags are words of `mount -o`: one that begins with a dash or has white space is none.
+/// Checks the flags for `mount -o`: none is empty, begins with a dash, or has white space.
 fn check_flags(flags: &[String]) -> Result<(), Unfit> {
     if flags.iter().map(String::len).sum::<usize>() > MAX_FLAGS {
         let text = format!("mount_flags are longer than {MAX_FLAGS} bytes");
@@ -146,7 +152,7 @@ fn check_flags(flags: &[String]) -> Result<(), Unfit> {
     }
 }
 
-/// A text that must be there and not longer than the interface allows.
+/// Checks a required string: not empty, and at most [`MAX_TEXT`] bytes.
 pub(crate) fn required<'a>(field: &str, text: &'a str) -> Result<&'a str, Status> {
     if text.is_empty() {
         return Err(Status::invalid_argument(format!("{field} is missing")));
@@ -162,7 +168,7 @@ pub(crate) fn bounded<'a>(field: &str, text: &'a str, most: usize) -> Result<&'a
     Err(Status::invalid_argument(text))
 }
 
-/// An absolute path without steps upwards.
+/// Checks a required path: absolute, without `..`, at most [`MAX_PATH`] bytes.
 pub(crate) fn required_path<'a>(field: &str, text: &'a str) -> Result<&'a str, Status> {
     if text.is_empty() {
         return Err(Status::invalid_argument(format!("{field} is missing")));
@@ -190,7 +196,7 @@ pub(crate) fn bounded_texts(field: &str, texts: &Texts) -> Result<(), Status> {
     Err(Status::invalid_argument(text))
 }
 
-/// The name of a volume to be created.
+/// Checks the name of a new volume.
 pub(crate) fn checked_name(name: &str) -> Result<&str, Status> {
     let name = required("name", name)?;
     let is_banned = |c: char| c.is_control() && !matches!(c, '\t' | '\n' | '\r');
@@ -201,14 +207,15 @@ pub(crate) fn checked_name(name: &str) -> Result<&str, Status> {
     Ok(name)
 }
 
-/// The volume of this id; `None`: no volume can have it.
+/// Parses a volume id, a UUID in lower case. `None` for another text: no volume can have it. Fails
+/// if it is empty or too long.
 pub(crate) fn volume_id(text: &str) -> Result<Option<Uuid>, Status> {
     required("volume_id", text)?;
     let id = Uuid::parse_str(text).ok();
     Ok(id.filter(|id| id.to_string() == text))
 }
 
-/// Bytes that a request wants, at least and at most.
+/// The size range of a request, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sizes {
     pub least: u64,
@@ -232,7 +239,7 @@ impl Sizes {
         Ok(Self { least, most })
     }
 
-    /// The sizes of a volume that has at least the bytes of its source.
+    /// The range for a clone or restore, whose source has `bytes`: no smaller size.
     pub(crate) fn with_least(self, bytes: u64) -> Result<Self, Status> {
         // The source's size, unless the request wants more.
         let least = if self.least == 0 { bytes } else { self.least };
@@ -244,7 +251,8 @@ impl Sizes {
         Ok(Self { least, ..self })
     }
 
-    /// The size to make, in whole MiB.
+    /// The size of the new volume in bytes: the smallest multiple of 1 MiB in the range, or 1 GiB
+    /// (less if the limit is lower) if the request has no lower bound.
     pub(crate) fn chosen(self) -> Result<u64, Status> {
         let wanted = match (self.least, self.most) {
             (0, Some(most)) => DEFAULT_BYTES.min(most / MIB * MIB),
@@ -268,14 +276,17 @@ impl Sizes {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Parameters {
     pub replicas: Option<usize>,
-    /// Take space as it is written.
+    /// Thin provisioning.
     pub is_thin: bool,
-    /// Outside of a cluster: a pool for each replica.
+    /// Outside a cluster: the pool of each replica.
     pub pools: Vec<String>,
-    /// In a cluster: where replicas may be.
+    /// In a cluster: only pools of this class.
     pub class: Option<String>,
+    /// In a cluster: replicas are on nodes with different values of these labels.
     pub spread: Vec<String>,
+    /// In a cluster: fail if `spread` is impossible.
     pub is_strict: bool,
+    /// In a cluster: only these nodes.
     pub nodes: Vec<String>,
 }
 
@@ -324,7 +335,7 @@ impl Parameters {
         Ok(read)
     }
 
-    /// Refuses a parameter that has no effect there: a volume would not be the wanted one.
+    /// Fails if a parameter has no effect: `pool` in a cluster, or placement outside a cluster.
     pub(crate) fn refuse_ignored(&self, is_in_cluster: bool) -> Result<(), Status> {
         let given = |is_given: bool, key: &'static str| is_given.then_some(key);
         let (ignored, why) = if is_in_cluster {
@@ -346,7 +357,7 @@ impl Parameters {
         }
     }
 
-    /// The same parameters have the same text.
+    /// A text that is equal for equal parameters.
     pub(crate) fn canonical(&self) -> String {
         format!("{self:?}")
     }
@@ -364,7 +375,7 @@ fn boolean(text: &str) -> Option<bool> {
     }
 }
 
-/// Distinct words, separated by commas.
+/// Parses words separated by commas. `None` if one is empty or repeated.
 fn list(text: &str) -> Option<Vec<String>> {
     let words: Vec<String> = text.split(',').map(|word| word.trim().to_owned()).collect();
     let distinct: BTreeSet<&String> = words.iter().collect();

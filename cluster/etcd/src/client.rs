@@ -49,7 +49,7 @@ const STATUS: &str = "/etcdserverpb.Maintenance/Status";
 /// Most endpoints.
 const MAX_ENDPOINTS: usize = 16;
 
-/// Where etcd is.
+/// The addresses of etcd's members, and how to connect to them.
 #[derive(Debug, Clone)]
 pub struct Endpoints {
     /// `http://HOST:PORT`, or `https://HOST:PORT` with [`Endpoints::tls`].
@@ -79,12 +79,12 @@ impl std::fmt::Debug for Tls {
     }
 }
 
-/// May copies of a request go to further endpoints?
+/// How often a request may be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Copies {
-    /// Yes: a copy changes nothing.
+    /// To several endpoints: a second execution changes nothing.
     Several,
-    /// No: one endpoint, one attempt.
+    /// Once, to one endpoint.
     One,
 }
 
@@ -163,7 +163,7 @@ pub struct Page {
 }
 
 /// A transaction: conditions, and the changes to make if all hold. Otherwise the transaction reads
-/// the keys of [`Self::look`].
+/// the keys of [`Self::read_on_failure`].
 #[derive(Debug, Clone, Default)]
 pub struct Txn {
     compare: Vec<Compare>,
@@ -233,7 +233,7 @@ pub struct TxnAnswer {
     pub revision: i64,
     /// True if several copies were sent: an earlier one may have been executed.
     pub is_copied: bool,
-    /// The keys of [`Txn::look`], in order.
+    /// The keys of [`Txn::read_on_failure`], in order; empty if the changes were made.
     pub found: Vec<Option<KeyValue>>,
 }
 
@@ -355,7 +355,7 @@ impl Client {
         })
     }
 
-    /// Forgets the history up to `revision`.
+    /// Compacts the history: discards old versions of keys up to `revision`.
     pub async fn compact(&self, revision: i64) -> Result<(), Error> {
         let request = CompactionRequest {
             revision,
@@ -387,7 +387,7 @@ impl Client {
         Ok(())
     }
 
-    /// What each member says of itself, and how long its answer took.
+    /// The status of each member, with the time that its answer took.
     pub async fn members(&self) -> Vec<Member> {
         let ask = |index| async move {
             let began = Instant::now();
@@ -488,7 +488,8 @@ impl Client {
         }
     }
 
-    /// Notes why an endpoint failed: a refused certificate may show in the first attempt only.
+    /// Adds the reason of an endpoint's failure to `said`. A refused certificate may be the reason
+    /// of the first attempt only.
     fn note(&self, said: &mut Vec<String>, index: usize, why: &str) {
         let line = format!("{}: {why}", self.channels[index].0);
         if said.len() < NOTES && !said.contains(&line) {

@@ -1,7 +1,7 @@
-//! How the store is, between changes: a volume may need none for months.
+//! Checks every 10 s that etcd answers, and that this daemon still owns its prefix.
 //!
-//! A question every 10 seconds notices that etcd is away, or that another daemon has taken the
-//! prefix, before a lost replica needs the store.
+//! A volume may need no change of its record for months. The check finds a problem before the loss
+//! of a replica makes a change urgent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use crate::owner;
 
 const EVERY: Duration = Duration::from_secs(10);
 
-/// The outcome of the last question.
+/// The result of the last check.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Health {
-    /// It answered within this time.
+    /// etcd answered within this time, and this daemon owns the prefix.
     Answers(Duration),
     Silent {
         why: String,
@@ -29,8 +29,8 @@ pub enum Health {
     },
 }
 
-/// Asks until the receiver is dropped, or another daemon owns the prefix. `claimed` is the revision
-/// of the owner key.
+/// Checks, and sends each result to `answers`, until the receiver is dropped or another daemon owns
+/// the prefix. `claimed` is the revision at which this daemon wrote the owner key.
 pub(crate) async fn ask(
     client: Arc<Client>,
     prefix: Prefix,

@@ -1,10 +1,12 @@
 //! A watch: the changes of all keys with a prefix, in order of their revisions.
 //!
-//! The stream is opened again when it ends, at the next endpoint, from the revision after the last
-//! one seen. After a second of silence a question notices a member that is dead.
+//! When the stream of a member ends, it is opened again at the next endpoint, from the revision
+//! after the last one seen. After 1 s of silence the member is asked for its progress, and after 3
+//! s the stream is opened again: a dead member does not answer.
 //!
-//! A store that was replaced by a younger one would be silent until its revisions reach those of
-//! the former one. The first answer of a stream has the revision of the store, which shows it.
+//! If etcd's data was lost or restored from a backup, its revisions are lower than before, and a
+//! watch from the next revision would be silent for long. The first answer of a stream has the
+//! store's revision, which shows this.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,8 +29,8 @@ const QUESTION: Duration = Duration::from_secs(1);
 /// Silence after which the stream is opened again.
 const SILENCE: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(200);
-/// Streams in sequence that find a younger store, before it counts as another one: a read after a
-/// pause of etcd may be stale (etcd #20418).
+/// Successive streams that must find a lower revision before the store counts as another one: a
+/// read after a pause of etcd may be stale (etcd #20418).
 const FINDINGS: u32 = 2;
 /// Largest message. etcd splits longer ones (`fragment`).
 const MAX_MESSAGE: usize = 16 << 20;
@@ -46,25 +48,25 @@ pub enum Update {
         revision: i64,
     },
     /// The store is at `revision`, below one that the watch has seen: its data were lost or
-    /// restored. Nothing that was read before counts. The watch goes on with the revisions of this
-    /// store.
+    /// restored. Everything that was read before is invalid. The watch continues from the revision
+    /// of this store.
     OtherStore {
         revision: i64,
     },
 }
 
-/// Dropped, it ends the stream.
+/// A watch. Dropping it ends its stream.
 #[derive(Debug)]
 pub struct Watch {
     client: Arc<Client>,
     prefix: String,
     has_puts: bool,
-    /// The next revision.
+    /// The revision from which the next stream starts.
     from: i64,
     ready: std::collections::VecDeque<Update>,
     stream: Option<Stream>,
     failed_at: Option<usize>,
-    /// Streams in sequence that found a younger store.
+    /// Successive streams that found a lower revision.
     findings: u32,
 }
 
@@ -93,7 +95,7 @@ impl Watch {
         }
     }
 
-    /// Without [`Update::Put`].
+    /// Changes the watch to report no [`Update::Put`].
     pub fn only_deletions(self) -> Self {
         Self {
             has_puts: false,
@@ -101,7 +103,7 @@ impl Watch {
         }
     }
 
-    /// The next update. It waits while no member answers. An update may be repeated after the
+    /// Waits for the next update, also while no member answers. An update may be repeated after the
     /// stream was opened again.
     pub async fn next(&mut self) -> Update {
         loop {
@@ -136,8 +138,8 @@ impl Watch {
         }
     }
 
-    /// The member has not seen the last revision: it lags behind the others, or the store is
-    /// another one. A read that a majority confirms tells them apart.
+    /// Called when a member does not have the last revision: it lags behind the others, or the
+    /// store is another one. Compares with a read that a majority confirms.
     async fn compare_store(&mut self) {
         let last = self.from - 1;
         match self.client.revision(&self.prefix).await {
@@ -254,7 +256,7 @@ impl Watch {
     }
 }
 
-/// True: the first answer of a stream is of a store, or a member, without the revision before
+/// True if `answer`, the first one of a stream, comes from a member without the revision before
 /// `from`.
 fn is_younger(answer: &WatchResponse, from: i64) -> bool {
     let revision = answer.header.as_ref().map(|header| header.revision);

@@ -1,7 +1,7 @@
-//! The fields of a record that belong to the cluster, as the control of a node writes them.
-//!
-//! `holder` and `incarnation` name the holder. A node claims a volume, and releases it, by its
-//! machine (`nacre-cluster-core`). In between, its control changes the record.
+//! The fields of a volume's record that the cluster adds: `holder` and `incarnation` name the
+//! holder, `closed` says that the holder has closed the volume. This module writes them for changes
+//! that the control of an open volume (`bdev/replica`) makes. The take before them, and the release
+//! after them, are changes by the state machine of `nacre-cluster-core`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -12,23 +12,24 @@ use nacre_cluster_core::NodeId;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-/// True: the holder's control has closed the volume, and the holder has not released it.
+/// The name of a field: true while the holder has closed the volume, and has not released it.
 pub(crate) const CLOSED: &str = "closed";
 
-/// A node of a cluster, by its lease.
+/// A node of a cluster, with its lease.
 pub(crate) struct Lessee {
     pub(crate) node: NodeId,
     /// The revision at which its lease key was created; 0: it has no lease.
     pub(crate) incarnation: Arc<AtomicI64>,
 }
 
-/// The holder in the record, with its incarnation; 0: unknown.
+/// The holder in a record, with its incarnation; 0: unknown. `None`: there is no holder.
 pub(crate) fn holder(value: &Value) -> Option<(NodeId, i64)> {
     let node = value["holder"].as_str()?.parse::<Uuid>().ok()?;
     Some((NodeId(node), value["incarnation"].as_i64().unwrap_or(0)))
 }
 
 impl Lessee {
+    /// The node's incarnation. Fails if it has no lease.
     pub(crate) fn incarnation(&self) -> Result<i64, StoreError> {
         match self.incarnation.load(Ordering::SeqCst) {
             0 => Err(StoreError::Unavailable {

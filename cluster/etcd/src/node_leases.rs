@@ -1,7 +1,9 @@
-//! The leases of nodes, and the transactions of [`nacre_cluster_core`] in etcd.
+//! The leases of nodes as keys of etcd: reads, watches, and the transactions of
+//! [`nacre_cluster_core`] in etcd's form.
 //!
 //! A lease is the key `lease/NODE`: its creation revision is the incarnation, and each renewal
-//! writes it again. It has no lease of etcd: it ends when another node deletes it.
+//! writes it again. etcd's own leases are not used: a node's lease ends when a node or operator
+//! deletes its key.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -26,25 +28,25 @@ const FORMAT: u64 = 1;
 pub struct LeaseKey {
     pub node: NodeId,
     pub incarnation: Incarnation,
-    /// Its last renewal.
+    /// The revision of the last renewal.
     pub revision: Revision,
     /// The number of that renewal.
     pub number: u64,
-    /// The process that created it.
+    /// The process that wrote it.
     pub process: Uuid,
-    /// That process's machine; `None`: the machine has no id.
+    /// The id of that process's machine; `None`: the machine has none.
     pub machine: Option<Uuid>,
-    /// The publications that the node has put into effect; `None`: it has not said so.
+    /// The publications that the node has put into effect; `None`: not known.
     pub in_effect: Option<InEffect>,
 }
 
-/// The publications that a node has put into effect: hosts that they do not name have no
-/// connection there, and no command in flight.
+/// The publications (lists of a volume's allowed hosts) that a node has put into effect: hosts that
+/// they do not name have no connection to the node, and no command in flight.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InEffect {
-    /// All publications of this revision of etcd and before,
+    /// Every publication up to this revision of etcd is in effect, except those in `behind`.
     pub revision: i64,
-    /// without those of these volumes.
+    /// The volumes whose publications are not in effect yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<Uuid>,
 }
@@ -52,9 +54,11 @@ pub struct InEffect {
 /// The outcome of a transaction.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
+    /// The effect was executed, at this revision.
     Made(Revision),
+    /// A condition did not hold.
     Refused {
-        /// The sender's incarnation is gone.
+        /// The sender's incarnation has ended.
         is_gone: bool,
         /// The volume's record, if the transaction was a commit.
         record: Option<KeyValue>,
@@ -77,18 +81,19 @@ struct NodeValue {
 pub struct NodeLeases {
     client: Arc<Client>,
     prefix: Prefix,
-    /// Unique for each start: a creation that was sent twice recognises its key.
+    /// Unique for each start: shows the process whether a found lease key is its own.
     process: Uuid,
     machine: Option<Uuid>,
     in_effect: Mutex<Option<InEffect>>,
 }
 
 impl NodeLeases {
+    /// For a process with a new id, on a machine without an id.
     pub fn new(client: Arc<Client>, prefix: Prefix) -> Self {
         Self::of_process(client, prefix, Uuid::new_v4(), None)
     }
 
-    /// The leases of a process that has its id, unique for each start, from its parent.
+    /// For a process with this id, which must be unique for each start, on this machine.
     pub fn of_process(
         client: Arc<Client>,
         prefix: Prefix,
@@ -104,7 +109,7 @@ impl NodeLeases {
         }
     }
 
-    /// Later renewals say this. The first key of an incarnation never does.
+    /// Sets [`LeaseKey::in_effect`] for later renewals. The creation of a lease key never has it.
     pub fn set_in_effect(&self, in_effect: Option<InEffect>) {
         *self.in_effect.lock() = in_effect;
     }
@@ -113,12 +118,13 @@ impl NodeLeases {
         self.process
     }
 
+    /// Reads the lease key of a node; `None`: the node has no lease.
     pub async fn read(&self, node: NodeId) -> Result<Option<LeaseKey>, Error> {
         let found = self.client.get(&self.prefix.lease(node)).await?;
         found.map(|kv| self.decode(&kv)).transpose()
     }
 
-    /// All leases, and a watch of their changes from then on.
+    /// Reads all leases, and opens a watch of every later change.
     pub async fn list_and_watch(&self) -> Result<(Vec<LeaseKey>, Watch), Error> {
         let leases = self.prefix.leases();
         let page = self.client.list(&leases).await?;
@@ -128,8 +134,8 @@ impl NodeLeases {
         Ok((keys?, watch))
     }
 
-    /// A change of a lease that the watch reported: the key, or the end of the node's lease.
-    /// `None`: the changes are lost, list the leases again.
+    /// Decodes an update of the watch: the node, and its lease key, or `None` if the lease has
+    /// ended. An outer `None`: the watch has missed changes; list the leases again.
     pub fn changed(&self, update: Update) -> Result<Option<(NodeId, Option<LeaseKey>)>, Error> {
         match update {
             Update::Put(kv) => {
@@ -141,7 +147,7 @@ impl NodeLeases {
         }
     }
 
-    /// Executes a transaction. `encode` makes the value of a volume's record.
+    /// Executes a transaction in etcd. `encode` serializes the record of a volume.
     pub async fn execute(
         &self,
         transaction: &Transaction,
@@ -234,6 +240,7 @@ impl NodeLeases {
         })
     }
 
+    /// Decodes a lease key. Fails if it is malformed, or has a later format.
     pub fn decode(&self, kv: &KeyValue) -> Result<LeaseKey, Error> {
         let node = self.node_of(&kv.key)?;
         let damaged = |error: serde_json::Error| Error::Damaged {

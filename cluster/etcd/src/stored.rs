@@ -1,4 +1,5 @@
-//! A record as it is stored, beside the fields of the cluster and of later versions.
+//! The JSON of a volume's record in etcd. A value has the fields of [`VolumeRecord`], the fields
+//! that the cluster adds, and fields of later versions of Nacre, which a change keeps.
 
 use nacre_bdev_replica::model::VolumeRecord;
 use nacre_bdev_replica::store::StoreError;
@@ -10,13 +11,16 @@ use crate::error::Error;
 use crate::keep_unknown::keep_unknown;
 use crate::lessee::CLOSED;
 
-/// Version of the records' format. A later one is refused.
+/// Version of the records' format. A record of a later version is refused.
 pub(crate) const FORMAT: u64 = 1;
 
+/// A record that was read.
 #[derive(Debug, Clone)]
 pub(crate) struct Stored {
     pub(crate) record: VolumeRecord,
+    /// The whole value, with the fields that `record` lacks.
     pub(crate) value: Value,
+    /// The revision of the last change.
     pub(crate) revision: i64,
 }
 
@@ -28,6 +32,8 @@ fn plain(record: &VolumeRecord) -> Value {
     serde_json::to_value(record).expect("a record is plain data")
 }
 
+/// The value of a changed record. Keeps the fields of `stored` that this version does not know.
+/// `op` identifies the change, so that its sender recognises it after a missing answer.
 pub(crate) fn encode(record: &VolumeRecord, op: Uuid, stored: Option<&Stored>) -> Value {
     let mut value = plain(record);
     if let Some(stored) = stored {
@@ -38,6 +44,8 @@ pub(crate) fn encode(record: &VolumeRecord, op: Uuid, stored: Option<&Stored>) -
     value
 }
 
+/// Parses a record. Fails if it is malformed, of another volume, or of a later version. The record
+/// of a volume whose control has closed it has no holder.
 pub(crate) fn decode(kv: &KeyValue) -> Result<Stored, StoreError> {
     let key = String::from_utf8_lossy(&kv.key).into_owned();
     let damaged = |what: String| Error::Damaged {

@@ -1,9 +1,11 @@
-//! The note of deleted publications. Nodes confirm in their leases up to which revision they have
-//! seen the publications; the key of a deleted one is gone, and its revision with it.
+//! The key `unpublished`: written with each deletion of a publication (the list of hosts that may
+//! use a volume). Each node confirms in its lease the revision up to which publications are in
+//! effect on it. A deleted key has no revision, so this key has that of the last deletion.
 //!
-//! A version before leases say what is in effect writes no note. While one has a lease, nothing
-//! counts as confirmed. Two deletions are not covered: one that such a daemon makes just before its
-//! upgrade, and that of a volume by a version that notes only unpublished ones.
+//! Versions of Nacre that do not confirm publications do not write the key either. While such a
+//! node has a lease, no publication counts as confirmed. Two deletions are not covered: one that
+//! such a version makes just before its upgrade; and the deletion of a whole volume by a version
+//! that writes the key only when a volume is unpublished.
 
 use nacre_cluster_core::VolumeId;
 use serde_json::json;
@@ -13,8 +15,8 @@ use crate::keys::Prefix;
 use crate::stored::{FORMAT, bytes};
 
 impl Txn {
-    /// Notes that this transaction deletes the publication of the volume. Only the revision of the
-    /// key counts; its value is for readers.
+    /// Adds a write of the key to a transaction that deletes the publication of the volume. Only
+    /// the revision of the key is used; its value, the volume's id, is for people.
     pub fn note_unpublished(self, prefix: &Prefix, volume: VolumeId) -> Self {
         let value = json!({ "v": FORMAT, "volume": volume.0 });
         self.put(&prefix.unpublished(), bytes(&value))

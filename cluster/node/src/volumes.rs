@@ -1,4 +1,7 @@
-//! The volumes of a node: drives their machines, and performs the intents through [`Serving`].
+//! The volumes of a cluster as one node sees them. Each has a state machine
+//! ([`nacre_cluster_core::Volume`]), which decides whether this node serves it. This module passes
+//! events and the time to the machines, and executes their intents: changes of records are
+//! returned to the caller, all else goes to the engine through [`Serving`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,14 +19,14 @@ use crate::publication::Publication;
 use crate::record::{decode, encode, read_at_opening};
 use crate::serving::{Answer, Report, Serving, VolumeRole};
 
-/// Handovers at one time, when a node is drained or ends.
+/// Most handovers in progress when a node is drained or ends.
 const LEAVING: usize = 8;
-/// Time from a handover without effect to the next one.
+/// Time from a failed handover of a volume to the next attempt.
 const BACKOFF: Duration = Duration::from_secs(10);
-/// Intents of one call; a bound against a machine that never rests.
+/// Most intents of one machine per call, in case a defect makes it return intents without end.
 const INTENTS: usize = 64;
 
-/// A change of a record to send, with the value that it writes.
+/// A change of a volume's record to send to the store, with the value that it writes.
 pub(crate) struct Commit {
     pub(crate) volume: VolumeId,
     pub(crate) number: u64,
@@ -36,7 +39,7 @@ struct NodeVolume {
     /// The stored value, with its revision.
     stored: (Revision, Arc<Value>),
     role: Option<VolumeRole>,
-    /// The state at the last event.
+    /// The state that was reported last.
     noted: HoldingState,
     /// The start of the take, and the former holder.
     taking: Option<(BootTime, Option<NodeId>)>,
@@ -52,17 +55,17 @@ struct NodeVolume {
 pub(crate) struct Volumes {
     me: NodeId,
     places: BTreeMap<VolumeId, NodeVolume>,
-    /// The volumes with news since the last poll.
+    /// The volumes with events since the last poll.
     awake: BTreeSet<VolumeId>,
-    /// The volumes for which time counts: this node is more than a standby, or no live node holds
-    /// the volume and this node may take it.
+    /// The volumes whose machines depend on the time: this node is not a standby, or no live node
+    /// holds the volume and this node may take it.
     busy: BTreeSet<VolumeId>,
     /// A state has changed since the last call of [`Volumes::new_states`].
     has_new_states: bool,
     /// The nodes that show a volume, by its publication.
     published: BTreeMap<VolumeId, Vec<NodeId>>,
     serving: Box<dyn Serving>,
-    /// The node ends: it takes nothing more.
+    /// The node is ending: it takes no more volumes.
     pub(crate) is_leaving: bool,
 }
 
@@ -80,7 +83,8 @@ impl Volumes {
         }
     }
 
-    /// The record as the store shows it. The error has the reason why it cannot be read.
+    /// Passes a record from the store to the volume's machine. Fails if the record cannot be
+    /// parsed.
     pub(crate) fn update(
         &mut self,
         id: VolumeId,
@@ -131,7 +135,7 @@ impl Volumes {
         self.places.keys().copied().collect()
     }
 
-    /// The volume's publication; `None`: it has none.
+    /// Sets the volume's publication: the nodes that show it. `None`: it is not published.
     pub(crate) fn publish(&mut self, id: VolumeId, publication: Option<&Publication>) {
         match publication {
             Some(publication) => self.published.insert(id, publication.nodes()),
@@ -145,7 +149,7 @@ impl Volumes {
         self.published.keys().copied().collect()
     }
 
-    /// Shows the engine the volumes that it does not know yet.
+    /// Reports new volumes to the engine.
     pub(crate) fn show_new(&mut self, now: BootTime) {
         for (id, place) in &mut self.places {
             if place.role.is_none() {
@@ -158,6 +162,7 @@ impl Volumes {
         self.serving.as_mut()
     }
 
+    /// Has the next poll include this volume.
     pub(crate) fn wake(&mut self, id: VolumeId) {
         if self.places.contains_key(&id) {
             self.awake.insert(id);
@@ -168,6 +173,7 @@ impl Volumes {
         self.awake = self.places.keys().copied().collect();
     }
 
+    /// The store executed the change.
     pub(crate) fn committed(&mut self, id: VolumeId, number: u64, at: Revision, value: Value) {
         if let Some(place) = self.places.get_mut(&id) {
             self.awake.insert(id);
@@ -178,7 +184,7 @@ impl Volumes {
         }
     }
 
-    /// A condition of the change did not hold; the answer shows the record.
+    /// The store refused the change: a condition did not hold. `bytes` is the present record.
     pub(crate) fn refused(
         &mut self,
         id: VolumeId,
@@ -194,6 +200,7 @@ impl Volumes {
         Ok(())
     }
 
+    /// The store did not answer: the outcome of the change is unknown.
     pub(crate) fn unanswered(&mut self, id: VolumeId, number: u64) {
         if let Some(place) = self.places.get_mut(&id) {
             self.awake.insert(id);
@@ -201,6 +208,7 @@ impl Volumes {
         }
     }
 
+    /// Passes a report of the engine to the volume's machine.
     pub(crate) fn report(&mut self, report: Report) {
         let Some(place) = self.places.get_mut(&report.volume) else {
             return;
@@ -214,7 +222,7 @@ impl Volumes {
         self.awake.insert(report.volume);
     }
 
-    /// The incarnation is gone: drops everything.
+    /// The node's incarnation has ended: stops serving all volumes, without any change of records.
     pub(crate) fn restart(&mut self, events: &Events) {
         self.has_new_states = true;
         for (id, place) in &mut self.places {
@@ -235,9 +243,9 @@ impl Volumes {
         }
     }
 
-    /// The store is another one: records of any revision are news. Call it after
-    /// [`Volumes::restart`]. The engine keeps the volumes until the lists of this store show
-    /// others.
+    /// The store was replaced: accepts records of any revision from now on. Call
+    /// [`Volumes::restart`] first. The engine keeps showing the volumes until the lists of the new
+    /// store have arrived.
     pub(crate) fn begin_anew(&mut self) {
         for (id, place) in &mut self.places {
             place.machine = Volume::new(*id, self.me);
@@ -248,13 +256,14 @@ impl Volumes {
         self.has_new_states = true;
     }
 
-    /// True if a poll has followed the last news of the volumes.
+    /// True if a poll has followed the last event.
     #[cfg(test)]
     pub(crate) fn are_polled(&self) -> bool {
         self.awake.is_empty()
     }
 
-    /// Polls the machines that have news, and at a turn of the clock those for which time counts.
+    /// Polls the machines with new events and, if `is_turn`, those that depend on the time. Returns
+    /// the changes to send to the store.
     pub(crate) fn poll(
         &mut self,
         now: BootTime,
@@ -326,7 +335,7 @@ impl Volumes {
         commits
     }
 
-    /// Hands the volume over. False: this node cannot leave it now.
+    /// Begins to hand the volume over to node `to`. Returns false if that is not possible now.
     pub(crate) fn handover(&mut self, id: VolumeId, to: NodeId, now: BootTime) -> bool {
         let Some(place) = self.places.get_mut(&id) else {
             return false;
@@ -339,8 +348,8 @@ impl Volumes {
         true
     }
 
-    /// Hands over the volumes of a node that is drained or ends, some at a time, as far as other
-    /// nodes can take them.
+    /// Begins handovers of this node's volumes, because it is drained or ends: at most [`LEAVING`]
+    /// at a time, and only of volumes that another node can take.
     pub(crate) fn drain(&mut self, now: BootTime, nodes: &Nodes) {
         let leaving = self.in_state(HoldingState::Leaving).len();
         let held = self.in_state(HoldingState::Holding);
@@ -369,7 +378,7 @@ impl Volumes {
         order.first().copied()
     }
 
-    /// True if the volume's publication has the node.
+    /// True if the volume's publication names the node.
     pub(crate) fn is_shown_by(&self, id: VolumeId, node: NodeId) -> bool {
         let nodes = self.published.get(&id);
         nodes.is_some_and(|nodes| nodes.contains(&node))
@@ -399,7 +408,7 @@ impl Volumes {
         busy.filter(|id| self.state(*id) == Some(state)).collect()
     }
 
-    /// The states of all volumes, if one may have changed.
+    /// The states of all volumes, if one may have changed since the last call.
     pub(crate) fn new_states(&mut self) -> Option<Vec<(VolumeId, HoldingState)>> {
         if !std::mem::take(&mut self.has_new_states) {
             return None;
@@ -409,7 +418,7 @@ impl Volumes {
         Some(states.collect())
     }
 
-    /// Ends all serving at once.
+    /// Stops serving all volumes immediately.
     pub(crate) fn end(&mut self) {
         for (id, place) in &self.places {
             if place.machine.state() != HoldingState::Standby {
@@ -526,7 +535,7 @@ fn note(id: VolumeId, place: &mut NodeVolume, now: BootTime, events: &Events) {
     }
 }
 
-/// Reports a change of the role to the engine.
+/// Reports a change of the node's role for a volume to the engine.
 fn show(id: VolumeId, place: &mut NodeVolume, now: BootTime, serving: &mut dyn Serving) {
     let Some(record) = place.machine.record() else {
         return;

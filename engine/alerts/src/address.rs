@@ -1,4 +1,5 @@
-//! Addresses of receivers, as the configuration has them.
+//! The addresses of alert receivers in the configuration: URLs of webhooks, mail servers, and mail
+//! addresses. Parsed and checked.
 
 use hyper::Uri;
 use lettre::message::Mailbox;
@@ -28,7 +29,7 @@ impl AddressError {
     }
 }
 
-/// A host and a port.
+/// A host name or IP address, and a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
     /// Without the brackets of an IPv6 address.
@@ -125,7 +126,7 @@ impl Url {
         self.https
     }
 
-    /// True if requests may carry a secret.
+    /// True if requests are encrypted (HTTPS) or stay on this machine, so they may carry a secret.
     pub fn is_private(&self) -> bool {
         self.https || self.server.is_local()
     }

@@ -1,4 +1,4 @@
-//! Why a message was not delivered.
+//! The errors of the delivery of an alert.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub enum Failure {
     #[error("the webhook answered {status}")]
     Status {
         status: u16,
-        /// The pause that the webhook asks for.
+        /// The pause before another attempt that the webhook asks for (`Retry-After`).
         retry_after: Option<Duration>,
     },
     #[error("no answer within {} s", .0.as_secs_f32())]
@@ -64,12 +64,13 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// One line for logs and terminals: servers choose parts of it.
+    /// The error as one line for logs and terminals, without control characters: parts of it come
+    /// from servers.
     pub fn cause(&self) -> String {
         one_line(&self.to_string(), 500)
     }
 
-    /// True if another attempt has no prospect: the receiver refuses this message.
+    /// True if the receiver refuses this message for good, so that no other attempt is made.
     pub fn is_final(&self) -> bool {
         match self {
             // RFC 9110: 408, 425 and 429 ask for another attempt.

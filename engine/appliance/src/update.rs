@@ -1,4 +1,5 @@
-//! Installs an update bundle in the slot that does not run.
+//! Installs an update bundle in the slot (partitions and boot entry of one version) that is not
+//! running. systemd-sysupdate writes the slot.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,7 +14,7 @@ use crate::slots::{self, BootEntry, RollbackError};
 use crate::status::{self, SpaceError, StatusError};
 use crate::version::Version;
 
-/// Writes the slot and its boot entry, as the transfer files of the image say.
+/// The program that writes the slot and its boot entry, as the image's transfer files define.
 pub const SYSUPDATE: &str = "/usr/lib/systemd/systemd-sysupdate";
 
 #[derive(Debug, thiserror::Error)]
@@ -39,14 +40,15 @@ pub enum UpdateError {
 /// A part of an update, for its progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UpdateStep {
-    /// Checks and unpacks the bundle, and has read this share of it.
+    /// Checking and unpacking the bundle; this percentage of it is read.
     Unpack { percent: u8 },
-    /// systemd-sysupdate writes the slot.
+    /// Writing the slot.
     Write,
 }
 
-/// Checks the bundle, unpacks it, and has systemd-sysupdate write the other slot. The next restart
-/// boots the new version.
+/// Checks the bundle in `file`, unpacks it, and writes the other slot. The next restart boots the
+/// new version. An older version than the running one is refused unless `allow_older`. `report`
+/// gets the progress.
 pub fn update(
     places: &Places,
     run: &impl Run,
@@ -104,8 +106,8 @@ pub fn update(
     Ok(unpacked)
 }
 
-/// Checks that the boot partition has room for the new entry. systemd-sysupdate finds out last,
-/// when the former version of the slot is gone.
+/// Checks that the boot partition has room for the new entry. Without the check, systemd-sysupdate
+/// would fail after it has removed the former version of the slot.
 fn check_entries(places: &Places, running: &Version, new: &Unpacked) -> Result<(), UpdateError> {
     let folder = places.entries();
     let sizes = || {

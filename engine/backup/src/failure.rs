@@ -1,13 +1,13 @@
-//! Why an operation failed.
+//! The errors of backup operations.
 
 use std::time::Duration;
 
 use uuid::Uuid;
 
-/// Most bytes of an error of a store: its server writes the text.
+/// Most bytes of an error text from an object store, which its server writes.
 const MOST_TEXT: usize = 300;
 const MOST_CAUSES: usize = 10;
-/// The client's description of a request is between these words.
+/// The words of the crate `object_store` before and after its description of a request.
 const REQUEST: &str = "Error performing ";
 const REQUEST_END: &str = " - ";
 
@@ -47,7 +47,7 @@ pub enum Failure {
     Cancelled,
 }
 
-/// The damage of an object or a manifest.
+/// The defect of an object or a manifest in the store.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Damage {
     #[error("it is missing")]
@@ -98,8 +98,8 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// The code and text of an S3 server, without its XML. Other texts are without the request, of
-/// which the failure has the name.
+/// Shortens an error text: of the XML of an S3 server, its code and message; of other texts, all
+/// but the description of the request, which the error names already.
 fn cause_of(text: &str) -> String {
     let text = match text.split_once(REQUEST) {
         Some((_, rest)) => rest.split_once(REQUEST_END).map_or(text, |(_, end)| end),

@@ -1,4 +1,5 @@
-//! The place of backups: `file:///path` or `s3://bucket/prefix`.
+//! The place where backups are stored: a directory (`file:///path`) or an S3 object store
+//! (`s3://bucket/prefix`) with its credentials, and how requests are retried.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,20 +17,22 @@ use crate::{Failure, Store};
 
 /// Most bytes of a location, an endpoint or a region.
 const LONGEST: usize = 1024;
-/// How long one request of 4 MiB may take.
+/// Timeout of one request of at most 4 MiB.
 const REQUEST: Duration = Duration::from_secs(60);
 const CONNECT: Duration = Duration::from_secs(10);
-/// Further attempts after a failed request, and the time after which no other one begins. With
-/// these pauses, a server that restarts within 3 seconds ends no job; 18 seconds are the mean.
+/// Retries of a failed request. The pauses before them add up to at least 3 s, 18 s on average. So
+/// a server that restarts within 3 s fails no backup.
 const RETRIES: usize = 6;
+/// No retry begins later than this after the first attempt.
 const RETRYING: Duration = Duration::from_secs(90);
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// A pause is random, and at most this many times the one before.
+/// Each pause is random, and at most this many times the pause before.
 const PAUSE_FACTOR: f64 = 3.0;
 
+/// Where backups are stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
-    /// A directory of the machine with the daemon.
+    /// An absolute path on the daemon's machine.
     Directory(String),
     S3 {
         bucket: String,
@@ -37,18 +40,20 @@ pub enum Location {
     },
 }
 
-/// Access to an object store.
+/// How to reach an object store.
 #[derive(Clone, Default)]
 pub struct S3Options {
-    /// URL of the server. Default: Amazon's of the region.
+    /// URL of the server. Default: that of AWS for the region.
     pub endpoint: Option<String>,
+    /// Default: `us-east-1`.
     pub region: Option<String>,
+    /// Required by [`Location::open`] for an object store.
     pub credentials: Option<Credentials>,
-    /// Certificates that sign the server's, as PEM. Default: the system's.
+    /// CA certificates for the server, in PEM, in addition to those of the system.
     pub authorities: Option<Vec<u8>>,
 }
 
-/// The key of an account. Its text form has no secret.
+/// An access key of the object store. `Debug` does not print it.
 #[derive(Clone)]
 pub struct Credentials {
     access_key: String,
@@ -63,7 +68,8 @@ impl fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    /// Reads the format of `~/.aws/credentials`. The first profile counts.
+    /// Parses the format of `~/.aws/credentials`; only the first profile is used. Fails if it has
+    /// no access key or no secret key.
     pub fn parse(text: &str) -> Result<Self, Failure> {
         let (mut access_key, mut secret_key, mut session_token) = (None, None, None);
         let mut profiles = 0;
@@ -98,6 +104,7 @@ impl Credentials {
 }
 
 impl Location {
+    /// Parses a URL of at most 1024 bytes. Fails on user, password, port, query or fragment.
     pub fn parse(text: &str) -> Result<Self, Failure> {
         let refuse = |why: &str| Failure::Location(why.to_owned());
         if text.len() > LONGEST {
@@ -135,7 +142,8 @@ impl Location {
         }
     }
 
-    /// Opens the store. Reads the file system: call it where that may block. Needs a runtime.
+    /// Opens the store, without a request to it. Reads the file system, so it may block. Call it in
+    /// a tokio runtime.
     pub fn open(&self, options: &S3Options) -> Result<Store, Failure> {
         match self {
             Self::Directory(path) => {
@@ -204,7 +212,7 @@ fn bucket_of(bucket: &str, options: &S3Options) -> Result<Arc<dyn ObjectStore>, 
     Ok(Arc::new(built))
 }
 
-/// Returns true if the endpoint has no TLS.
+/// Checks the URL of a server. Returns true if it is `http:`, without TLS.
 fn check_endpoint(endpoint: &str) -> Result<bool, Failure> {
     let refuse = || {
         Failure::Location("the endpoint must be https://host[:port] or http://host[:port]".into())

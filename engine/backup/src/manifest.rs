@@ -1,8 +1,11 @@
-//! The manifest of a backup: two lines of JSON.
+//! The manifest of a backup: the file that lists the objects with its contents. Two lines of JSON.
 //!
-//! The first line describes the backup, and is enough for a list. The second line names the
-//! objects: `[index, source, bytes, digest]`, where `source` is the number of a backup in
-//! `sources`. The first line has the SHA-256 of both.
+//! The first line has the [`Header`], which describes the backup; a list of backups needs no more.
+//! The second line has an entry per object: `[index, source, bytes, digest]`. `source` is an index
+//! in `sources`, the ids of the backups that wrote the objects. The first line has the SHA-256 of
+//! the header and of the second line.
+//!
+//! Every number and name is checked against its range: the store may have been changed by others.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -13,16 +16,20 @@ use crate::object::{Digest, HEADER, LARGEST, OBJECT_BYTES, ObjectName};
 
 const FORMAT: &str = "nacre-backup";
 const VERSION: u32 = 1;
-/// Names of pools and volumes are shorter.
+/// Most bytes of a volume's name.
 const LONGEST_NAME: usize = 255;
+/// Most bytes of the first line.
 pub(crate) const LONGEST_HEADER: usize = 8192;
+/// Most objects of a backup.
 pub(crate) const MOST_OBJECTS: usize = 1 << 20;
+/// Most bytes of a manifest.
 pub(crate) const LONGEST_MANIFEST: usize = 128 << 20;
+/// Most bytes of a volume: 1 PiB.
 const MOST_BYTES: u64 = 1 << 50;
-/// The year 9999.
+/// Latest time of a backup, in seconds since 1970: the end of the year 9999.
 pub(crate) const LATEST: u64 = 253_402_300_799;
 
-/// The description of a backup.
+/// The description of a backup, without its objects.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Header {
@@ -30,22 +37,25 @@ pub struct Header {
     /// Seconds since 1970.
     pub created: u64,
     pub volume: Volume,
-    /// The snapshot with the contents.
+    /// The snapshot that was backed up.
     pub snapshot: Volume,
+    /// Size of the volume: a multiple of 512.
     pub size_bytes: u64,
+    /// Bytes of the volume per object, uncompressed.
     pub object_bytes: u64,
-    /// The backup with whose objects this one began.
+    /// The earlier backup whose unchanged objects this one refers to; `None`: a full backup.
     pub base: Option<Uuid>,
-    /// Objects, and their bytes in the store.
+    /// Number of objects that the backup refers to.
     pub objects: u64,
+    /// Size of these objects in the store (compressed).
     pub stored_bytes: u64,
-    /// Bytes of the objects that this backup wrote.
+    /// Size in the store of the objects that this backup wrote.
     pub new_bytes: u64,
     list_bytes: u64,
     list_sha256: String,
 }
 
-/// A volume or snapshot.
+/// The id and name of a volume or snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Volume {
@@ -56,14 +66,17 @@ pub struct Volume {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Manifest {
     pub(crate) header: Header,
-    /// In the order of their indices.
+    /// In ascending order of their indices.
     pub(crate) objects: Vec<Entry>,
 }
 
+/// An object of a backup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) name: ObjectName,
+    /// Size in the store, in bytes.
     pub(crate) stored: u32,
+    /// SHA-256 of its uncompressed contents.
     pub(crate) digest: Digest,
 }
 
@@ -84,7 +97,7 @@ struct List {
     objects: Vec<(u32, u32, u32, String)>,
 }
 
-/// The facts of a backup that its creator knows before its objects.
+/// The part of a [`Header`] that is known before the objects are written.
 pub(crate) struct Facts {
     pub(crate) id: Uuid,
     pub(crate) created: u64,
@@ -115,7 +128,7 @@ impl Manifest {
         Self { header, objects }
     }
 
-    /// The text of the manifest. Completes the header.
+    /// Serializes the manifest. Sets the size and digest of the list in the header.
     pub(crate) fn write(&mut self) -> serde_json::Result<Vec<u8>> {
         let mut sources: Vec<Uuid> = self.objects.iter().map(|entry| entry.name.source).collect();
         sources.sort_unstable();
@@ -146,7 +159,8 @@ impl Manifest {
     }
 }
 
-/// Bytes of a volume that an object has.
+/// Bytes of a volume of `size_bytes` that object `index` has: fewer for the last object, 0 past the
+/// end.
 pub(crate) fn bytes_of(size_bytes: u64, index: u32) -> usize {
     let first = u64::from(index) * OBJECT_BYTES as u64;
     size_bytes.saturating_sub(first).min(OBJECT_BYTES as u64) as usize
@@ -157,6 +171,7 @@ impl Header {
         bytes_of(self.size_bytes, index)
     }
 
+    /// Fails unless this is the manifest of that backup of that volume: it may have been copied.
     pub(crate) fn check_place(&self, volume: Uuid, backup: Uuid) -> Result<(), Damage> {
         if (self.volume.id, self.id) == (volume, backup) {
             return Ok(());
@@ -196,7 +211,8 @@ fn malformed<T>(why: &str) -> Result<T, Damage> {
     Err(Damage::Malformed(why.to_owned()))
 }
 
-/// The header, and the bytes of its line. `start` may end anywhere after the first line.
+/// Parses and checks the first line. Returns the header, and the number of bytes of the line.
+/// `start` may end anywhere after the first line.
 pub(crate) fn parse_header(start: &[u8]) -> Result<(Header, usize), Damage> {
     let within = &start[..start.len().min(LONGEST_HEADER)];
     let Some(end) = within.iter().position(|byte| *byte == b'\n') else {
@@ -226,6 +242,7 @@ pub(crate) fn parse_header(start: &[u8]) -> Result<(Header, usize), Damage> {
     Ok((header, end + 1))
 }
 
+/// Parses and checks a whole manifest.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Manifest, Damage> {
     let (header, first) = parse_header(bytes)?;
     let list = &bytes[first..];

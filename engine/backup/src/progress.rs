@@ -1,4 +1,5 @@
-//! Progress of an operation, which other threads read; its cancellation.
+//! Progress and cancellation of one backup operation: a creation, restore, verification or
+//! deletion. The operation counts; other threads read the counters or cancel.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -6,6 +7,7 @@ use tokio::sync::Notify;
 
 use crate::Failure;
 
+/// Counters of one operation, and its cancellation. An *object* has 4 MiB of the volume.
 #[derive(Debug, Default)]
 pub struct Progress {
     total: AtomicU64,
@@ -16,17 +18,17 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Objects to be looked at. Zero while that is unknown.
+    /// Number of objects that the operation will process; 0 while that is unknown.
     pub fn total(&self) -> u64 {
         self.total.load(Ordering::Relaxed)
     }
 
-    /// Objects that are done.
+    /// Number of objects processed so far.
     pub fn done(&self) -> u64 {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// Bytes that were sent to the store, or read from it.
+    /// Bytes written to the backup store or read from it so far, as they are stored.
     pub fn stored(&self) -> u64 {
         self.stored.load(Ordering::Relaxed)
     }
@@ -40,7 +42,8 @@ impl Progress {
         self.stored.fetch_add(stored, Ordering::Relaxed);
     }
 
-    /// Ends the operation soon, unless it is about to complete.
+    /// Requests the end of the operation, which then fails with [`Failure::Cancelled`]. If it is
+    /// about to complete, it may still succeed.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Release);
         self.notify.notify_waiters();
@@ -50,7 +53,8 @@ impl Progress {
         self.cancelled.load(Ordering::Acquire)
     }
 
-    /// Ends work when the operation is cancelled: before its first step, if that happened already.
+    /// Runs `work`, and drops it with [`Failure::Cancelled`] when the operation is cancelled. If
+    /// the operation is cancelled already, `work` does not start.
     pub(crate) async fn unless_cancelled<T>(
         &self,
         work: impl Future<Output = Result<T, Failure>>,
@@ -62,7 +66,7 @@ impl Progress {
         }
     }
 
-    /// Completes when the operation was cancelled.
+    /// Completes when the operation is cancelled.
     async fn cancelled(&self) {
         loop {
             let notified = self.notify.notified();

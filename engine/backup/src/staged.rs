@@ -1,14 +1,16 @@
-//! Unfinished files of a directory: `<name>#<number>`, which a killed daemon leaves.
+//! Finds and removes unfinished files of a backup directory, which a killed daemon leaves.
 //!
-//! The client writes each file under such a name first, then renames it. It neither lists nor
-//! deletes these names, so this module uses the file system.
+//! The crate `object_store` writes each file under the name `<name>#<number>` first, then renames
+//! it. It neither lists nor deletes such names, so this module uses the file system.
 
 use std::path::{Path, PathBuf};
 
-/// Most unfinished files that one sweep removes. A killed daemon leaves at most one for each write.
+/// Most unfinished files that one call finds. A killed daemon leaves at most one per write in
+/// flight.
 const MOST: usize = 4096;
 
-/// The unfinished objects and manifests in the directory of a volume. Blocks.
+/// The unfinished objects and manifests in a volume's directory. Blocks. A directory that cannot be
+/// read counts as empty.
 pub(crate) fn find(volume: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     find_in(&volume.join("manifests"), &mut found);
@@ -18,7 +20,7 @@ pub(crate) fn find(volume: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Removes them, and directories that are empty then. Blocks.
+/// Removes files, and their directories if these are empty then. Ignores errors. Blocks.
 pub(crate) fn remove(files: &[PathBuf]) {
     for file in files {
         // A file can be gone, and a directory can have other files.
@@ -34,7 +36,7 @@ fn find_in(directory: &Path, found: &mut Vec<PathBuf>) {
     found.extend(entries(directory).filter(|path| is_staged(path)).take(room));
 }
 
-/// A directory that cannot be read has none.
+/// The entries of a directory; none if it cannot be read.
 fn entries(directory: &Path) -> impl Iterator<Item = PathBuf> {
     let read = std::fs::read_dir(directory).into_iter().flatten();
     read.flatten().map(|entry| entry.path())

@@ -1,5 +1,6 @@
-//! The measurements of a comparison, by line (workload) and side, with the median of their rounds
-//! and the ratios between sides.
+//! The results of `nacre bench`: it runs several workloads (*lines*) on several targets or devices
+//! (*sides*), in rounds. This module has the measurements, their medians over the rounds, and the
+//! ratios between sides.
 
 use serde::Serialize;
 
@@ -11,7 +12,8 @@ pub const SCHEMA: &str = "nacre-bench/1";
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// A whole comparison: the machine, the sides that took turns, and their figures.
+/// A whole run of `nacre bench`: the machine, the sides, and the results of each line. In each
+/// round the sides run a line one after the other.
 #[derive(Debug, Clone, Serialize)]
 pub struct Comparison {
     pub schema: &'static str,
@@ -21,7 +23,7 @@ pub struct Comparison {
     pub started: u64,
     pub machine: Machine,
     pub rounds: u32,
-    /// Seconds per measurement, and before each.
+    /// Seconds of each measurement, and of the load before each.
     pub seconds: f64,
     pub warmup_seconds: f64,
     /// I/O queues, and the cores of this machine's load threads.
@@ -29,13 +31,13 @@ pub struct Comparison {
     pub cores: Vec<usize>,
     /// The cores of the target, if the command started it.
     pub target_cores: Option<Vec<usize>>,
-    /// Facts to know before reading a figure.
+    /// Facts that limit what the figures show.
     pub notes: Vec<String>,
     pub sides: Vec<Side>,
     pub lines: Vec<LineResult>,
 }
 
-/// The machine of the load.
+/// The machine that generates the load.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Machine {
     pub kernel: String,
@@ -46,7 +48,7 @@ pub struct Machine {
     pub is_virtual: bool,
 }
 
-/// One of the things that are compared.
+/// A target or device that is compared.
 #[derive(Debug, Clone, Serialize)]
 pub struct Side {
     pub name: String,
@@ -55,11 +57,11 @@ pub struct Side {
     pub setting: Setting,
     /// The device and path of its I/O, for people.
     pub description: String,
-    /// Speed of the link, where a network is between.
+    /// Speed of the network link to the target; `None` without a network.
     pub link_bits_per_second: Option<u64>,
 }
 
-/// What moves the data: figures of one kind say nothing about another.
+/// The hardware or software that moves the data. Figures of one kind do not apply to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Setting {
@@ -71,7 +73,7 @@ pub enum Setting {
     Loopback,
     /// A device of this machine, without a transport.
     Local,
-    /// The path could not be found out.
+    /// The path is not known.
     Unknown,
 }
 
@@ -87,7 +89,7 @@ impl Setting {
     }
 }
 
-/// The figures of one line.
+/// The results of one line.
 #[derive(Debug, Clone, Serialize)]
 pub struct LineResult {
     pub name: String,
@@ -98,12 +100,12 @@ pub struct LineResult {
     pub ratios: Vec<Ratio>,
 }
 
-/// The figures of one side in one line.
+/// The results of one side in one line.
 #[derive(Debug, Clone, Serialize)]
 pub struct SideResult {
     pub side: String,
     pub rounds: Vec<Outcome>,
-    /// Of the rounds that succeeded.
+    /// Medians of the rounds that succeeded; `None` if none did.
     pub median: Option<Figures>,
 }
 
@@ -123,11 +125,11 @@ pub struct Measurement {
     pub bytes_per_second: f64,
     pub read_latency: Option<Latency>,
     pub write_latency: Option<Latency>,
-    /// The load threads.
+    /// Processor time of the load threads.
     pub host_cores_used: f64,
-    /// The process of the target; `None`: not known.
+    /// Processor time of the target's process; `None`: not known.
     pub target_cores_used: Option<f64>,
-    /// All processors of this machine, with interrupts and the kernel's threads.
+    /// Processor time of the whole machine, with interrupts and kernel threads.
     pub machine_cores_used: Option<f64>,
 }
 
@@ -144,9 +146,9 @@ pub struct Latency {
 /// Medians over the rounds.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Figures {
-    /// I/O per second of the node that has the load.
+    /// I/O per second.
     pub iops: f64,
-    /// I/O per second and core, of the processor time that the load threads used.
+    /// I/O per second and per core of processor time that the load threads used.
     pub iops_per_host_core: Option<f64>,
     pub iops_per_target_core: Option<f64>,
     /// 10^6 bytes per second.
@@ -160,16 +162,17 @@ pub struct Figures {
     pub machine_cpu_seconds_per_gib: Option<f64>,
 }
 
-/// A side beside the first TCP side of the same line: medians of the ratios of each round.
+/// A side (`side`) in relation to the first TCP side of the same line (`to`). Each ratio is the
+/// median of the ratios of the rounds.
 #[derive(Debug, Clone, Serialize)]
 pub struct Ratio {
     pub side: String,
     pub to: String,
-    /// Above 1: more I/O.
+    /// Ratio of I/O per second: above 1, `side` is faster.
     pub throughput: f64,
-    /// Below 1: shorter waits. Of the mean latency.
+    /// Ratio of mean latencies: below 1, `side` is faster.
     pub latency: Option<f64>,
-    /// Below 1: less processor time of the target per byte.
+    /// Ratio of the target's processor time per byte: below 1, `side` needs less.
     pub target_cpu: Option<f64>,
     /// RDMA emulated in software, or no network between: the ratio says nothing about RDMA
     /// hardware.
@@ -185,7 +188,7 @@ impl Measurement {
         (cores_used > 0.0).then(|| self.iops / cores_used)
     }
 
-    /// The mean latency of the only direction. A mix has two.
+    /// The mean latency; `None` for a mix of reads and writes, which has two.
     fn mean_us(&self) -> Option<f64> {
         match (self.read_latency, self.write_latency) {
             (Some(one), None) | (None, Some(one)) => Some(one.mean_us),

@@ -28,19 +28,21 @@ pub type Limit = Option<u64>;
 
 /// Queries and actions on the running machine. Tests replace it.
 pub trait Probe {
-    /// The source address for this destination; its port does not matter.
+    /// The local address that the routing table selects for this destination; the port is ignored.
     fn source_for(&self, to: SocketAddr) -> io::Result<IpAddr>;
-    /// Succeeds if something accepts connections there.
+    /// Succeeds if a TCP connection to this address is accepted. The wait is bounded.
     fn connect(&self, to: SocketAddr) -> io::Result<()>;
-    /// The output of a program.
+    /// Runs a program and returns its standard output. Fails if the program is missing, or exits
+    /// with an error (its standard error is the text then).
     fn output(&self, program: &str, arguments: &[&str]) -> io::Result<String>;
     /// Sends an ICMP echo in an IP packet of `size` bytes that must not be fragmented.
     fn echo(&self, to: SocketAddr, size: u32) -> Result<Echo, EchoError>;
-    /// Asks the responder at the peer for its settings and sends marked packets both ways.
+    /// Asks the responder on the peer for its settings, and exchanges packets that are marked with
+    /// the DSCP of each class in `question`.
     fn peer(&self, question: &session::Question) -> Result<session::Answer, session::AskError>;
-    /// Devices to connect and move data with, or the missing part.
+    /// The provider of RDMA verbs. An error names the missing library or kernel part.
     fn rdma(&self) -> Result<Arc<dyn Provider>, VerbsError>;
-    /// The usable io_uring mode, or why it is unusable.
+    /// The io_uring mode that this kernel supports; an error says why it supports none.
     fn io_uring(&self) -> Result<&'static str, String>;
     /// The settings and counters of these interfaces, and the LLDP frames received within `wait`.
     fn ethernet(&self, interfaces: &[String], wait: Duration) -> Vec<ethernet::Facts>;
@@ -64,18 +66,20 @@ impl System {
         self.interfaces.iter().find(|interface| interface.ip == ip)
     }
 
+    /// The addresses of the interface `name`.
     pub fn addresses_of(&self, name: &str) -> impl Iterator<Item = &Interface> {
         self.interfaces
             .iter()
             .filter(move |interface| interface.name == name)
     }
 
-    /// A file's text, trimmed.
+    /// A file's text without white space at its ends; `None` if it cannot be read.
     pub fn text(&self, path: PathBuf) -> Option<String> {
         let text = std::fs::read_to_string(path).ok()?;
         Some(text.trim().to_owned())
     }
 
+    /// The MTU of the interface `name` in bytes, from sysfs.
     pub fn netdev_mtu(&self, name: &str) -> Option<u32> {
         let file = self.roots.sys.join("class/net").join(name).join("mtu");
         self.text(file)?.parse().ok()

@@ -1,20 +1,22 @@
-//! The management socket: JSON-RPC 2.0 as SPDK's, over a Unix stream socket.
+//! The management protocol: JSON-RPC 2.0 as in SPDK, over a Unix stream socket, and over TLS with
+//! certificates for clients on other machines. Server and client. The methods themselves are in
+//! `nacre-engine`.
 //!
 //! ```text
-//!   scan    the end of a JSON value, byte by byte          parse
+//!   scan    finds the end of a JSON value, byte by byte   parse
 //!   frame   bytes -> requests and batches                  parse
-//!   access  roles of clients, classes of methods          decide
-//!   method  the trait of methods; the registry             decide
+//!   access  which role may call which class of methods     decide
+//!   method  the trait of a method; the registry of all     decide
 //!   secret  the type of secret parameters                  parse
 //!   socket  the socket's file and its lock                 perform
-//!   clients admission of clients, limit of unsent bytes    decide
-//!   places  places of network clients                      decide
-//!   der     the elements of certificates                   parse
+//!   clients most connections, most bytes of unsent replies decide
+//!   places  most network clients, fair between addresses   decide
+//!   der     the elements of certificates (DER)             parse
 //!   subject the subject of a certificate                   parse
-//!   tls     certificates, the TLS listener and its client  parse, perform
+//!   tls     certificate files, TLS listener and connection parse, perform
 //!   server  connections, deadlines, replies                perform
-//!   client  the client side, for `nacre` itself            perform
-//!   folder  ownership of a socket's folder                 perform
+//!   client  the client side, for the program `nacre`       perform
+//!   folder  checks the owner of the socket's folder        perform
 //! ```
 
 #![forbid(unsafe_code)]

@@ -1,6 +1,6 @@
-//! Places of network clients, in a bounded number. If all are taken, a new client replaces the
-//! oldest client of the origin with the most clients. So slow or idle clients of one machine
-//! cannot lock out others.
+//! Limits the number of network clients. Each client takes one of a fixed number of places. If all
+//! are taken, a new client replaces the oldest client of the origin (an IPv4 address, or an IPv6
+//! network) with the most clients. So slow or idle clients of one machine cannot lock out others.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -10,7 +10,7 @@ use std::rc::Rc;
 use nacre_reactor::Origin;
 use tokio::sync::Notify;
 
-/// Clients in order of arrival.
+/// The places, and the clients in them in order of arrival.
 #[derive(Debug)]
 pub struct Places {
     max: usize,
@@ -52,7 +52,8 @@ impl Places {
         self.max
     }
 
-    /// Takes a place; also returns the address of the client that was replaced, if any.
+    /// Takes a place for a client at `address`. Also returns the address of the client that it
+    /// replaces, if any.
     pub fn enter(self: &Rc<Self>, address: IpAddr) -> (NetworkPlace, Option<IpAddr>) {
         let mut open = self.open.borrow_mut();
         let full = open.len() >= self.max;

@@ -6,7 +6,7 @@
 
 use libc::c_long;
 
-/// A number, and its name with `SYS_` in front.
+/// The number of a system call, and its name with the prefix `SYS_`.
 pub type Call = (c_long, &'static str);
 
 macro_rules! calls {
@@ -79,7 +79,7 @@ const OLDER: &[Call] = calls! {
     SYS_sync_file_range SYS_getrlimit SYS_setrlimit SYS_arch_prctl SYS_time SYS_getpgrp
 };
 
-/// Likewise; the libc crate lacks these.
+/// Older forms of the calls above; the libc crate lacks these.
 #[cfg(target_arch = "aarch64")]
 const OLDER: &[Call] = &[
     (38, "SYS_renameat"),
@@ -108,8 +108,8 @@ pub fn allowed() -> impl Iterator<Item = Call> {
     groups.into_iter().flatten().copied()
 }
 
-/// Calls that the daemon never makes, and that an attacker inside it wants: other programs and
-/// processes, namespaces, mounts, modules, users, clocks, keys of the kernel.
+/// Calls that the daemon never makes, and that are useful to an attacker in it. They concern other
+/// programs and processes, namespaces, mounts, modules, users, clocks, keys of the kernel.
 pub const DENIED: &[Call] = calls! {
     SYS_execve SYS_execveat SYS_ptrace SYS_process_vm_readv SYS_process_vm_writev
     SYS_pidfd_getfd SYS_kcmp SYS_unshare SYS_setns SYS_mount SYS_umount2 SYS_pivot_root
@@ -123,7 +123,7 @@ pub const DENIED: &[Call] = calls! {
     SYS_personality SYS_vhangup SYS_sched_setattr SYS_sched_setscheduler SYS_sched_setparam
 };
 
-/// Likewise, of this architecture alone.
+/// More calls as in [`DENIED`], which exist on this architecture only.
 #[cfg(target_arch = "x86_64")]
 pub const DENIED_HERE: &[Call] = calls! {
     SYS_fork SYS_vfork SYS_mknod SYS_iopl SYS_ioperm SYS_modify_ldt SYS_kexec_file_load

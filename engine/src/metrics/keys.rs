@@ -1,4 +1,4 @@
-//! Metrics of keys.
+//! Metrics of the keys of the keyring (DH-HMAC-CHAP and TLS): the time until each one expires.
 
 use super::reactors::family;
 use super::{Desc, MetricKind, MetricsSource, Moment, Scrape};

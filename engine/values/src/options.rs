@@ -1,8 +1,8 @@
-//! Options that a call sets in part.
+//! A macro for options of which an RPC call may set some and leave the others.
 
-/// Declares options with their defaults, and the parameters of the method that sets them, from one
-/// list. An entry has the words, the name, the type and the default of an option. Parameters that a
-/// call leaves out are `None`.
+/// Declares two structs from one list: the options with their defaults, and the parameters of the
+/// RPC method that sets them. An entry of the list has the documentation, the name, the type and
+/// the default of an option. Parameters that a call omits are `None`.
 #[macro_export]
 macro_rules! options {
     (
@@ -39,7 +39,7 @@ macro_rules! options {
         }
 
         impl $params {
-            /// Sets those of `into` that the call gave.
+            /// Copies each parameter that the call gave to `into`.
             pub fn merge(self, into: &mut $options) {
                 $(if let Some(value) = self.$name {
                     into.$name = value;

@@ -1,6 +1,8 @@
 //! Finds the known word nearest to an unknown one, for "did you mean …?" in errors.
 
-/// The nearest of `known`, if it is near enough to be the intended word.
+/// The word of `known` with the fewest edits (insertions, deletions, replacements, exchanges of two
+/// neighbours) from `word`: at most a third of the letters of `word`, or 2 if that is more. `None`
+/// if all have more.
 pub fn closest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let limit = (word.chars().count() / 3).max(2);
     let length = word.chars().count();

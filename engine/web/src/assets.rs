@@ -1,4 +1,5 @@
-//! The page's files, compressed when the page is built and embedded in the program.
+//! The files of the administration page, compressed when the page is built and embedded in the
+//! program.
 
 use std::fmt::Write as _;
 
@@ -12,12 +13,13 @@ pub struct Asset {
     /// The path in the URL.
     path: String,
     pub content_type: &'static str,
+    /// The contents, compressed with gzip.
     pub gzip: &'static [u8],
-    /// In quotes.
+    /// The value of the header `ETag`, with its quotes.
     pub etag: String,
 }
 
-/// The files, found by their exact path only.
+/// All files of the page.
 #[derive(Debug)]
 pub struct Assets(Vec<Asset>);
 
@@ -43,6 +45,7 @@ impl Assets {
         Self(all.collect())
     }
 
+    /// The file with exactly this path.
     pub fn find(&self, path: &str) -> Option<&Asset> {
         self.0.iter().find(|asset| asset.path == path)
     }

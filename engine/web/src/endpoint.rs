@@ -1,4 +1,5 @@
-//! The addresses of `[web] listen`.
+//! The listen addresses of the administration page (`[web] listen` in the configuration), such as
+//! `https://0.0.0.0:8443`: parsed and printed.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -8,10 +9,11 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Endpoint {
     pub address: SocketAddr,
+    /// True for HTTPS.
     pub secure: bool,
 }
 
-/// Why a text is no [`Endpoint`].
+/// The reason why a text is not an [`Endpoint`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
     #[error("\"{0}\" does not begin with https:// or http://")]

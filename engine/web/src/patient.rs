@@ -1,4 +1,5 @@
-//! [`Patient`]: a stream whose client has to read its answers. hyper has no limit for that.
+//! A write timeout for connections of the web server: a client that reads none of a reply for a
+//! limited time loses its connection. The HTTP library (hyper) has no such timeout.
 
 use std::io::{Error, ErrorKind, IoSlice, Result};
 use std::pin::Pin;
@@ -8,11 +9,12 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// Fails writes during which the client takes no byte for `limit`.
+/// A stream whose writes fail with `TimedOut` when the client accepts no byte for `limit`.
 #[derive(Debug)]
 pub(crate) struct Patient<S> {
     stream: S,
     limit: Duration,
+    /// The timer of a write that cannot progress.
     waiting: Option<Pin<Box<Sleep>>>,
 }
 

@@ -1,4 +1,5 @@
-//! Sessions of the page, in memory only: they end with the daemon.
+//! Sessions of the administration page's users. They are in memory only, so they end with the
+//! daemon.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,13 +9,14 @@ use aws_lc_rs::digest::{SHA256, digest};
 use nacre_reactor::Nanos;
 use zeroize::Zeroizing;
 
-/// A session ends after so long, and after so long without a request.
+/// Longest duration of a session.
 pub const LONGEST: Duration = Duration::from_secs(12 * 3600);
+/// A session without a request for this time ends.
 pub const IDLE: Duration = Duration::from_secs(30 * 60);
-/// Most sessions of one account; the longest idle one makes room.
+/// Most sessions of one account. A further one replaces the one that has been idle for longest.
 pub const MAX_OF_ACCOUNT: usize = 16;
 
-/// A random secret of 256 bits, of a session or a program: 64 hexadecimal digits.
+/// The secret of a session or of an API token: 256 random bits, written as 64 hexadecimal digits.
 pub struct Token(Zeroizing<String>);
 
 impl fmt::Debug for Token {
@@ -30,7 +32,7 @@ impl Token {
         Ok(Self(hexadecimal(&bytes)))
     }
 
-    /// The token in a request. `None`: the text cannot be one.
+    /// Parses the token of a request. `None`: the text has another form.
     pub fn parse(text: &str) -> Option<Self> {
         let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
         let is_token = text.len() == 64 && text.bytes().all(is_digit);
@@ -41,7 +43,7 @@ impl Token {
         &self.0
     }
 
-    /// Its name inside the daemon, which is no secret.
+    /// The digest of the token, which is no secret.
     pub fn id(&self) -> TokenId {
         let digest = digest(&SHA256, self.0.as_bytes());
         TokenId(digest.as_ref().try_into().expect("32 bytes"))
@@ -59,7 +61,8 @@ fn hexadecimal(bytes: &[u8; 32]) -> Zeroizing<String> {
     text
 }
 
-/// The digest of a token: the time of a look-up tells nothing about a token.
+/// The digest of a token, by which the daemon finds it: the time of the search depends on the
+/// digest, and so reveals nothing about the token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TokenId([u8; 32]);
 
@@ -111,13 +114,13 @@ impl Sessions {
         Ok(token)
     }
 
-    /// The account of a session that is not over.
+    /// The account of a session; `None` if there is no such session, or it has ended.
     pub fn account(&self, id: TokenId, now: Nanos) -> Option<&str> {
         let session = self.0.get(&id).filter(|session| !session.is_over(now))?;
         Some(&session.name)
     }
 
-    /// Counts a request of the user.
+    /// Notes a request of the user: the session is not idle.
     pub fn touch(&mut self, id: TokenId, now: Nanos) {
         if let Some(session) = self.0.get_mut(&id)
             && !session.is_over(now)

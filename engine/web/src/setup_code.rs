@@ -1,4 +1,5 @@
-//! The code that makes the first account: shown on the machine itself, typed into the page.
+//! The setup code of the administration page: the machine shows it on its own screen, and the user
+//! who types it into the page may create the first account.
 
 use std::fmt;
 
@@ -7,7 +8,7 @@ use zeroize::Zeroizing;
 
 /// 32 letters and digits of which no two look alike.
 const LETTERS: &[u8; 32] = b"23456789ABCDEFGHJKLMNPQRSTUVWXYZ";
-/// 12 of 32 letters: 60 bits, more than anyone can try against the delays.
+/// 12 of 32 letters are 60 bits: too many codes to try, because wrong ones cause delays.
 const LENGTH: usize = 12;
 const GROUP: usize = 4;
 
@@ -30,7 +31,7 @@ impl SetupCode {
         Ok(Self(Zeroizing::new(letters.collect())))
     }
 
-    /// In groups, for people.
+    /// The code in groups of letters, as it is shown.
     pub(crate) fn shown(&self) -> Zeroizing<String> {
         let mut shown = Zeroizing::new(String::with_capacity(LENGTH + LENGTH / GROUP));
         for (at, letter) in self.0.chars().enumerate() {

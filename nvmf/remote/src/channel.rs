@@ -1,5 +1,5 @@
-//! One core's queue to a remote namespace: the queues of its paths, behind the operations that the
-//! target lacks.
+//! One core's bdev queue to a remote namespace. It completes I/O that the target does not support,
+//! or that must not be sent; all other I/O goes to the queues of the namespace's paths.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -12,12 +12,14 @@ use nacre_reactor::{Idle, Nanos};
 use crate::namespace::Namespace;
 use crate::path_queues::PathQueues;
 
+/// The queue of a remote bdev on one core.
 pub(crate) struct RemoteQueue {
     queue: PathQueues,
     namespace: Arc<Namespace>,
-    /// Completions of I/O that is not sent: unsupported operations, and all I/O to a refused
-    /// namespace.
+    /// Completions of I/O that is not sent: unsupported operations, and all I/O once the target
+    /// shows another namespace under this NSID.
     ended: VecDeque<Completion>,
+    /// Most entries of `ended`.
     depth: usize,
 }
 

@@ -1,4 +1,8 @@
-//! The state of an attachment, shared by its poller, its devices and the management threads.
+//! The state of one path (an association with a controller of another target), shared by the poller
+//! of its admin queue, the remote bdevs that use it, and management threads.
+//!
+//! Management threads only set flags (reset, close, enable), and wake the poller, which acts on
+//! them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,16 +15,17 @@ use parking_lot::Mutex;
 use crate::qids::Qids;
 use crate::status::Status;
 
-/// The parameters of an attachment.
+/// The parameters of one path to a subsystem.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The controller's name. A device's name is this with `n` and the namespace identifier
-    /// appended.
+    /// The controller's name in this process. The name of a bdev is this with `n` and the NSID
+    /// appended: `nvme0n1`.
     pub name: String,
     /// The address, for people: `traddr` and `trsvcid`.
     pub address: (String, String),
+    /// The namespaces that become bdevs.
     pub select: Select,
-    /// Most devices of this controller.
+    /// Most bdevs of this controller.
     pub max_devices: usize,
     /// The transport, unless `options.paths` selects it.
     pub transport: TransportType,
@@ -30,18 +35,21 @@ pub struct Config {
 /// Called on a core with each change of a status; must not block.
 pub(crate) type OnChange = Arc<dyn Fn() + Send + Sync>;
 
-/// The state that a path shares with its core and with its devices.
+/// The shared state of one path.
 pub(crate) struct Shared {
     pub config: Config,
     pub connector: Arc<dyn Connector>,
     pub link: Arc<Link>,
     pub qids: Arc<Qids>,
     status: Mutex<Status>,
-    /// Called on the core with each change.
     on_change: OnChange,
+    /// A request below is new: the poller must look at the flags.
     asked: AtomicBool,
+    /// Requested: disconnect for good.
     closing: AtomicBool,
+    /// Requested: end the association and connect again.
     reset: AtomicBool,
+    /// Requested: no association until the path is enabled again.
     disabled: AtomicBool,
     waker: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
 }
@@ -72,29 +80,35 @@ impl Shared {
         }
     }
 
+    /// A copy of the status.
     pub(crate) fn status(&self) -> Status {
         self.status.lock().clone()
     }
 
+    /// Changes the status, and calls `on_change`.
     pub(crate) fn change(&self, with: impl FnOnce(&mut Status)) {
         with(&mut self.status.lock());
         (self.on_change)();
     }
 
+    /// True when a management thread has made a request since the last [`Shared::is_closing`].
     pub(crate) fn is_asked(&self) -> bool {
         self.asked.load(Ordering::Acquire)
     }
 
+    /// True when the path must close. Clears [`Shared::is_asked`], so call it before the flags are
+    /// read.
     pub(crate) fn is_closing(&self) -> bool {
         self.asked.store(false, Ordering::Release);
         self.closing.load(Ordering::Acquire)
     }
 
+    /// True once for each requested reset.
     pub(crate) fn take_reset(&self) -> bool {
         self.reset.swap(false, Ordering::AcqRel)
     }
 
-    /// `wake` wakes the poller.
+    /// Sets the function that wakes the poller's reactor after a request.
     pub(crate) fn set_waker(&self, wake: Box<dyn Fn() + Send + Sync>) {
         *self.waker.lock() = Some(wake);
     }

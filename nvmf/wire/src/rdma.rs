@@ -52,7 +52,7 @@ wire! {
     }
 }
 
-/// A connection request that makes sense.
+/// A parsed connection request, with valid values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
     pub qid: u16,

@@ -1,8 +1,8 @@
-//! The process's RDMA host side: opened on demand, with one management thread, and the registered
-//! memory of all its connections.
+//! The RDMA host side of the process: one management thread and the registered memory of all
+//! connections. It is opened at the first connection.
 //!
-//! A device that appears later, or the kernel module of the connection manager, is used by the next
-//! connection.
+//! If an RDMA device appears later, or the kernel module of the connection manager is loaded later,
+//! the next connection uses it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,11 +19,11 @@ use parking_lot::Mutex;
 
 use crate::source::Source;
 
-/// Queue pairs that one dialer can have at a time: one in use, one that is being closed, and one
-/// that probes.
+/// Most queue pairs of one [`RdmaDial`] at a time. It needs three: one in use, one that is being
+/// closed, and one that probes.
 const QUEUES: usize = 4;
 
-/// How connections are made.
+/// Parameters of all connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RdmaTuning {
     /// Entries of the largest queue.
@@ -32,7 +32,7 @@ pub struct RdmaTuning {
     pub cm_timeout: Duration,
 }
 
-/// Why there are no devices.
+/// Returns the reason why there are no devices.
 type Absence = Box<dyn Fn() -> VerbsError + Send + Sync>;
 
 /// RDMA for the hosts of this process.
@@ -71,7 +71,8 @@ impl Rdma {
         }
     }
 
-    /// Memory of others that data comes from or goes to: every device is to know it, too.
+    /// Adds memory of other parts of the process that is the source or destination of data: every
+    /// device registers it, too.
     pub fn with_memory(self, arenas: Vec<Arena>) -> Self {
         self.inner.lock().arenas.extend(arenas);
         self
@@ -83,13 +84,13 @@ impl Rdma {
         self
     }
 
-    /// Takes `bytes` now, for [`Rdma::memory`] to hand out. Devices register it before the first
-    /// connection, so a limit on locked memory shows then and not later.
+    /// Allocates `bytes` for [`Rdma::memory`]. Devices register this memory before the first
+    /// connection, so a limit on locked memory is an error then, and not later.
     pub fn reserve(&self, bytes: usize) -> io::Result<()> {
         self.add_arena(&mut self.inner.lock(), bytes).map(drop)
     }
 
-    /// Buffers that every RDMA device knows.
+    /// A pool of buffers that every RDMA device has registered.
     pub fn memory(&self, classes: &[ClassSpec]) -> io::Result<Pool> {
         let bytes = Pool::bytes_for(classes);
         let mut inner = self.inner.lock();
@@ -111,8 +112,8 @@ impl Rdma {
         Ok(arena)
     }
 
-    /// Opens the devices, as the first connection would: for a thread that may block, so that no
-    /// reactor does.
+    /// Opens the devices, which blocks. Call it on a thread that may block; otherwise the first
+    /// connection does it on its reactor.
     pub fn prepare(&self) {
         if let Err(error) = self.hosts() {
             tracing::debug!(%error, "no RDMA yet");
@@ -143,7 +144,7 @@ impl Rdma {
     }
 }
 
-/// Makes queue pairs to one controller, on one thread.
+/// Opens the queue pairs to one controller, on one thread.
 pub(super) struct RdmaDial {
     rdma: Arc<Rdma>,
     address: SocketAddr,

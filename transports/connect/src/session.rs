@@ -1,5 +1,5 @@
-//! A blocking session with a remote controller, for tools: the calling thread polls the controller
-//! until a command completes.
+//! A blocking interface to a controller of another target, for commands such as `nacre discover`:
+//! the calling thread polls the association until an admin command completes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,12 +25,12 @@ const CLASSES: [ClassSpec; 2] = [
         count: 2,
     },
 ];
-/// Pause between two polls of an idle controller.
+/// Sleep between two polls that found no work.
 const NAP: Duration = Duration::from_micros(100);
 /// Attempts to read a discovery log that keeps changing.
 const DISCOVERY_ATTEMPTS: u32 = 8;
 
-/// Why a session could not be opened or a command not be executed.
+/// The reason why the association was not established, or a command not executed.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     #[error("cannot connect to {remote}: {error}{}", remedy(.error))]
@@ -58,7 +58,7 @@ pub enum SessionError {
     Busy { command: &'static str },
 }
 
-/// The remedy, if one is known.
+/// Advice for an error, or an empty string.
 fn remedy(error: &HostError) -> &'static str {
     use nacre_nvmf_wire::fabrics::InvalidParameter as Invalid;
     match error {
@@ -83,7 +83,7 @@ fn remedy(error: &HostError) -> &'static str {
     }
 }
 
-/// The remedy for a choice of transports.
+/// Advice for an error when the options allow a choice of transports (RDMA, TCP).
 fn path_remedy(paths: &Paths, error: &HostError) -> &'static str {
     match (error, paths.options().fallback) {
         (HostError::Dial(_), None) => {
@@ -100,7 +100,7 @@ fn path_remedy(paths: &Paths, error: &HostError) -> &'static str {
     }
 }
 
-/// A live controller.
+/// An association with a controller, and its buffers.
 pub struct Session {
     controller: HostController,
     pool: Pool,
@@ -111,9 +111,10 @@ impl Session {
     /// Bytes that a session needs from [`Connector::memory`].
     pub const MEMORY: usize = 512 << 10;
 
-    /// Connects and waits until the controller is live. With one transport a failed first
-    /// connection is final; with a choice of transports each has its attempts. After a later loss
-    /// the session reconnects as the options define.
+    /// Connects, and waits until the controller is enabled and identified. With one transport, the
+    /// first failed attempt is the error; with a choice of transports, each has its attempts. An
+    /// association that is lost later is established again as the options define. `remote` names
+    /// the target in errors.
     pub fn connect(
         remote: &str,
         options: HostOptions,
@@ -122,7 +123,8 @@ impl Session {
         Self::connect_reporting(remote, options, connector, |_| {})
     }
 
-    /// Like [`Session::connect`]; calls `report` for each failed attempt, if there can be several.
+    /// Like [`Session::connect`]. With a choice of transports, calls `report` with the cause of
+    /// each failed attempt.
     pub fn connect_reporting(
         remote: &str,
         options: HostOptions,
@@ -184,13 +186,15 @@ impl Session {
         &mut self.controller
     }
 
-    /// Does pending work of the controller (keep-alive, events, reconnecting).
+    /// Does pending work (Keep Alive, asynchronous events, reconnecting), and returns its amount.
+    /// Does not block.
     pub fn poll(&mut self) -> usize {
         let now = self.clock.now();
         self.controller.poll(now)
     }
 
-    /// Executes one admin command that returns `bytes` of data.
+    /// Executes one admin command, which returns `bytes` of data, and waits for it. `command` names
+    /// it in errors. A completion with an error status is [`SessionError::Refused`].
     pub fn admin(
         &mut self,
         command: &'static str,
@@ -217,7 +221,7 @@ impl Session {
         Ok((answer.cqe, data))
     }
 
-    /// 4096 bytes of Identify data.
+    /// Executes Identify; returns 4096 bytes.
     pub fn identify(&mut self, what: Identify, nsid: u32) -> Result<Vec<u8>, SessionError> {
         let sqe = what.to_sqe(0, nsid);
         Ok(self.admin("identify", sqe, identify::SIZE)?.1)
@@ -228,7 +232,8 @@ impl Session {
         Ok(self.admin("get log page", page.to_sqe(0, nsid), bytes)?.1)
     }
 
-    /// The discovery log of one generation.
+    /// Reads the discovery log, all of it of one generation (GENCTR). Fails if the log changes
+    /// during each of `DISCOVERY_ATTEMPTS` attempts.
     pub fn discovery_log(&mut self) -> Result<DiscoveryLog, SessionError> {
         let command = "discovery log";
         let mut refused = None;

@@ -1,4 +1,5 @@
-//! Finds the local address to connect from, by interface or address.
+//! The local address from which connections are made, shared by the code that sets it and the
+//! connectors that use it.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use parking_lot::Mutex;
 pub struct Source(Arc<Mutex<Option<IpAddr>>>);
 
 impl Source {
+    /// The address; `None`: the kernel chooses it.
     pub fn get(&self) -> Option<IpAddr> {
         *self.0.lock()
     }

@@ -1,21 +1,25 @@
-//! Checks the SGL descriptors of a host's command, before the device is given their addresses and
-//! keys.
+//! Parses and checks the SGL descriptors of a host's command, before the RDMA device gets their
+//! addresses and keys for RDMA READ and WRITE.
 
 use nacre_hugepages::Buf;
 use nacre_nvmf_wire::{Sgl, SglDescriptor, StatusCode};
 
-/// A range of the host's memory.
+/// A range of the host's memory, from a Keyed SGL Data Block descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Remote {
     pub address: u64,
     pub length: u32,
+    /// The remote key (R_Key).
     pub key: u32,
+    /// The host asks for an invalidation of `key` with the response (SEND with Invalidate).
     pub invalidate: bool,
 }
 
 /// The descriptors of one command, in the order of its data.
 pub(crate) enum Remotes<'a> {
+    /// SGL1 is the descriptor.
     One(Remote),
+    /// The bytes of the descriptors in the capsule; all are valid.
     List(&'a [u8]),
 }
 
@@ -48,8 +52,9 @@ impl Remote {
 }
 
 impl<'a> Remotes<'a> {
-    /// The memory ranges of a transfer of `bytes` according to `pointer`. `list`: the descriptors
-    /// from the command's capsule. `exact`: the ranges must have exactly this length.
+    /// The memory ranges of a transfer of `bytes`. `pointer` is SGL1 of the command, and `list` the
+    /// descriptors in its capsule if SGL1 refers to them. The ranges must have `bytes` in sum:
+    /// exactly if `exact`, else at least. Errors have DNR set.
     pub(crate) fn new(
         pointer: &SglDescriptor,
         list: Option<&'a [u8]>,
@@ -78,6 +83,7 @@ impl<'a> Remotes<'a> {
         }
     }
 
+    /// The ranges, in the order of the data.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Remote> {
         let (one, list) = match self {
             Remotes::One(one) => (Some(*one), &[][..]),
@@ -93,7 +99,8 @@ fn descriptors(list: &[u8]) -> impl Iterator<Item = SglDescriptor> {
     chunks.iter().map(|bytes| SglDescriptor(*bytes))
 }
 
-/// The range of a capsule's data that an in-capsule pointer describes; `None`: it is not complete.
+/// The part of a capsule's data that an in-capsule descriptor describes. `data` is the capsule
+/// after the command, with `there` received bytes. `None` if the part is empty, or not within them.
 pub(crate) fn in_capsule(data: Option<Buf>, there: u32, offset: u64, length: u32) -> Option<Buf> {
     let end = offset.checked_add(length.into())?;
     if length == 0 || end > u64::from(there) {
@@ -107,7 +114,8 @@ pub(crate) fn in_capsule(data: Option<Buf>, there: u32, offset: u64, length: u32
     Some(data)
 }
 
-/// The descriptors in a capsule, or the error in their location.
+/// The descriptors in a capsule, with arguments as in [`in_capsule`]. Fails if there are more than
+/// `limit`, or if they are not within the received data.
 pub(crate) fn list(
     data: Option<Buf>,
     there: u32,

@@ -1,5 +1,5 @@
-//! The TLS handshake of the host side. A helper thread computes each step, so that the reactor does
-//! not.
+//! The TLS handshake of a host's connection. A helper thread computes each step, because a step
+//! takes too long for the reactor.
 //!
 //! ```text
 //!   begin, received ─▶ job ─▶ Turn, and the descriptor is readable ─▶ take
@@ -50,11 +50,11 @@ struct HandshakeShared {
 pub(crate) struct HostHandshake {
     shared: Arc<HandshakeShared>,
     helper: Option<Arc<Helper>>,
-    /// The controller: its handshakes run one after the other, beside those of others.
+    /// The name of the controller. Handshakes of one controller run one after the other.
     owner: String,
 }
 
-/// Why no job can be begun.
+/// The reason why the helper thread gets no job.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HandshakeStartError {
     #[error(transparent)]
@@ -64,7 +64,7 @@ pub(crate) enum HandshakeStartError {
 }
 
 impl HostHandshake {
-    /// Begins. The ClientHello is the output of the first turn.
+    /// Begins the handshake. The output of the first [`Turn`] is the ClientHello.
     pub(crate) fn begin(tls: HostTls, owner: String) -> Result<Self, HandshakeStartError> {
         let done = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let handshake = Self {
@@ -87,7 +87,8 @@ impl HostHandshake {
         Ok(handshake)
     }
 
-    /// Goes on with bytes of the controller, if no job runs and the handshake is not over.
+    /// Has the helper thread process bytes of the controller. Ignored while a job runs, or after
+    /// the end of the handshake.
     pub(crate) fn received(&mut self, bytes: Vec<u8>) -> Result<(), HelperFull> {
         let taken = std::mem::replace(&mut *self.shared.slot.lock(), HandshakeSlot::Busy);
         let HandshakeSlot::Idle(mut handshake) = taken else {

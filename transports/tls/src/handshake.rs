@@ -1,8 +1,8 @@
-//! A TLS handshake: takes the peer's bytes, returns the bytes for the peer, and ends in a
-//! [`Session`].
+//! A TLS 1.3 handshake with a pre-shared key, without I/O: takes the peer's bytes, returns bytes
+//! for the peer, and ends in a [`Session`]. s2n-tls (the library) performs it.
 //!
-//! A target reads the ClientHello first and chooses the key; the library then reads the same bytes
-//! with that key alone.
+//! A target parses the ClientHello itself to choose the key by its PSK identity. Then the library
+//! gets the same bytes, and only that key.
 
 use std::sync::{Arc, OnceLock};
 
@@ -18,13 +18,13 @@ use crate::library::Library;
 use crate::records::{HEADER, MOST_DATA, header, kind, plain};
 use crate::session::Session;
 
-/// Most bytes of a ClientHello with its record headers, and of all of a handshake.
+/// Most bytes of a ClientHello with its record headers, and of a whole handshake.
 const MOST_HELLO: usize = 16 << 10;
 const MOST_BYTES: usize = 64 << 10;
 
-/// Which end of a handshake this is.
+/// This end of a handshake, and its keys.
 pub enum Role {
-    /// A target with its keys.
+    /// A target, which chooses among its keys.
     Target(Arc<dyn PskSource>),
     /// A host with its key.
     Host {
@@ -41,12 +41,12 @@ enum State {
     Over,
 }
 
-/// One handshake, until it has ended.
+/// One handshake in progress.
 pub struct Handshake {
     state: State,
     is_target: bool,
     output: Vec<u8>,
-    /// The library has sent something: alerts would have to be sealed with its keys.
+    /// The library has sent a message. An alert after it must be encrypted with the library's keys.
     has_spoken: bool,
     /// Bytes received.
     count: usize,
@@ -64,7 +64,7 @@ pub struct Outcome {
 }
 
 impl Handshake {
-    /// Begins. A host's ClientHello is in [`Handshake::take_output`] then.
+    /// Begins a handshake. For a host, [`Handshake::take_output`] then has the ClientHello.
     pub fn new(role: Role) -> Result<Self, Failure> {
         let mut handshake = Self {
             state: State::Over,
@@ -99,8 +99,8 @@ impl Handshake {
         Ok(handshake)
     }
 
-    /// Goes on with bytes of the peer. `Ok(None)`: it waits for more. After an error the output may
-    /// have an alert.
+    /// Processes bytes of the peer. `Ok(None)`: the handshake needs more bytes. After an error,
+    /// [`Handshake::take_output`] may have an alert for the peer.
     pub fn received(&mut self, bytes: &[u8]) -> Result<Option<Outcome>, Failure> {
         let result = self.advance(bytes);
         if let Err(failure) = &result {
@@ -180,8 +180,8 @@ impl Handshake {
     }
 }
 
-/// Makes a handshake with itself, once: the first one of a process takes 60 ms longer, in which the
-/// library prepares its random generator.
+/// Performs one handshake between a host and a target in memory. The first handshake of a process
+/// takes 60 ms longer, because the library prepares its random generator.
 pub fn warm_up() -> Result<(), Failure> {
     static DONE: OnceLock<Result<(), Failure>> = OnceLock::new();
     DONE.get_or_init(shake_hands).clone()
@@ -209,7 +209,7 @@ fn shake_hands() -> Result<(), Failure> {
     outcome.map(drop).ok_or(Failure::Unexpected("a pause"))
 }
 
-/// The first handshake message, out of its records. `None`: there is more to come.
+/// The first handshake message, without record headers. `None`: it is not complete.
 fn client_hello(mut bytes: &[u8]) -> Result<Option<Vec<u8>>, Failure> {
     let mut message = Vec::new();
     if bytes.len() > MOST_HELLO {

@@ -1,55 +1,66 @@
-//! The state of a command in flight, and the encoding of command identifiers.
+//! A slot: the state of one command in flight on an NVMe queue pair; and the encoding of command
+//! identifiers (CID). A queue pair has a fixed number of slots.
 
 use nacre_bdev::Io;
 use nacre_hugepages::Buf;
 
-/// In place of a lane number: the lane is closed.
+/// In place of a lane number: the lane that submitted the I/O is closed. A lane is one bdev queue
+/// of the core to a namespace; lanes share the queue pair.
 pub(super) const NO_LANE: u32 = u32::MAX;
 /// In place of a slot number: no slot.
 pub(super) const NO_SLOT: u16 = u16::MAX;
 
+/// The state of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     Free,
-    /// The controller has the command, or gets it with the next doorbell.
+    /// The command is in the submission queue, or at the controller.
     Sent,
     /// The command waits to be sent again.
     Again,
 }
 
-/// Half of a fused pair.
+/// The role of a command in a fused operation (Compare and Write).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Half {
     /// Not fused.
     No,
-    /// The compare, which holds the I/O.
+    /// The Compare, whose slot holds the I/O.
     First,
+    /// The Write.
     Second,
 }
 
+/// A command in flight, or a free slot.
 #[derive(Debug)]
 pub(super) struct Slot {
     /// `None`: free, or the second half of a fused pair.
     pub io: Option<Io>,
     /// Bounce buffer that holds the data in place of the I/O's own buffers.
     pub bounce: Option<Buf>,
+    /// The lane that submitted the I/O, or [`NO_LANE`].
     pub lane: u32,
+    /// The command identifier of the present use.
     pub cid: u16,
     pub stage: Stage,
     pub half: Half,
+    /// The slot of the other half of a fused pair, or [`NO_SLOT`].
     pub partner: u16,
     /// Status of the first completion of a fused pair, until the second one arrives.
     pub answer: Option<u16>,
-    /// Number of checks since the command was sent, and the reactions to its lateness.
+    /// Number of checks for late commands since this one was sent.
     pub age: u8,
+    /// The `age` at which the next reaction to its lateness is due.
     pub due: u8,
+    /// Number of reactions so far.
     pub rung: u8,
-    /// Progress of a Copy: blocks done, and blocks in flight.
+    /// Blocks of a Copy that are done. One I/O may need several commands.
     pub done: u32,
+    /// Blocks of the Copy command in flight.
     pub piece: u32,
     /// Number of retries.
     pub tries: u8,
-    /// The command's user requested an abort.
+    /// The bdev's user requested an abort of the I/O.
     pub aborting: bool,
 }
 
@@ -97,8 +108,8 @@ impl Slot {
     }
 }
 
-/// A command identifier is a slot's number and, above it, the number of uses of the slot. So a
-/// completion of an earlier use is recognised.
+/// The encoding of command identifiers: the slot's number in the low bits, and the number of uses
+/// of the slot above it. So a late completion of an earlier use is recognised.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cids {
     mask: u16,
@@ -119,7 +130,7 @@ impl Cids {
         cid & (self.mask | !Self::MAX)
     }
 
-    /// The next identifier of the slot of `cid`.
+    /// The identifier for the next use of the slot of `cid`.
     #[inline]
     pub(super) fn next(self, cid: u16) -> u16 {
         cid.wrapping_add(self.mask + 1) & Self::MAX

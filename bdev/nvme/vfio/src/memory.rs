@@ -1,4 +1,5 @@
-//! The DMA memory of the process: registered once in the VFIO container, for all its drives.
+//! Maps the DMA memory of the process (arenas of hugepages) into its VFIO container, once for all
+//! drives of the process: the IOMMU then lets them access it.
 
 use std::sync::Arc;
 
@@ -7,16 +8,20 @@ use nacre_hugepages::{Arena, DEVICE_SLOTS, RegisterHook, register_all};
 use crate::container::{Container, Hook};
 use crate::error::VfioError;
 
-/// The container, the arenas that it maps, and their device slot. Lives as long as the last drive.
+/// The container, and the arenas that are mapped in it. Each drive holds a reference; after the
+/// last one the arenas are unmapped.
 pub(crate) struct Memory {
+    /// The index under which a buffer has its address for these drives.
     pub slot: usize,
+    /// Maps and unmaps memory in the container.
     pub hook: Arc<dyn RegisterHook>,
     pub container: Arc<Container>,
     arenas: Vec<Arena>,
 }
 
 impl Memory {
-    /// Maps the arenas in the container. `address`: the drive that needs them, for errors.
+    /// Maps the arenas in the container. `address` is the PCI address of the first drive, for
+    /// errors.
     pub(crate) fn new(
         address: &str,
         arenas: &[Arena],

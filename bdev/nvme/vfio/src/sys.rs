@@ -1,8 +1,8 @@
-//! VFIO's system calls (linux/vfio.h).
+//! The ioctls of VFIO (linux/vfio.h), and eventfds for its interrupts.
 //!
-//! Safe code cannot make an ioctl. Every request here is one of the list below. Its argument is a
-//! number, a descriptor, a string, or a structure that begins with its own length (`argsz`), which
-//! the kernel respects.
+//! Unsafe, because safe code cannot make an ioctl. The argument of each request here is a number, a
+//! descriptor, a string, or a structure that begins with its own length (`argsz`). The kernel
+//! accesses no byte of a structure beyond that length.
 
 #![allow(unsafe_code)]
 
@@ -26,6 +26,7 @@ pub(crate) enum Plain {
     DeviceReset,
 }
 
+/// Makes a request that takes a number, or nothing. Returns the kernel's result.
 pub(crate) fn plain(fd: BorrowedFd<'_>, what: Plain) -> io::Result<i32> {
     let (number, argument) = match what {
         Plain::ApiVersion => (request(0), 0),
@@ -39,7 +40,7 @@ pub(crate) fn plain(fd: BorrowedFd<'_>, what: Plain) -> io::Result<i32> {
     checked(answer)
 }
 
-/// Makes a group part of a container.
+/// Adds an IOMMU group to a container (VFIO_GROUP_SET_CONTAINER).
 pub(crate) fn set_container(group: BorrowedFd<'_>, container: BorrowedFd<'_>) -> io::Result<()> {
     let number: libc::c_int = container.as_raw_fd();
     // SAFETY: both descriptors are borrowed and so open; the kernel reads one int from the pointer,
@@ -48,7 +49,7 @@ pub(crate) fn set_container(group: BorrowedFd<'_>, container: BorrowedFd<'_>) ->
     checked(answer).map(drop)
 }
 
-/// Opens a function of a group.
+/// Opens a PCI function of a group by its address (VFIO_GROUP_GET_DEVICE_FD).
 pub(crate) fn device(group: BorrowedFd<'_>, address: &str) -> io::Result<OwnedFd> {
     let name = CString::new(address)?;
     // SAFETY: the descriptor is borrowed and so open; the kernel reads a string that ends with a
@@ -72,7 +73,8 @@ pub(crate) enum Structured {
     UnmapDma,
 }
 
-/// The kernel writes its own idea of `argsz` into the argument, and nothing behind ours.
+/// Makes a request with a structure; sets `argsz` to its length. The kernel replaces `argsz` by the
+/// length that it needs, and writes nothing past the end of `argument`.
 pub(crate) fn structured(
     fd: BorrowedFd<'_>,
     what: Structured,
@@ -105,12 +107,12 @@ fn checked(answer: i32) -> io::Result<i32> {
     }
 }
 
-/// A structure as the kernel has it: fields by offset.
+/// A structure of linux/vfio.h as bytes; fields are accessed by their offset.
 #[derive(Debug)]
 pub(crate) struct Argument(Vec<u64>);
 
 impl Argument {
-    /// Zeroes, of at least so many bytes.
+    /// A structure of at least `bytes` bytes, all zero.
     pub(crate) fn new(bytes: usize) -> Self {
         Self(vec![0; bytes.div_ceil(8)])
     }
@@ -141,8 +143,8 @@ impl Argument {
         self.0[at / 8] = value;
     }
 
-    /// The capability with this number, as the offset of its header in here. The chain starts at
-    /// `first`.
+    /// The offset of the capability with this id, in the chain that starts at offset `first`.
+    /// `None` if the chain lacks it, or is malformed.
     pub(crate) fn capability(&self, first: u32, id: u32) -> Option<usize> {
         let mut at = first as usize;
         // Each header takes 8 bytes, so a chain that is longer than the whole goes round in
@@ -160,10 +162,11 @@ impl Argument {
     }
 }
 
-/// No answer of the kernel is longer.
+/// Longest structure that the kernel may ask for.
 const ANSWER_MAX: u32 = 64 << 10;
 
-/// Queries a structure that may have capabilities behind it; `fill` sets the input fields.
+/// Reads a structure of `bytes` bytes, and the capabilities that follow it: if the kernel reports
+/// that it needs more bytes, asks again with that length. `fill` sets the input fields.
 pub(crate) fn query(
     fd: BorrowedFd<'_>,
     what: Structured,
@@ -186,13 +189,13 @@ pub(crate) fn query(
     Ok(argument)
 }
 
-/// A counter that turns readable, for the kernel to fire.
+/// Creates an eventfd, which the kernel signals at an interrupt.
 pub(crate) fn event() -> io::Result<OwnedFd> {
     use rustix::event::{EventfdFlags, eventfd};
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
-/// Makes an event unreadable again. True: it had fired.
+/// Clears an eventfd. Returns true if it was signalled.
 pub(crate) fn clear_event(event: BorrowedFd<'_>) -> bool {
     let mut count = [0; 8];
     matches!(rustix::io::read(event, &mut count), Ok(8))

@@ -1,4 +1,11 @@
-//! Checks that a state is sound: every unit is used where it may be, and nothing is lost.
+//! Compares the allocation bitmap of a pool with the block maps of all its volumes and snapshots.
+//!
+//! A unit (64 KiB) must have exactly one use: data of a volume or snapshot, metadata, or pending
+//! (in limbo). The check finds units that are used twice, used and marked free, allocated but not
+//! used, or shared with a parent that does not have them, and parts of a map that are unreadable.
+//!
+//! `Accounts` works in small steps while the pool is in use; `findings` is the same comparison
+//! in one step.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -12,23 +19,25 @@ use crate::space::Space;
 use crate::state::{State, Version, count_owned};
 use crate::zones::Zones;
 
-/// Leaves of a lost part of a map that a step looks at.
+/// Most unreadable leaves that one step counts.
 const LOST: u64 = 64;
-/// Words of the bitmaps that a step compares.
+/// Words (of 64 units) of the bitmaps that a step compares.
 const WORDS: usize = 1 << 12;
 
 /// Compares the units in use at one moment with the maps of that moment, a few leaves at a time.
 ///
-/// Every unit that a map uses has one owner: the version to which it is exclusive. A version that
-/// shares the unit has it from its parent, which has it at the same place. A unit whose owner has a
-/// lost map there is an *orphan*: no version counts it as its own.
+/// Every unit that a map uses has one owner: the version (volume or snapshot) to which it is
+/// exclusive. A version that shares the unit has it from its parent, which has it at the same
+/// place. If the owner's map is unreadable there, the unit is an *orphan*: no version owns it.
 #[derive(Debug)]
 pub(crate) struct Accounts {
     state: State,
+    /// Units that the pool counts as allocated.
     used: Bits,
+    /// Units of the leaves counted so far, without orphans.
     owned: Bits,
     orphans: HashSet<u64>,
-    /// Units that are used, and that no map refers to.
+    /// Allocated units that no map refers to: being written, or in limbo until a free is settled.
     pending: HashSet<u64>,
     /// Units of metadata.
     zones: Bits,
@@ -47,14 +56,14 @@ pub(crate) struct Accounts {
 enum Origin {
     /// A readable version above has the unit.
     Known,
-    /// The version that should have it is lost there.
+    /// The map of the version that should have it is unreadable there.
     Lost,
     /// The parent does not have it.
     None,
 }
 
 impl Accounts {
-    /// The accounts of this moment. `pending`: units that are used, and that no map refers to.
+    /// A snapshot of this moment. `pending`: allocated units that no map refers to.
     pub(crate) fn new(
         state: &State,
         space: &Space,
@@ -76,7 +85,8 @@ impl Accounts {
         }
     }
 
-    /// Counts at most this many leaves, or compares [`WORDS`]. Returns true when all is compared.
+    /// Counts at most `leaves` leaves, or compares [`WORDS`] of the bitmaps. Adds findings to
+    /// `report`. Returns true when the check is complete.
     pub(crate) fn advance(&mut self, leaves: usize, report: &mut CheckReport) -> bool {
         for _ in 0..leaves {
             let Some(id) = self.versions.last().copied() else {
@@ -286,10 +296,11 @@ impl Accounts {
     }
 }
 
-/// Where a unit is used: by the family of the oldest ancestor, at one place.
+/// Where a unit is used: by the descendants of this oldest ancestor, at this place. Versions share
+/// a unit only with their relatives, and only at the same place.
 pub(crate) type Use = (VersionId, u64);
 
-/// All units that versions use. An error names a unit with two places.
+/// All units that maps refer to, with their use. Fails with the number of a unit with two uses.
 pub(crate) fn uses(state: &State) -> Result<HashMap<u64, Use>, u64> {
     let mut uses: HashMap<u64, Use> = HashMap::new();
     for (id, version) in &state.versions {
@@ -313,7 +324,7 @@ pub(crate) fn uses(state: &State) -> Result<HashMap<u64, Use>, u64> {
     Ok(uses)
 }
 
-/// The places that each visible thick volume owns.
+/// For each thick volume that is not deleted: the number of places with an exclusive unit.
 pub(crate) fn owned(state: &State) -> BTreeMap<VersionId, u64> {
     let thick = state.versions.iter();
     let thick = thick.filter(|(_, version)| version.is_thick && !version.is_hidden);
@@ -335,8 +346,8 @@ fn oldest(state: &State, mut id: VersionId) -> VersionId {
     id
 }
 
-/// Calls `visit` for each leaf of a version whose entries count: those that a pass has visited
-/// belong to the child, or are free.
+/// Calls `visit` with each leaf of a version whose entries are valid. A *pass* deletes or merges a
+/// version leaf by leaf; leaves before its cursor are free or belong to the child.
 fn each_leaf(state: &State, version: &Version, mut visit: impl FnMut(u64, &[Entry])) {
     let shape = state.shape();
     let from = match version.pass {
@@ -373,6 +384,8 @@ fn walk(
     }
 }
 
+/// The whole check in one step. It takes time in proportion to the pool's size, and its findings
+/// name no position in a volume.
 pub(crate) fn findings(
     state: &State,
     space: &Space,

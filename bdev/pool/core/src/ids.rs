@@ -1,6 +1,8 @@
-//! Numbers with a meaning.
+//! The identifiers of a pool's core: versions (volumes and snapshots), log records, generations,
+//! requests, I/O and metadata pages.
 
-/// A volume or snapshot of a pool: its slot in the directory.
+/// Identifies a volume or snapshot (a version) in its pool: the number of its entry in the pool's
+/// directory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VersionId(pub u32);
 
@@ -17,14 +19,14 @@ pub type Generation = u32;
 /// Generations have 24 bits.
 pub const MAX_GENERATION: Generation = (1 << 24) - 1;
 
-/// The caller's name for a request.
+/// The caller's identifier of a request; its answer has it.
 pub type Token = u64;
 
-/// A request's data on its way to the disk; the number of an I/O of the core.
+/// Identifies an I/O that the core has requested; its completion has it.
 pub type IoId = u64;
 
-/// The two copies of a metadata page, and the checksum that both must have. Pages are numbered from
-/// the first granule of unit 0.
+/// The position of a metadata page: the page numbers of its two copies, and the checksum that both
+/// must have. Page 0 is the first granule (4 KiB) of unit 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Place {
     pub a: u64,

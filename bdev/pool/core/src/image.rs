@@ -1,13 +1,17 @@
-//! The state as pages of the disk, for a checkpoint.
+//! Writes a pool's metadata as pages of 4 KiB, for a checkpoint.
 //!
-//! An image is the exact state after one record: the maps share their nodes with it, so taking one
-//! costs no copy, and changes that follow do not reach it. Only nodes that changed since the last
-//! image are written; parents follow their children, since they hold their checksums.
+//! An image is the exact state after one log record: the volumes and snapshots, and their maps.
+//! Taking one copies nothing, because the image shares the nodes of the maps' trees; later changes
+//! replace nodes and do not alter it. Only nodes that changed since the last image are written, and
+//! the path from each to its root: a node has the positions and checksums of its children.
 //!
 //! ```text
 //!   superblock ─▶ index of the directory ─▶ directory pages ─▶ roots ─▶ nodes ─▶ leaves
 //!             └─▶ page map
 //! ```
+//!
+//! The directory lists the volumes and snapshots; the page map has the use of metadata pages. Every
+//! page has two copies on the disk.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,27 +30,31 @@ use crate::space::Space;
 use crate::state::{State, Version};
 use crate::zones::Zones;
 
-/// An image on the disk. It holds its pages: they are free when the last image that has them goes.
+/// An image on the disk. Images share unchanged pages; a page is freed when the last image that has
+/// it is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Image {
     /// The map of each version, with the id of the version.
     trees: Vec<(Uuid, Tree)>,
+    /// Pages of the directory by number, with their contents.
     directory: BTreeMap<u64, (Vec<VersionEntry>, Arc<PagePair>)>,
     /// Pages of the index and the page map.
     chains: Vec<PagePair>,
+    /// The first page of the directory's index.
     pub index: Place,
+    /// The first page of the page map.
     pub page_map: Place,
 }
 
-/// A page to write.
+/// A page to write, and its position: a page number.
 pub(crate) type PageWrite = (u64, Arc<Page>);
 
-/// There is no unit left for metadata.
+/// The pool has no free unit for more metadata pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NoRoom;
 
 impl Image {
-    /// The image that a recovery loaded.
+    /// The image that a recovery has read from the disk, with `state` as its contents.
     pub(crate) fn loaded(
         state: &State,
         directory: BTreeMap<u64, (Vec<VersionEntry>, Arc<PagePair>)>,
@@ -71,7 +79,9 @@ impl Image {
     }
 }
 
-/// The pages of a node that is on the disk, as they were written.
+/// Encodes a node again, as it was written to its pages: to repair a bad copy. Empty for a node
+/// that was never written, or is unreadable. `levels`: levels of interior nodes from this one down;
+/// `first`: the node's first leaf.
 pub(crate) fn encode_again(
     geometry: &Geometry,
     tag: u64,
@@ -133,7 +143,7 @@ fn trees(versions: &BTreeMap<VersionId, Version>) -> Vec<(Uuid, Tree)> {
         .collect()
 }
 
-/// Makes pages of a state.
+/// Encodes a state as pages, and allocates their positions. `writes` has the pages to write.
 pub(crate) struct Encoder<'a> {
     pub geometry: &'a Geometry,
     pub tag: u64,
@@ -146,7 +156,7 @@ pub(crate) struct Encoder<'a> {
 }
 
 impl Encoder<'_> {
-    /// The image of `versions`. Pages of `last` that are still right are used again.
+    /// Encodes `versions`. The image shares the pages of `last` that have not changed.
     pub(crate) fn encode(
         &mut self,
         versions: &BTreeMap<VersionId, Version>,
@@ -262,7 +272,7 @@ impl Encoder<'_> {
         })
     }
 
-    /// A list over as many pages as it needs, at least one; returns the first.
+    /// Writes a list as a chain of pages, at least one; returns the first.
     fn chain<T>(
         &mut self,
         items: &[T],
@@ -283,7 +293,8 @@ impl Encoder<'_> {
         Ok(next)
     }
 
-    /// The page map names its own pages too: they are allocated before the first one is written.
+    /// Writes the page map; returns its first page. It lists its own pages too, so all of them are
+    /// allocated before the first one is encoded.
     fn page_map(&mut self, chains: &mut Vec<PagePair>) -> Result<Place, NoRoom> {
         let mut pairs = Vec::new();
         while pairs.is_empty() || pairs.len() * MAP_ITEMS < self.zones.len() {

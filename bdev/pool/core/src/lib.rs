@@ -13,6 +13,22 @@
 //!              state ──▶ map            format   bytes
 //! ```
 //!
+//! # Words
+//!
+//! | word | meaning |
+//! |---|---|
+//! | version | a volume or a snapshot of the pool |
+//! | unit | 64 KiB of the pool's disks, with a number; space is allocated and freed in units |
+//! | granule | 4 KiB of a unit: one block of a volume. A set of granules has a bit for each |
+//! | place | 64 KiB of a version's address range: place `n` begins at byte `n` x 64 KiB |
+//! | entry | the map's value at one place: at most two units, and the granules to read from each |
+//! | leaf | the entries of 256 consecutive places (16 MiB of a volume), in the tree of a version |
+//! | generation | the age of a unit: the number of the version that it was allocated in |
+//! | floor | a version's generation up to which other versions may share its units |
+//! | record, LSN | a change of metadata in the pool's log, and the record's number |
+//! | settled | a record whose data and log page were flushed: a loss of power cannot undo it |
+//! | root | a superblock, and the tree of metadata pages that it refers to: a checkpoint |
+//!
 //! # Invariants, in order of rank
 //!
 //! 1. A request that was answered and then flushed survives a loss of power; a request that was

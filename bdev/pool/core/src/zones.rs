@@ -1,7 +1,9 @@
-//! Pages for metadata: granules of units that hold nothing else.
+//! Allocates the 4 KiB pages of a pool's metadata. A *zone* is a unit (64 KiB) that holds metadata
+//! pages only, up to 16; zones are anywhere on the pool's disks.
 //!
-//! A zone is one unit, so that free space in pieces never prevents a checkpoint. The two copies of
-//! a page lie in two zones where there are two with room.
+//! A zone is a single unit, so fragmented free space never prevents a checkpoint. The two copies of
+//! a page are in two different zones, unless only one has room. Page `n` is granule `n % 16` of
+//! unit `n / 16`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -14,14 +16,15 @@ use crate::space::Space;
 #[derive(Debug)]
 pub(crate) struct Zones {
     granules_per_unit: u64,
+    /// The bits of all granules of a unit.
     whole: u16,
-    /// Units, and their granules in use.
+    /// Zones by their units, with a bit for each page in use.
     zones: BTreeMap<u64, u16>,
-    /// The units of all zones: a check takes a copy.
+    /// The units of all zones as a bitmap, of which a check takes a copy.
     units: Bits,
-    /// Zones with a free granule.
+    /// Zones with room for a page.
     partial: BTreeSet<u64>,
-    /// Units of a disk that leaves: no page is allocated there.
+    /// Units of a disk that is being removed: no page is allocated there.
     barred: Vec<Range<u64>>,
 }
 
@@ -37,7 +40,7 @@ impl Zones {
         }
     }
 
-    /// Adds a zone that the disk's page map has. Returns false if it is known already.
+    /// Adds a zone that an import has read from the page map. Returns false if it was added before.
     pub(crate) fn restore(&mut self, zone: Zone) -> bool {
         if zone.used != self.whole {
             self.partial.insert(zone.unit);
@@ -58,7 +61,7 @@ impl Zones {
         self.partial.remove(&unit);
     }
 
-    /// Allocates no page in these units from now on.
+    /// Sets the units in which no page is allocated from now on.
     pub(crate) fn bar(&mut self, units: Vec<Range<u64>>) {
         self.barred = units;
         let whole = self.whole;
@@ -72,26 +75,27 @@ impl Zones {
         self.barred.iter().any(|range| range.contains(&unit))
     }
 
-    /// True when a page lies in units where none is allocated.
+    /// True when a page is in the units of [`Zones::bar`].
     pub(crate) fn is_page_barred(&self, page: u64) -> bool {
         self.is_barred(self.unit_of(page))
     }
 
-    /// True when such pages are in use.
+    /// True when a page in the units of [`Zones::bar`] is in use.
     pub(crate) fn has_barred(&self) -> bool {
         self.zones.keys().any(|unit| self.is_barred(*unit))
     }
 
-    /// One bit per unit: a zone.
+    /// One bit per unit of the pool: set if it is a zone.
     pub(crate) fn bits(&self) -> &Bits {
         &self.units
     }
 
+    /// The units that are zones.
     pub(crate) fn units(&self) -> impl Iterator<Item = u64> {
         self.zones.keys().copied()
     }
 
-    /// All zones that hold a page, as the page map writes them.
+    /// All zones, as a checkpoint writes them to the page map.
     pub(crate) fn table(&self) -> Vec<Zone> {
         let zones = self.zones.iter();
         zones
@@ -102,10 +106,12 @@ impl Zones {
             .collect()
     }
 
+    /// Number of zones.
     pub(crate) fn len(&self) -> usize {
         self.zones.len()
     }
 
+    /// True when `page` is in use.
     pub(crate) fn holds(&self, page: u64) -> bool {
         let (unit, granule) = self.split(page);
         self.zones
@@ -121,7 +127,8 @@ impl Zones {
         })
     }
 
-    /// Two pages, for the two copies.
+    /// Allocates two pages, for the two copies. May make a free unit of `space` a zone. `None` if
+    /// the pool has no room.
     pub(crate) fn allocate_pair(&mut self, space: &mut Space) -> Option<[u64; 2]> {
         if self.partial.len() < 2
             && let Some(unit) = space.allocate()
@@ -148,7 +155,7 @@ impl Zones {
         unit * self.granules_per_unit + u64::from(granule)
     }
 
-    /// Frees a page, and its unit with the last one.
+    /// Frees a page. Returns a zone without pages in use to `space`.
     pub(crate) fn free(&mut self, page: u64, space: &mut Space) {
         let (unit, granule) = self.split(page);
         let Some(used) = self.zones.get_mut(&unit) else {
@@ -167,7 +174,7 @@ impl Zones {
         }
     }
 
-    /// Removes a zone: its unit holds something else by now.
+    /// Removes a zone whose unit was given to another use.
     pub(crate) fn forget(&mut self, unit: u64) {
         self.remove(unit);
     }

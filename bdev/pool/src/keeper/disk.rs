@@ -1,8 +1,9 @@
-//! The keeper's own I/O on the base: pages, flushes, and reads of any length.
+//! The I/O of a pool's keeper on one disk of the pool (a bdev): writes of 4 KiB pages, flushes,
+//! discards, and reads of any length. The data of volumes does not pass here.
 //!
-//! I/O that finds no buffer or no room in the queue waits in order, and so does I/O that the base
-//! answers with [`Status::Retry`]. A few buffers are kept for pages, so that the log goes on when
-//! the core's memory is used up.
+//! I/O that finds no buffer or no room in the bdev's queue waits in order. I/O that completes with
+//! [`Status::Retry`] waits at the end. A few buffers are reserved for page writes, so that the log
+//! continues when the core's buffer pool is empty.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
@@ -18,16 +19,17 @@ use nacre_hugepages::{Buf, Pool};
 use nacre_reactor::{Idle, Nanos};
 use slab::Slab;
 
-/// Pages whose buffers the disk keeps.
+/// Buffers reserved for page writes.
 const SPARE: usize = 8;
-/// Bytes of one read.
+/// Most bytes of one read command.
 const PIECE: usize = 64 << 10;
-/// Delay of I/O that the base had no resources for.
+/// Delay before I/O is tried again that found no buffer, or that the bdev had no resources for.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The caller's number of an I/O.
+/// The caller's number of an I/O; its completion has it.
 pub(crate) type Tag = u64;
 
+/// A completion.
 #[derive(Debug)]
 pub(crate) enum Ended {
     Written(Tag, Status),
@@ -40,19 +42,22 @@ pub(crate) struct Disk {
     queue: LayerQueue,
     memory: Pool,
     block_size: u64,
+    /// Commands in flight.
     calls: Slab<Wanted>,
     waiting: VecDeque<Wanted>,
     reads: HashMap<Tag, Reading>,
     spare: Vec<Buf>,
     done: Done,
-    /// I/O that ended without the base.
+    /// Completions of I/O that needs no command.
     at_once: Vec<Ended>,
+    /// The bdev has a volatile write cache.
     has_cache: bool,
     takes_discards: bool,
-    /// No I/O that waits begins before this time.
+    /// No waiting I/O begins before this time.
     paused_until: Nanos,
 }
 
+/// A command to the bdev. Offsets and lengths are bytes, multiples of the block size.
 #[derive(Debug, Clone)]
 enum Wanted {
     Write {
@@ -68,6 +73,7 @@ enum Wanted {
         offset: u64,
         len: u64,
     },
+    /// A part of a read: `at` is its offset in the read.
     Piece {
         tag: Tag,
         offset: u64,
@@ -102,11 +108,12 @@ impl Disk {
         }
     }
 
+    /// Writes a page at `offset`, in bytes.
     pub(crate) fn write(&mut self, tag: Tag, offset: u64, bytes: Arc<Page>) {
         self.waiting.push_back(Wanted::Write { tag, offset, bytes });
     }
 
-    /// A disk without a volatile cache needs no flush.
+    /// Flushes the bdev. Completes without a command if it has no volatile cache.
     pub(crate) fn flush(&mut self, tag: Tag) {
         if !self.has_cache {
             return self.at_once.push(Ended::Flushed(tag, Status::Ok));
@@ -114,6 +121,7 @@ impl Disk {
         self.waiting.push_back(Wanted::Flush { tag });
     }
 
+    /// Unmaps `len` bytes at `offset`. Completes with `Unsupported` if the bdev cannot.
     pub(crate) fn discard(&mut self, tag: Tag, offset: u64, len: u64) {
         if !self.takes_discards {
             let ended = Ended::Discarded(tag, Status::Unsupported);
@@ -122,6 +130,7 @@ impl Disk {
         self.waiting.push_back(Wanted::Discard { tag, offset, len });
     }
 
+    /// Reads `len` bytes at `offset`, with several commands if needed.
     pub(crate) fn read(&mut self, tag: Tag, offset: u64, len: usize) {
         let most = PIECE.min(self.memory.max_len());
         let starts = (0..len).step_by(most);
@@ -144,7 +153,7 @@ impl Disk {
         self.calls.is_empty() && self.waiting.is_empty() && self.at_once.is_empty()
     }
 
-    /// Begins waiting I/O, and collects completions.
+    /// Submits waiting I/O, and adds completions to `ended`.
     pub(crate) fn poll(&mut self, now: Nanos, ended: &mut Vec<Ended>) {
         ended.append(&mut self.at_once);
         loop {
@@ -202,7 +211,7 @@ impl Disk {
         })
     }
 
-    /// Keeps a buffer of a page for the next one, if few are kept.
+    /// Returns buffers of a page to the reserve, up to [`SPARE`].
     fn keep(&mut self, data: Extents) {
         for buf in data {
             if self.spare.len() < SPARE && buf.len() == PAGE && buf.is_unshared() {

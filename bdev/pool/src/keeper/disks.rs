@@ -1,4 +1,5 @@
-//! The keeper's queues on the disks of its pool.
+//! The bdev queues of the keeper (the owner of a pool's metadata) to the disks of the pool, and the
+//! changes of the set of disks, which every lane must follow with its own queues.
 
 use std::collections::HashSet;
 use std::os::fd::BorrowedFd;
@@ -18,22 +19,23 @@ use crate::fit::check_disk;
 use crate::model::{DiskStatus, LeavingDisk, PoolError};
 use crate::port::{Shared, ToLane, disk_bytes};
 
-/// Queues on all disks, in the pool's order.
+/// The queues to all disks, by the disk's number in the pool.
 pub(crate) struct Disks {
     /// `None`: the disk has left.
     list: Vec<Option<Disk>>,
-    /// The first number of each disk that is kept.
+    /// For each disk, its index among the disks that the import was given.
     order: Vec<usize>,
-    /// Number of the last change of the list: an answer to an earlier one says nothing.
+    /// Number of the last change of the set of disks. Answers of lanes to earlier changes are
+    /// ignored.
     round: u64,
-    /// The reactor does not know the present queues' descriptors.
+    /// The queues have changed since the reactor got their descriptors.
     has_new_fds: bool,
     shared: Arc<Shared>,
     memory: Memory,
 }
 
 impl Disks {
-    /// A queue on each claimed disk.
+    /// Opens a queue to each claimed disk.
     pub(crate) fn open(shared: &Arc<Shared>, memory: Memory) -> Result<Self, PoolError> {
         let mut disks = Self {
             list: Vec::new(),
@@ -51,6 +53,7 @@ impl Disks {
         Ok(disks)
     }
 
+    /// Opens a queue to one disk.
     pub(super) fn queue(&self, claim: &Claim) -> Result<Disk, PoolError> {
         let queue = claim.open(&self.memory).map_err(|error| PoolError::Io {
             what: error.to_string(),
@@ -58,13 +61,14 @@ impl Disks {
         Ok(Disk::new(queue, &**claim.layer(), self.memory.clone()))
     }
 
-    /// Checks that a device can join the disks.
+    /// Fails if a device cannot become a disk of the pool.
     pub(super) fn check(&self, claim: &Claim, pool: &Pool) -> Result<(), PoolError> {
         let claims = self.shared.claims.load();
         check_disk(claim, claims.iter().flatten().map(|claim| &**claim), pool)
     }
 
-    /// Keeps these disks, in this order. Returns those of `others`.
+    /// Keeps the disks with the numbers in `order`, and numbers them in that order. Removes the
+    /// queues of `others`, and returns them.
     pub(super) fn reorder(
         &mut self,
         order: &[usize],
@@ -81,20 +85,22 @@ impl Disks {
             .collect()
     }
 
-    /// Takes the queue of a disk that has left, if no I/O is in it.
+    /// Takes the queue of a disk that has left the pool, unless it has I/O in flight.
     pub(super) fn take_idle(&mut self, disk: usize) -> Option<Disk> {
         let taken = self.list.get_mut(disk)?.take_if(|disk| disk.is_idle());
         self.has_new_fds |= taken.is_some();
         taken
     }
 
-    /// Asks all lanes to close their queues on a disk that has left. Returns them, and the claim.
+    /// Asks all lanes to close their queues to a disk that has left the pool. Returns the claim of
+    /// the disk, and the lanes that will answer.
     pub(super) fn withdraw(&mut self, disk: usize) -> Option<(Arc<Claim>, HashSet<u32>)> {
         let claim = self.shared.take_claim(disk)?;
         Some((claim, self.change(|_| {})))
     }
 
-    /// Adds a disk. Returns the lanes that will answer; a later one finds the disk when it opens.
+    /// Adds a disk, and asks all lanes to open queues to it. Returns the lanes that will answer.
+    /// Lanes that open later have the disk from the start.
     pub(super) fn push(&mut self, disk: Disk, claim: &Arc<Claim>) -> HashSet<u32> {
         self.list.push(Some(disk));
         self.change(|claims| claims.push(Some(Arc::clone(claim))))
@@ -106,7 +112,8 @@ impl Disks {
         self.change(|claims| drop(claims.pop()));
     }
 
-    /// Changes the claims, and asks all lanes for queues on exactly these disks.
+    /// Changes the claims, and asks all lanes to have queues to exactly these disks. Returns the
+    /// lanes that will answer.
     fn change(&mut self, change: impl FnOnce(&mut Vec<Option<Arc<Claim>>>)) -> HashSet<u32> {
         let mut claims: Vec<Option<Arc<Claim>>> =
             self.shared.claims.load().iter().cloned().collect();
@@ -123,12 +130,12 @@ impl Disks {
         open.map(|lane| lane.id).collect()
     }
 
-    /// The first number of each disk that is kept, in the pool's order.
+    /// For each disk, its index among the disks that the import was given.
     pub(super) fn order(&self) -> &[usize] {
         &self.order
     }
 
-    /// The queue on a disk. Nothing asks for one that has left.
+    /// The queue to a disk, which has not left the pool.
     fn at(&mut self, disk: usize) -> Option<&mut Disk> {
         let known = self.list.get_mut(disk).and_then(Option::as_mut);
         debug_assert!(known.is_some(), "I/O on disk {disk}, which has left");
@@ -163,7 +170,7 @@ impl Disks {
         self.at(0)
     }
 
-    /// True for the last change of the list.
+    /// True if `round` is the number of the last change.
     pub(super) fn is_round(&self, round: u64) -> bool {
         self.round == round
     }
@@ -172,7 +179,7 @@ impl Disks {
         self.list.iter().flatten().all(Disk::is_idle)
     }
 
-    /// Tells the callers which disks have I/O in flight, while the end of the pool waits for it.
+    /// Publishes which disks still have I/O in flight, while the end of the pool waits for it.
     pub(super) fn note_late(&self) {
         let claims = self.shared.claims.load();
         let disks = self.list.iter().zip(claims.iter());

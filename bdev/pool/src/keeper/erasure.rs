@@ -1,7 +1,7 @@
-//! The end of a pool that is deleted: the superblocks of one disk after the other are erased.
+//! Erases the superblocks of a deleted pool's disks, one disk after the other.
 //!
-//! A disk that fails, or that does not answer, does not keep the others from being erased. The
-//! answer names it.
+//! A disk that fails or does not answer does not prevent the erasure of the others. The answer to
+//! the deletion names such disks.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use super::disks::Disks;
 use crate::model::NotErased;
 use crate::port::Shared;
 
-/// The next disk follows after this time, although the one before has not answered.
+/// How long a disk may take before the erasure of the next disk begins as well.
 const PATIENCE: Duration = if cfg!(test) {
     Duration::from_millis(200)
 } else {
     Duration::from_secs(2)
 };
-/// The caller has an answer after this time. The erasure goes on.
+/// How long the caller waits for an answer. The erasure continues after it.
 const ANSWER: Duration = if cfg!(test) {
     Duration::from_millis(600)
 } else {
@@ -43,7 +43,7 @@ struct Target {
 }
 
 impl Erasure {
-    /// The first disk is the last to be erased: it has the names of the others.
+    /// Begins the erasure. The first disk is erased last, because its superblocks name the others.
     pub(super) fn of(pool: &Pool, shared: &Shared) -> Self {
         let (root, claims) = (pool.superblock(), shared.claims.load());
         let targets = root.disks.present().map(|number| {
@@ -66,7 +66,7 @@ impl Erasure {
         }
     }
 
-    /// Returns the amount of work.
+    /// Continues the erasure. Returns the amount of work done.
     pub(super) fn advance(&mut self, now: Nanos, disks: &mut Disks) -> u32 {
         let mut count = 0;
         self.answer_at.get_or_insert(now + ANSWER);
@@ -106,7 +106,7 @@ impl Erasure {
         !self.is_done() && self.answer_at.is_some_and(|at| at <= now)
     }
 
-    /// The disks that have superblocks yet.
+    /// The disks whose superblocks are not erased, with the reason of each.
     pub(super) fn not_erased(&self) -> Vec<NotErased> {
         let begun = self.begun.iter().map(|(target, _)| target);
         let late = begun.chain(&self.waiting).map(|target| NotErased {

@@ -1,15 +1,21 @@
-//! The one owner of a pool's metadata: it drives the core on the pool's home reactor.
+//! The keeper: a poller on one reactor that alone changes the metadata of a storage pool.
+//!
+//! [`Pool`] of `nacre-bdev-pool-core` (below: the core) makes every decision and does no I/O. The
+//! keeper passes events to it, and executes its intents: I/O of the log and of metadata, orders to
+//! the pool's *lanes* (a lane is one core's queue to a volume), and answers.
 //!
 //! ```text
-//!   poll   inbox ─▶ core.submit        lanes' requests, commands
-//!          disk  ─▶ core.written …     its own I/O
-//!          time  ─▶ core.settle …      after a second, after five
-//!          lanes ─▶ core.grace_ended   when no I/O of the last epoch is left
-//!   pump   core.poll ─▶ lanes' maps first, then the intents
+//!   poll   inbox ─▶ core.submit        requests of lanes; commands of management
+//!          disk  ─▶ core.written …     completions of the keeper's own I/O
+//!          time  ─▶ core.settle …      1 s after a change: settle; 5 s: checkpoint
+//!          lanes ─▶ core.grace_ended   I/O from before the grace period has ended
+//!   pump   core.poll ─▶ first the lanes' maps, then the intents
 //! ```
 //!
-//! The keeper changes the maps that lanes read before it carries out the intents of the same turn.
-//! So a grace period begins after every lane can see the change, and an answer arrives after it.
+//! A grace period is that of RCU: it ends when all I/O that was in flight at its beginning, and
+//! may use an older map, has completed. The keeper changes the maps that lanes read before it
+//! executes the intents of the same turn. So each grace period begins after every lane can see the
+//! change, and each answer arrives after it.
 
 mod addition;
 mod commands;
@@ -53,38 +59,41 @@ pub(crate) use opening::{OpenAnswer, Opening};
 use status::StatusUpdates;
 use times::Times;
 
-/// A write to a full pool waits so long: less than the deadline of a replicated volume's I/O, 8 s.
+/// How long a write to a full pool waits for space before it fails with a status that hosts retry.
+/// Shorter than the deadline of a replicated volume's I/O, 8 s.
 pub(crate) const FULL_WAIT: Duration = if cfg!(test) {
     Duration::from_millis(1500)
 } else {
     Duration::from_secs(5)
 };
-/// Once the pool is full for so long, writes that wait in vain fail for good. Linux without
-/// multipath repeats a command five times, and then reports an I/O error instead of ENOSPC.
+/// Once the pool has been full for this time, writes that find no space fail without a retry. Linux
+/// without multipath retries a command five times, then reports an I/O error instead of ENOSPC.
 pub(crate) const FULL_PATIENCE: Duration = if cfg!(test) {
     Duration::from_millis(2200)
 } else {
     Duration::from_secs(20)
 };
-/// How often a grace period is looked at while I/O of it is in flight.
+/// Interval at which the keeper checks for the end of a grace period.
 const GRACE_LOOK: Duration = Duration::from_micros(100);
 
-/// Tags of I/O that the core did not number.
+/// This bit of a tag marks I/O that has no number of the core: the keeper's copies.
 const FILL: Tag = 1 << 62;
 
+/// The owner of one pool's metadata.
 pub(crate) struct Keeper {
     core: CoreHandle,
     shared: Arc<Shared>,
     disks: Disks,
     additions: Additions,
     departures: Departures,
-    /// Units of the table that lanes see.
+    /// Units in the disk table that lanes have.
     table_units: u64,
     stage: Stage,
     commands: Commands,
     fills: Fills,
     full: Full,
     lanes: Lanes,
+    /// The maps of open volumes and snapshots, which lanes read.
     maps: HashMap<VersionId, Arc<LvolMap>>,
     next_serial: u64,
     /// Requests that the core had no room for.
@@ -95,7 +104,7 @@ pub(crate) struct Keeper {
     inbox: Vec<KeeperMessage>,
     ended: Vec<Ended>,
     changes: Vec<Change>,
-    /// The last field: its answers are given when the queue on the disk and the claim are gone.
+    /// The last field: it answers callers when it is dropped, after the disks' queues and claims.
     farewell: Farewell,
 }
 
@@ -105,14 +114,15 @@ enum Stage {
     Closed,
 }
 
-/// Requests of lanes that the core has.
+/// The open lanes, and their requests that the core has not answered.
 #[derive(Default)]
 struct Lanes {
     ports: HashMap<u32, Arc<LanePort>>,
     requests: HashMap<Token, LaneRequest>,
 }
 
-/// The I/O of a lane for its request, with the epoch of the order.
+/// The I/O that a lane does for its request by the core's order. `epoch`: that of the order, for
+/// grace periods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LaneRequest {
     Waits,
@@ -122,20 +132,21 @@ enum LaneRequest {
 
 #[derive(Default)]
 struct Grace {
-    /// The core's number of the period in progress, and the epoch that must end.
+    /// The grace period in progress: the core's number of it, and the epoch whose I/O must end.
     awaited: Option<(u64, u64)>,
     /// I/O that lanes and fills do by the core's order, by epoch modulo 3.
     ordered: [u64; 3],
 }
 
-/// Removes the poller that is being called.
+/// Removes the poller that is calling this function from its reactor.
 pub(crate) fn remove_current(core: &CoreHandle) {
     if let Some(poller) = core.current_poller() {
         core.remove_poller(poller);
     }
 }
 
-/// Core tokens of lanes: the lane's number above, the request's below. Commands have lane 0.
+/// The core's token of a lane's request: the lane in the high 32 bits, the request in the low 32.
+/// Commands have lane 0.
 fn token_of(lane: u32, request: RequestId) -> Token {
     u64::from(lane) << 32 | u64::from(request)
 }
@@ -317,7 +328,7 @@ impl Keeper {
         }
     }
 
-    /// The lane is gone, and its I/O has ended: with an unknown outcome.
+    /// Forgets a closed lane. Its I/O in flight counts as ended, with an unknown outcome.
     fn lane_closed(&mut self, lane: u32) {
         self.lanes.ports.remove(&lane);
         self.additions.lane_answered(lane, Ok(()), &mut self.disks);

@@ -1,4 +1,5 @@
-//! The status of the pool that other threads see.
+//! Publishes the status of a pool for other threads: state, free space, disks, number of volumes
+//! and snapshots, and the progress of a disk's removal.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,16 +14,17 @@ use super::{disks, full};
 use crate::model::{LeavingDisk, PoolState};
 use crate::port::Shared;
 
-/// The status of a busy pool is this old at most: it counts all versions.
+/// Most age of the published status while the pool changes. An update counts all volumes and
+/// snapshots, so it is not made with each change.
 const AGE: Duration = Duration::from_millis(100);
 
 pub(super) struct StatusUpdates {
     shared: Arc<Shared>,
     /// When a status that is out of date is updated.
     due: Option<Nanos>,
-    /// The pool had hidden versions at the last status.
+    /// The pool had deleted volumes or snapshots whose space is not free yet, at the last update.
     has_hidden: bool,
-    /// The disk that leaves, and the units that it had when it was first seen.
+    /// The disk that is being removed, the units left on it at the first update, and that time.
     leaving: Option<(usize, u64, Instant)>,
 }
 
@@ -44,7 +46,8 @@ impl StatusUpdates {
         self.has_hidden
     }
 
-    /// Notes that the status is out of date, and updates it when it is due.
+    /// Updates the status if it is due. `is_busy`: the pool may have changed, so an update is due
+    /// within [`AGE`].
     pub(super) fn check_due(
         &mut self,
         now: Nanos,
@@ -63,6 +66,7 @@ impl StatusUpdates {
         }
     }
 
+    /// Updates the status now.
     pub(super) fn update(&mut self, pool: &Pool, departures: &Departures, last_lsn: Lsn) {
         self.due = None;
         #[cfg(test)]
@@ -107,7 +111,7 @@ impl StatusUpdates {
         self.has_hidden = hidden > 0;
     }
 
-    /// The progress of the disk that leaves.
+    /// The index of the disk that is being removed, and its progress.
     fn leaving(&mut self, pool: &Pool, unit_bytes: u64) -> Option<(usize, LeavingDisk)> {
         let Some(now) = pool.leaving().filter(|leaving| !leaving.is_staying) else {
             self.leaving = None;

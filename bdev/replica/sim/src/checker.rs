@@ -1,7 +1,10 @@
-//! Records every write, flush and read of the load, and checks whether each value read is possible.
+//! Records every write, flush and read of the simulated hosts, and checks whether each value that a
+//! read returned is possible.
 //!
-//! Each block is a register. Its history is the list of all values ever written to it, each with
-//! the moments at which its write began and ended; a moment is the number of an event, not a time.
+//! Each block is a register. Its value is a number, the *tag*: each write has tags of its own, and
+//! 0 is a block of zeroes. The history of a block is the list of all values ever written to it,
+//! each with the moments at which its write began and ended; a moment is the number of an event,
+//! not a time.
 //!
 //! - A value is *superseded* when a write that began after the value's own write had ended is
 //!   acknowledged: reads that begin later must not find it. Values in flight at the same time as
@@ -31,9 +34,12 @@ use std::collections::BTreeMap;
 /// The number of an event.
 pub(crate) type Moment = u64;
 
+/// The histories of all blocks, and the failures so far. A *disk* is an index of the simulation's
+/// disks, with one replica each.
 pub(crate) struct Checker {
     blocks: Vec<Vec<Value>>,
-    /// Writes of stopped holders, until the next holder serves.
+    /// Writes in flight at holders that have stopped (write number, first block, number of blocks),
+    /// until the next holder serves.
     zombies: Vec<(u64, u64, u64)>,
     /// Last power loss of each disk since its last resync from another disk.
     losses: BTreeMap<usize, Moment>,
@@ -96,8 +102,8 @@ impl Checker {
         }
     }
 
-    /// Before the volume grows over a block: one disk has this value there, and another disk may
-    /// have another value.
+    /// Adds a value that `block` may have before the volume grows over it: one disk has `tag`
+    /// there, and another disk may have another value.
     pub(crate) fn was_there(&mut self, block: u64, tag: u64) {
         let first = Value {
             tag,
@@ -129,6 +135,8 @@ impl Checker {
         }
     }
 
+    /// The write with this number completed: without an error if `acknowledged`. `durable`: it was
+    /// written with FUA.
     pub(crate) fn write_ended(
         &mut self,
         write: u64,
@@ -180,7 +188,8 @@ impl Checker {
         }
     }
 
-    /// A read that began at `began` found `tags`.
+    /// A read of the blocks from `lba` that began at `began` found `tags`, one per block. The error
+    /// describes an impossible value.
     pub(crate) fn read_ended(
         &mut self,
         lba: u64,
@@ -289,6 +298,7 @@ impl Checker {
         self.doubts.remove(&disk);
     }
 
+    /// A disk lost power, and with it all data that was not flushed.
     pub(crate) fn lost_power(&mut self, disk: usize, in_sync: &[usize], now: Moment) {
         if !in_sync.contains(&disk) {
             return;
@@ -297,6 +307,7 @@ impl Checker {
         self.lost_connection(disk, in_sync, now);
     }
 
+    /// The holder lost its connection to a disk: it cannot know whether data was lost.
     pub(crate) fn lost_connection(&mut self, disk: usize, in_sync: &[usize], now: Moment) {
         if !in_sync.contains(&disk) {
             return;
@@ -310,7 +321,8 @@ impl Checker {
         }
     }
 
-    /// Writes that began before `lost` may be lost, if they are not durable.
+    /// Makes superseded values possible again, where the superseding write began before `lost` and
+    /// is not durable.
     fn bring_back(&mut self, lost: Moment) {
         for value in self.blocks.iter_mut().flatten() {
             if !value.dead && value.superseded.is_some_and(|s| s.by <= lost) {
@@ -320,7 +332,7 @@ impl Checker {
     }
 }
 
-/// Reopens values that were only settled by reads since `since`.
+/// Makes values possible again that only reads have superseded, after `since`.
 fn reopen(blocks: &mut [Vec<Value>], since: Moment) {
     for value in blocks.iter_mut().flatten() {
         if value.superseded.is_some_and(|s| s.by_read && s.at > since) {

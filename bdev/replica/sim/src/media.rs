@@ -1,8 +1,9 @@
 //! The contents of a simulated disk: a medium, and a volatile cache in front of it.
 //!
-//! Only a number is stored for each block of the volume's area: its tag, 0 for zeroes. Each write
-//! of the load has a tag of its own in the first bytes of every block. In the reserved area a write
-//! can be torn inside a block, so each sector has a number there.
+//! Each block of the volume's area is stored as one number: its tag, 0 for zeroes. Each write of
+//! the load has a tag of its own in the first bytes of every block. In the reserved area (label and
+//! log) a power failure can tear a write inside a block, so there each sector of 512 bytes has a
+//! number. A block or sector with a number is a *cell*.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -34,7 +35,7 @@ impl Format {
         (1 << 20) / self.block as u64
     }
 
-    /// The cells of a block: of the reserved area its sectors, of the volume's one.
+    /// The cells of a block: its sectors in the reserved area, one cell in the volume's area.
     pub(crate) fn cells(self, block: u64) -> Range<usize> {
         let sectors = (self.block / SECTOR) as u64;
         let (first, count) = if block < self.reserved() {
@@ -52,21 +53,21 @@ impl Format {
 
 pub(crate) struct Media {
     pub format: Format,
-    /// Its present size: the data of blocks that are cut off is lost.
+    /// The present size; data past it is lost.
     blocks: u64,
-    /// Its original size.
+    /// The original size.
     full: u64,
-    /// Data that reads return.
+    /// Data that reads return, by cell.
     current: Vec<u64>,
-    /// Data that survives.
+    /// Data on the medium, by cell: it survives a power failure.
     durable: Vec<u64>,
-    /// Later writes, in order, by cell.
+    /// Writes in the cache only, in order, by cell.
     pending: BTreeMap<usize, Vec<u64>>,
-    /// The bytes of sectors, by number less 1.
+    /// The bytes of each sector number, from 1 on.
     sectors: Vec<[u8; SECTOR]>,
 }
 
-/// The part of the cache that reaches the medium when the power fails.
+/// The part of the cache that is lost when the power fails.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Loss {
     Everything,
@@ -97,7 +98,7 @@ impl Media {
         self.full
     }
 
-    /// Cuts it off after this many blocks.
+    /// Truncates the disk to `blocks` blocks.
     pub(crate) fn cut(&mut self, blocks: u64) {
         self.blocks = blocks;
         let first = self.format.cells(blocks).start;
@@ -106,7 +107,7 @@ impl Media {
         self.pending.split_off(&first);
     }
 
-    /// Restores all its blocks.
+    /// Restores the original size.
     pub(crate) fn enlarge(&mut self) {
         self.blocks = self.full;
     }
@@ -115,7 +116,7 @@ impl Media {
         lba + blocks <= self.blocks
     }
 
-    /// The contents of a block of bytes, by cell.
+    /// Appends the numbers of the cells of a block with these bytes to `out`.
     pub(crate) fn intern(&mut self, block: u64, bytes: &[u8], out: &mut Vec<u64>) {
         if block >= self.format.reserved() {
             let (tag, rest) = bytes.split_at(8);
@@ -135,7 +136,7 @@ impl Media {
         }
     }
 
-    /// The bytes of a block, of which the cells are `contents`.
+    /// Writes the bytes of a block to `out`. `contents` are the numbers of its cells.
     pub(crate) fn bytes(&self, block: u64, contents: &[u64], out: &mut [u8]) {
         if block >= self.format.reserved() {
             out.fill(0);

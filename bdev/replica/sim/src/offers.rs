@@ -1,5 +1,5 @@
-//! Offers the load of a simulation run to the holders: now and then an I/O to one of them. Hosts
-//! abort some I/Os, and disconnect.
+//! The load of a simulation run: submits the I/O of simulated hosts to holders of the volume, in
+//! bursts with pauses. Some I/O is aborted, and some hosts disconnect with I/O in flight.
 
 use std::time::Duration;
 
@@ -17,12 +17,13 @@ struct Offers<'a> {
 }
 
 impl World {
-    /// Offers the next I/O, if a holder takes it. Returns true if anything happened.
+    /// Submits the next I/O to a random holder, or begins a pause. Returns false if no holder
+    /// accepts it.
     pub(crate) fn offer_io(&mut self, now: Nanos) -> bool {
         Offers { world: self }.next(now)
     }
 
-    /// Hosts send some commands to a holder at once, of which its lanes accept what they can.
+    /// Submits up to six I/Os to the holder with this number, as many as it accepts.
     pub(crate) fn offer_burst(&mut self, number: u64) {
         Offers { world: self }.burst(number);
     }
@@ -96,7 +97,8 @@ impl Offers<'_> {
         true
     }
 
-    /// The holders that hosts use: with leases, those that serve or seem to, if any.
+    /// The indexes of the holders that hosts use: not stopped, and, in runs with leases, not fenced
+    /// if there is one that is not.
     fn candidates(&self) -> Vec<usize> {
         let all = self.world.holders.iter().enumerate();
         let usable = all.filter(|(_, holder)| {
@@ -116,7 +118,7 @@ impl Offers<'_> {
         indexes
     }
 
-    /// Now and then a host disconnects with all its I/O in flight: its queue is closed, and another
+    /// Sometimes a host disconnects with all its I/O in flight: its queue is closed, and another
     /// one opened.
     fn leave(&mut self, holder: usize) {
         let Some(random) = self
@@ -147,7 +149,7 @@ impl Offers<'_> {
             .log_line(|| format!("a host of holder {number} goes, and another one comes"));
     }
 
-    /// Now and then a host aborts one of its I/Os in flight.
+    /// Sometimes a host aborts one of its I/Os in flight.
     fn give_up(&mut self, holder: usize, lane: usize) {
         let Some(random) = self.world.hosts.aborts.as_mut() else {
             return;

@@ -1,5 +1,8 @@
-//! The state of one simulation run: its holders and disks, the order of their turns, and virtual
-//! time.
+//! The state of one simulation run of a replicated volume: holders (incarnations of daemons that
+//! open the volume), disks, hosts, faults, and virtual time.
+//!
+//! A run is a sequence of rounds. In each, every lane and control task is polled or not, in random
+//! order; due events happen; then the clock advances.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,7 +29,7 @@ use crate::load::{Hosts, Numbers};
 use crate::media::Format;
 use crate::report::{Options, Report};
 
-/// Most rounds of one run: a run with more makes no progress.
+/// Most rounds of one run. A run that needs more fails: it makes no progress.
 const MAX_ROUNDS: u64 = 3_000_000;
 
 pub(crate) struct World {
@@ -43,7 +46,7 @@ pub(crate) struct World {
     pub(crate) lives: u64,
     pub id: Uuid,
     pub checker: Checker,
-    /// The space on the disks.
+    /// The largest size that the volume may grow to.
     pub most_blocks: u64,
     pub numbers: Numbers,
     pub(crate) hosts: Hosts,
@@ -58,7 +61,7 @@ pub(crate) struct World {
     pub record: VolumeRecord,
     pub report: Report,
     pub(crate) log: VecDeque<String>,
-    /// Buffers withheld from all others.
+    /// Buffers taken out of a holder's pool, so that it runs short of them.
     pub(crate) hoard: Vec<Buf>,
 }
 
@@ -95,14 +98,14 @@ impl World {
         Ok(())
     }
 
-    /// Like [`World::round`], while another caller waits for the replies of commands.
+    /// Like [`World::round`], without taking the replies of commands, for which the caller waits.
     pub(crate) fn round_without_commands(&mut self) {
         self.look_at_store();
         self.look_after_leases();
         self.pass_time(false);
     }
 
-    /// Every part has a turn, or not, in any order; then time passes.
+    /// Runs one round. Fails on an impossible result.
     pub(crate) fn round(&mut self) -> Result<(), String> {
         let mut worked = false;
         let mut actors: Vec<(usize, Option<usize>)> = Vec::new();
@@ -169,7 +172,7 @@ impl World {
         }
     }
 
-    /// Checks the results of openings and commands.
+    /// Handles volume events, and results of openings and commands. True if there were any.
     fn look_after_holders(&mut self) -> bool {
         let mut worked = false;
         for index in 0..self.holders.len() {
@@ -246,7 +249,7 @@ impl World {
         worked
     }
 
-    /// Reports the meaning of a change in the store to the checker.
+    /// Reports to the checker the meaning of a change of the volume's record in the store.
     pub(crate) fn look_at_store(&mut self) {
         if self.store.carried_out() == self.carried_out {
             return;
@@ -298,7 +301,7 @@ impl World {
         }
     }
 
-    /// A holder serves: the writes of former holders took effect by now, or not at all.
+    /// A holder begins to serve: former holders' writes have taken effect now, or never will.
     fn end_former_writes(&mut self) {
         if self.leases.is_none() {
             return;
@@ -347,8 +350,7 @@ impl World {
         worked
     }
 
-    /// Advances to the next moment at which something can happen, or a little further while there
-    /// is work.
+    /// Advances the clock: by less than 3 us or not at all after work, else to the next due time.
     fn pass_time(&mut self, worked: bool) {
         let now = self.clock.now();
         let next = if worked {
@@ -407,7 +409,7 @@ impl World {
         self.agenda.schedule(self.clock.now() + after, event);
     }
 
-    /// A new incarnation of a node, which opens the volume.
+    /// Starts a new holder on a node: it opens the volume.
     pub(crate) fn start_holder(&mut self, node: Uuid) {
         self.lives += 1;
         if let Some(leases) = &self.leases {
@@ -444,7 +446,7 @@ impl World {
         self.holders.push(holder);
     }
 
-    /// A new incarnation after the end of all faults.
+    /// Starts the last holder, after the end of all faults.
     pub(crate) fn start_last_holder(&mut self) {
         self.start_holder(match self.leases {
             Some(_) => node_of(self.lives + 1),
@@ -452,7 +454,8 @@ impl World {
         });
     }
 
-    /// It stops at its present step. I/O in flight of its queues executes, or not.
+    /// Stops a holder at its present step, as `kill -9` does. The disks execute each I/O in flight
+    /// or not.
     pub(crate) fn stop_holder(&mut self, number: u64) {
         let Some(index) = self.holders.iter().position(|h| h.number == number) else {
             return;

@@ -1,5 +1,11 @@
-//! The table of a lane's requests. A request has one place from start to end; places are reused and
-//! never move.
+//! The table of a lane's requests: the I/O of hosts that this core's queue to the volume has
+//! accepted and not completed. A request keeps its index from start to end; indexes are reused.
+//!
+//! A *child* is the part of a request that one replica executes. A *slot* is the index of a replica
+//! in the volume. Nearly every read is *direct*: one replica gets it unchanged, and the table keeps
+//! only the few fields that its completion needs. Any other event makes it an ordinary request
+//! first ([`Requests::make_ordinary`]). An *orphan* is a child that a device has not completed
+//! although its request has ended.
 
 use std::ops::{Index, IndexMut};
 
@@ -41,12 +47,13 @@ impl Requests {
         self.len() == 0
     }
 
-    /// The upper bound of all indexes, exclusive.
+    /// One more than the highest index that was ever in use.
     pub(super) fn end(&self) -> usize {
         self.places.len()
     }
 
-    /// Adds a request for an I/O. Returns its index.
+    /// Adds an ordinary request. Returns its index. `generation` distinguishes it from earlier
+    /// requests at that index, in the tokens of children.
     #[inline]
     pub(super) fn insert(&mut self, io: Io, generation: u32, start: Nanos) -> usize {
         let index = self.place();
@@ -54,7 +61,7 @@ impl Requests {
         index
     }
 
-    /// Adds a direct read at the replica in `slot`. Returns its index.
+    /// Adds a direct read that the replica in `slot` gets. Returns its index.
     #[inline]
     pub(super) fn insert_direct(
         &mut self,
@@ -98,7 +105,8 @@ impl Requests {
         (pending, request.start, request.blocks)
     }
 
-    /// Makes all direct requests ordinary ones. Call this before checking requests.
+    /// Makes all direct requests ordinary ones. Call this before any access but
+    /// [`Requests::is_direct`] and [`Requests::remove_direct`].
     #[inline]
     pub(super) fn make_ordinary(&mut self) {
         if self.direct > 0 {
@@ -118,7 +126,7 @@ impl Requests {
         self.places.len() - 1
     }
 
-    /// Removes a request.
+    /// Removes a request whose I/O was completed; panics otherwise.
     #[inline]
     pub(super) fn remove(&mut self, index: usize) {
         let request = &mut self.places[index];
@@ -130,9 +138,8 @@ impl Requests {
         self.free.push(index as u32);
     }
 
-    /// Takes the I/O out of an ordinary request, for the caller to complete, with its arrival time.
-    /// The request stays in the table while devices have children of it. `None`: the I/O was
-    /// completed before.
+    /// Ends an ordinary request: takes its I/O, for the caller to complete, and its arrival time.
+    /// The request stays in the table while it has orphans. `None`: the I/O was completed before.
     #[inline]
     pub(super) fn close(&mut self, index: usize) -> Option<(Pending, Nanos)> {
         let request = &mut self.places[index];
@@ -153,7 +160,8 @@ impl Requests {
         Some((pending?, start))
     }
 
-    /// Records the failure of the child in `slot`, with the ticket of its report.
+    /// Records the failure of the child in `slot`. `ticket` is the number of the report to the
+    /// volume's control, which decides about the replica.
     pub(super) fn note_failure(&mut self, index: usize, slot: usize, ticket: u64, why: Failure) {
         let request = &mut self.places[index];
         if request.failures == NO_FAILURES {
@@ -180,7 +188,7 @@ impl Requests {
         self.failures.len()
     }
 
-    /// Drops the orphans in `slot`, whose queue was closed.
+    /// Drops the orphans in `slot`: the queue to that replica was closed, so none will complete.
     pub(super) fn give_up_orphans(&mut self, slot: usize) {
         for (_, request) in self.iter_mut() {
             request.children.orphans &= !bit(slot);
@@ -193,7 +201,7 @@ impl Requests {
         }
     }
 
-    /// The open request with a host's token.
+    /// The index of the open request whose I/O has this token.
     pub(super) fn with_token(&self, token: Token) -> Option<usize> {
         let has_token = |r: &Request| r.pending.as_ref().is_some_and(|p| p.token() == token);
         let found = self.iter().find(|(_, r)| has_token(r));

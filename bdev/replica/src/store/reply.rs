@@ -25,9 +25,11 @@ struct ReplySlot<T> {
     waker: Option<Waker>,
 }
 
-/// Dropped without a reply, it reports that the outcome of the request is unknown.
+/// The sending end. If it is dropped without a reply, the receiver gets the error that the outcome
+/// of the request is unknown.
 pub struct Sender<T>(Option<Arc<Mutex<ReplySlot<T>>>>);
 
+/// The receiving end: a future of the reply.
 pub struct Receiver<T>(Arc<Mutex<ReplySlot<T>>>);
 
 impl<T> Sender<T> {

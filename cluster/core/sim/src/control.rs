@@ -1,13 +1,22 @@
-//! A stand-in for the daemon's control of an open volume. It does what `bdev/replica` does on the
-//! holder: a change of the record with the next epoch, the replicas' gates, the merge, and each
-//! change of the replicas' states.
+//! A model of the control of a replicated volume on its holder: the steps that `bdev/replica` does
+//! there, without I/O. A state machine. An opening has four steps:
+//!
+//! - Swap: changes the volume's record in the store, to the next epoch.
+//! - Gates: acquires the *gate* of each replica. A gate accepts the I/O of one holder, by a key of
+//!   epoch and holder; a later key excludes earlier ones.
+//! - Serve: changes the record again: replicas without a gate are out of sync.
+//! - Merge: makes the in-sync replicas equal, because writes of the former holder may have reached
+//!   only some of them.
+//!
+//! While the volume is open, the control changes the states of replicas in the record. A close ends
+//! when no command is in flight.
 //!
 //! ```text
 //!   Closed ─ open ▶ Swap ─ epoch + 1 ▶ Gates ▶ Serve ─ commit ▶ Merge ▶ Open ─ drained ▶ Closed
 //!                     └── another holder ──┴─ no replica ─▶ Failed, reported as not opened
 //! ```
 //!
-//! It learns of the record only by the answers to its own changes.
+//! The control sees the record only in the answers to its own changes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,59 +34,55 @@ use nacre_cluster_core::{
 use crate::names::VOLUME;
 use crate::ungated::Ungated;
 
-/// How long an opening waits for the gates of replicas whose nodes live.
+/// How long an opening waits for the gates of replicas whose nodes have a lease.
 const GATE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The node's view of the cluster, at the time of a call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ControlView<'a> {
     pub now: BootTime,
+    /// The nodes with a lease, and their incarnations.
     pub standing: &'a BTreeMap<NodeId, Incarnation>,
+    /// The replicas that this node can reach.
     pub reached: &'a [ReplicaId],
 }
 
-/// What the node does next.
+/// The next action of the node. Answers have the number of the action.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ControlAct {
+    /// Send the transaction to the store.
     Commit {
         number: u64,
         transaction: Transaction,
     },
-    Acquire {
-        replica: ReplicaId,
-        key: Key,
-    },
-    Merge {
-        number: u64,
-    },
+    /// Ask the replica's gate to accept this key.
+    Acquire { replica: ReplicaId, key: Key },
+    /// Make the in-sync replicas equal, then call [`Control::merged`].
+    Merge { number: u64 },
     /// The close with this number has ended.
-    Drained {
-        number: u64,
-    },
-    /// Drop the lanes: the opening failed, or ended by itself, and so did a close.
-    Ended {
-        opening: u64,
-        close: Option<u64>,
-    },
+    Drained { number: u64 },
+    /// Drop all commands: the opening with this number failed or has ended, and so has a close.
+    Ended { opening: u64, close: Option<u64> },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ControlStep {
     Closed,
-    /// The record gets the next epoch.
+    /// The change of the record to the next epoch is in flight.
     Swap,
     /// The replicas' gates are being acquired.
     Gates {
         from: BootTime,
     },
-    /// The replicas without a granted gate leave the record, and the epoch becomes a served one.
+    /// The change that puts replicas without a gate out of sync, and marks the epoch as served, is
+    /// in flight.
     Serve,
     Merge {
         /// The number of the merge; `None` before it starts.
         number: Option<u64>,
     },
     Open,
-    /// Another holder has the volume, or no replica is reached.
+    /// Another node is the holder, or this node reaches no in-sync replica.
     Failed,
 }
 
@@ -97,6 +102,7 @@ struct Close {
 }
 
 #[derive(Debug)]
+/// The control of the volume on one node.
 pub(crate) struct Control {
     step: ControlStep,
     /// The number of the opening.
@@ -108,9 +114,10 @@ pub(crate) struct Control {
     last_number: u64,
     /// Replicas whose gates have this holder's key.
     granted: ArrayVec<ReplicaId, MAX_REPLICAS>,
+    /// Replicas whose gates were asked, and did not fail.
     asked: ArrayVec<ReplicaId, MAX_REPLICAS>,
     ungated: Ungated,
-    /// Changes of replicas that are wanted.
+    /// Changes of replicas' states that are not sent yet.
     wanted: ArrayVec<(ReplicaId, ReplicaState), MAX_REPLICAS>,
     close: Option<Close>,
     /// The next opening, after the close.
@@ -118,7 +125,8 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// `last_number`: changes are numbered from there, over the whole life of the node.
+    /// A closed control. Its changes get numbers above `last_number`, so that numbers are unique
+    /// from the start of a node to its end.
     pub(crate) fn new(last_number: u64) -> Self {
         Self {
             step: ControlStep::Closed,
@@ -136,12 +144,14 @@ impl Control {
         }
     }
 
-    /// Ends at once, without a change of the record. A change in flight may still be made.
+    /// Closes immediately, without a change of the record. The store may still execute a change in
+    /// flight.
     pub(crate) fn drop_all(&mut self) {
         *self = Self::new(self.last_number);
     }
 
-    /// Opens the volume from the record as the node has seen it, after a close that has not ended.
+    /// Opens the volume, with the record that the node has seen last. If an earlier close has not
+    /// ended, the opening begins after it.
     pub(crate) fn open(&mut self, number: u64, own: Holder, seen: (Revision, Record)) {
         if self.close.is_some() {
             self.next = Some(number);
@@ -167,7 +177,7 @@ impl Control {
         self.close.map(|close| close.number)
     }
 
-    /// No command is in flight.
+    /// The data path reports that no command is in flight, for the close with this number.
     pub(crate) fn lanes_are_idle(&mut self, number: u64) {
         if let Some(close) = self.close.as_mut().filter(|close| close.number == number) {
             close.are_lanes_idle = true;
@@ -199,8 +209,8 @@ impl Control {
 
     /// The replicas that may be in sync in the store: those of the record, of a change whose answer
     /// is missing, and of a promotion that waits to be sent. Each write waits for all of them, and
-    /// all of them must confirm the holder. `None` once the control has failed: no answer may
-    /// leave, although its lanes may go on until they are dropped.
+    /// all of them must confirm the holder. `None` once the control has failed: no response may
+    /// leave, although the data path may continue until it is dropped.
     pub(crate) fn may_be_in_sync(&self) -> Option<ReplicaIds> {
         let is_over = matches!(self.step, ControlStep::Closed | ControlStep::Failed);
         if is_over && !Mutation::FencedForgets.is_active() {
@@ -227,7 +237,7 @@ impl Control {
         Some(found)
     }
 
-    /// The store made the change.
+    /// The store executed the change.
     pub(crate) fn committed(&mut self, number: u64, revision: Revision, now: BootTime) {
         let Some(pending) = self.pending.take_if(|p| p.number == number) else {
             return;
@@ -240,7 +250,8 @@ impl Control {
         }
     }
 
-    /// A condition did not hold; the answer shows the record. A change found as our own was made.
+    /// The store refused the change, and returned the record. If that is the record of the change,
+    /// an earlier copy of the same transaction was executed.
     pub(crate) fn refused(
         &mut self,
         number: u64,
@@ -285,8 +296,8 @@ impl Control {
         }
     }
 
-    /// The replica's gate was asked without success, or its session ended: it is asked again. The
-    /// replica may lack writes from here on, so a promotion that waits to be sent is forgotten.
+    /// The replica's gate did not answer, or the connection to it ended: it is asked again. The
+    /// replica may lack writes from now on, so a promotion that was not sent yet is forgotten.
     pub(crate) fn lost_gate(&mut self, replica: ReplicaId) {
         self.granted.retain(|other| *other != replica);
         self.asked.retain(|other| *other != replica);
@@ -326,8 +337,8 @@ impl Control {
         in_sync.all(|replica| self.has_gate(replica.id))
     }
 
-    /// A replica does not answer, or answers with errors: it leaves the record. A write is
-    /// acknowledged without it only when [`Control::may_be_in_sync`] no longer has it.
+    /// Puts a replica that does not answer, or answers with errors, out of sync in the record. A
+    /// write is acknowledged without it only when [`Control::may_be_in_sync`] no longer has it.
     pub(crate) fn put_out(&mut self, replica: ReplicaId) {
         self.lost_gate(replica);
         if self.step == ControlStep::Open {
@@ -335,7 +346,8 @@ impl Control {
         }
     }
 
-    /// The replica has everything, and gets every write: it becomes in sync.
+    /// Puts a replica in sync in the record: a resync has copied all data to it, and it gets every
+    /// write.
     pub(crate) fn promote(&mut self, replica: ReplicaId) {
         if self.step == ControlStep::Open && self.close.is_none() && self.has_gate(replica) {
             self.want(replica, ReplicaState::InSync);
@@ -354,7 +366,7 @@ impl Control {
         }
     }
 
-    /// The next act; call it until it returns `None`.
+    /// The next action; call it until it returns `None`.
     pub(crate) fn poll(&mut self, view: &ControlView) -> Option<ControlAct> {
         if let Some(pending) = &mut self.pending {
             let (number, transaction) = (pending.number, pending.transaction.clone());
@@ -389,7 +401,8 @@ impl Control {
         }
     }
 
-    /// The first change: from then on, the store refuses the changes of earlier controls.
+    /// Changes the record to the next epoch. After that, the store refuses changes of earlier
+    /// openings.
     fn swap(&mut self) -> Option<ControlAct> {
         let mut record = self.record()?.clone();
         if record.holder != self.own {

@@ -1,5 +1,6 @@
-//! Hosts with a path to every node: they retry an operation on another path, and a late copy on the
-//! old path may still arrive.
+//! Simulated hosts. Each has a path to every node, and one operation (a read or write of a block)
+//! at a time. It sends the operation to a node whose ANA state is optimized. After a timeout or a
+//! path error it retries on another path; the first copy may still arrive and be executed.
 
 use nacre_cluster_core::volume::Ana;
 
@@ -8,10 +9,11 @@ use crate::events::{Core, Event, Message};
 use crate::names::{BLOCKS, MICRO, MILLI, SECOND};
 use crate::world::World;
 
+/// The hosts, over the state of the run.
 pub(crate) struct Hosts<'a>(pub &'a mut World);
 
 impl Hosts<'_> {
-    /// Every client reads all blocks, and stops.
+    /// Has every host read all blocks once, then stop.
     pub(crate) fn finish_clients(&mut self) {
         for client in &mut self.0.clients {
             client.ends = true;
@@ -54,8 +56,8 @@ impl Hosts<'_> {
         self.attempt(client);
     }
 
-    /// Sends the operation on a path that a node claims to be optimized. A stopped node claims what
-    /// it last said.
+    /// Sends the operation to a node whose ANA state is optimized, as that node sees it. If there
+    /// is none, tries again later.
     fn attempt(&mut self, client: usize) {
         let claims = |node: &usize| {
             let place = &self.0.nodes[*node];
@@ -105,6 +107,7 @@ impl Hosts<'_> {
             .after(patience.min(SECOND), Event::HostTimer { client, attempt });
     }
 
+    /// Starts the next operation of a host, or retries one that has timed out.
     pub(crate) fn timer(&mut self, client: usize, attempt: u64) {
         if self.0.clients[client].last_attempt != attempt {
             return;
@@ -126,7 +129,8 @@ impl Hosts<'_> {
         }
     }
 
-    /// `None`: an error of the path.
+    /// Handles the response to an attempt. `value` is the value read or written; `None`: a path
+    /// error.
     pub(crate) fn answer(&mut self, client: usize, attempt: u64, value: Option<u64>) {
         if self.0.clients[client].last_attempt != attempt {
             return;

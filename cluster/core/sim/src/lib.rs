@@ -1,23 +1,27 @@
-//! The simulator of clusters. It runs the machines of `nacre-cluster-core` on three to five nodes,
-//! in one thread and in virtual time. Checkers verify every answer that hosts get.
+//! The simulator of clusters. It runs the state machines of `nacre-cluster-core` for three to five
+//! nodes and one replicated volume, in one thread and in virtual time. Checkers verify every
+//! response that hosts get.
+//!
+//! A *gate* is the check at a replica that admits the I/O of one holder only; it is the code of
+//! `nacre-cluster-core`, too. A *trouble* is an injected failure with an end.
 //!
 //! ```text
 //!   World ── seed ──▶ troubles and their times
 //!     ├ Node (3..5)    three cores that stall separately: management, lanes, gates; a clock that
 //!     │   │            runs up to 2.4 % too fast or too slow; kill -9, with a fence or without
-//!     │   ├ Control    a stand-in for the daemon's control of an open volume
-//!     │   ├ Lane       a model of the data path: locks, reads, writes, held answers
-//!     │   └ Replica     a model of a replica behind its shipped gate
-//!     ├ Store          revisions, conditions, a watch; slow, unsure, away, full, stale reads
+//!     │   ├ Control    a model of the daemon's control of an open volume
+//!     │   ├ Lane       a model of the data path: locks, reads, writes, held responses
+//!     │   └ Replica    a model of a replica behind its gate
+//!     ├ Store          a model of etcd: slow, absent or full; lost answers, stale reads
 //!     └ Hosts          several paths, retries, late copies ──▶ Checker: linearizable registers
 //! ```
 //!
-//! Checked: every block is a linearizable register over the answers of all nodes; at most one node
-//! holds the volume with a good lease; the store's absence fences no node; the volume has a holder
-//! within 10 s after the last trouble; controller ids of one host's paths differ.
+//! The checks: every block is a linearizable register over the responses of all nodes; at most one
+//! node holds the volume with a good lease; the store's absence fences no node; the volume has a
+//! holder within 10 s after the last trouble; controller ids of one host's paths differ.
 //!
-//! A run is determined by its seed: [`run`] with the same number repeats it. The data path is a
-//! model; `bdev/replica/sim` runs the shipped one.
+//! A run is determined by its seed: [`run`] with the same number repeats it. The data path here is
+//! a model; `bdev/replica/sim` simulates the real one.
 
 #![forbid(unsafe_code)]
 
@@ -50,7 +54,7 @@ pub use report::{Options, Report};
 use crate::run::Run;
 use crate::world::World;
 
-/// One run. An error describes the failure.
+/// Runs one simulation. The error describes the failed check.
 pub fn run(seed: u64, options: &Options) -> Result<Report, String> {
     Run(World::new(seed, options.clone())).run()
 }

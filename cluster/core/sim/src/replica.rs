@@ -1,4 +1,5 @@
-//! A model of one replica: its blocks and dirty log on a disk, behind the shipped gate.
+//! A model of one replica: its blocks and its dirty-region log on a disk. The [`Gate`] of
+//! `nacre_cluster_core`, which admits the I/O of one holder only, is the code under test.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +8,7 @@ use nacre_cluster_core::mutation::Mutation;
 
 use crate::names::BLOCKS;
 
-/// What a holder asks of a replica.
+/// A command of a holder to a replica.
 #[derive(Debug, Clone)]
 pub(crate) enum Io {
     Read {
@@ -17,9 +18,9 @@ pub(crate) enum Io {
         block: usize,
         value: u64,
     },
-    /// All blocks and the dirty log.
+    /// Reads all blocks and the dirty-region log.
     ReadAll,
-    /// These blocks.
+    /// Writes several blocks: number and value of each.
     WriteSome {
         blocks: Vec<(usize, u64)>,
     },
@@ -28,16 +29,18 @@ pub(crate) enum Io {
 /// The result of an I/O.
 #[derive(Debug, Clone)]
 pub(crate) enum IoResult {
+    /// The value that a read found, or a write wrote; 0 for several blocks.
     Done(u64),
+    /// The value of each block, and whether it is in the dirty-region log.
     All([u64; BLOCKS], [bool; BLOCKS]),
-    /// The gate has another key.
+    /// The gate has another key, or none.
     Refused(Option<Key>),
 }
 
-/// An I/O on the disk.
+/// An I/O in flight at the disk.
 #[derive(Debug, Clone)]
 pub(crate) struct OnDisk {
-    /// `None`: it went past the gate.
+    /// `None`: the I/O did not pass the gate, which is a fault that the checker must find.
     pub admission: Option<Admission>,
     pub io: Io,
 }
@@ -66,7 +69,7 @@ impl SimReplica {
         }
     }
 
-    /// Starts an I/O. `is_local`: the holder is on the replica's node.
+    /// Starts an I/O, if the gate admits it. `is_local`: the holder is on the replica's node.
     pub(crate) fn submit(
         &mut self,
         id: u64,
@@ -85,7 +88,7 @@ impl SimReplica {
         Ok(())
     }
 
-    /// The disk has done the I/O.
+    /// The disk executes the I/O now. `None`: it is not in flight.
     pub(crate) fn complete(&mut self, id: u64) -> Option<IoResult> {
         let OnDisk { admission, io } = self.on_disk.remove(&id)?;
         if let Some(admission) = admission {
@@ -113,12 +116,13 @@ impl SimReplica {
         }
     }
 
+    /// The gate's key is durable.
     pub(crate) fn store_key(&mut self, key: Key) {
         self.stored_key = Some(key);
         self.gate.stored(key);
     }
 
-    /// The process died: the kernel may still write the I/O that `lands`.
+    /// The process dies. The kernel still executes each I/O in flight for which `lands` is true.
     pub(crate) fn die(&mut self, mut lands: impl FnMut() -> bool) {
         for (_, OnDisk { io, .. }) in std::mem::take(&mut self.on_disk) {
             if lands() {

@@ -1,4 +1,6 @@
-//! The requests of a node to the store, until their answers arrive or can no longer arrive.
+//! The simulated node's table of requests to the store. A request is in it until its answer
+//! arrives, or can no longer arrive. After a second without an answer, the node's state machines
+//! learn that the outcome is unknown.
 
 use std::collections::BTreeMap;
 
@@ -14,21 +16,26 @@ const FORGOTTEN: u64 = 10 * SECOND;
 /// The reason of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
+    /// Read the node's own lease key, to join.
     Look,
+    /// Create the node's lease.
     Create,
+    /// Delete the lease of the node's former process.
     Replace,
-    /// Of this incarnation, with the number of the attempt.
+    /// Renew the lease of this incarnation, with the number of the attempt.
     Renew(Incarnation, u64),
+    /// Fence this node.
     Fence(usize),
+    /// Read the lease of this node.
     Observe(usize),
-    /// A change of the record by the volume's machine.
+    /// Change number of the volume's record, by `nacre_cluster_core::Volume` (a take or release).
     Commit(Incarnation, u64),
-    /// A change of the record by the control of the open volume.
+    /// Change number of the volume's record, by the control of the open volume.
     Change(Incarnation, u64),
 }
 
 impl Purpose {
-    /// A node that joins takes only the answer that it waits for. All others may be late.
+    /// False for requests of a joining node: it accepts an answer only before it counts as late.
     fn may_be_late(self) -> bool {
         !matches!(self, Self::Look | Self::Create | Self::Replace)
     }
@@ -38,7 +45,7 @@ impl Purpose {
 struct Asked {
     purpose: Purpose,
     sent: u64,
-    /// The machines know that the answer is late.
+    /// [`Requests::late`] has returned the request.
     is_late: bool,
 }
 
@@ -55,13 +62,14 @@ impl Requests {
         self.0.insert(id, asked);
     }
 
-    /// The reason of the request; `None` if no machine waits for this answer.
+    /// Removes a request whose answer has arrived. `None`: the node no longer waits for it.
     pub(crate) fn answered(&mut self, id: u64) -> Option<Purpose> {
         self.0.remove(&id).map(|asked| asked.purpose)
     }
 
-    /// The requests that are late since the last call. Each is returned once, even if the core
-    /// stalled until its answer can no longer arrive: a machine waits until it knows the outcome.
+    /// The requests that have become late since the last call. Each is returned once, even if the
+    /// core stalled until the answer can no longer arrive, because a state machine waits for
+    /// either.
     pub(crate) fn late(&mut self, now: u64) -> Vec<Purpose> {
         let mut late = Vec::new();
         self.0.retain(|_, asked| {

@@ -1,5 +1,10 @@
-//! A model of the data path of a holder. It locks blocks, reads from one replica and writes to all.
-//! Answers leave by the clock or by confirmation.
+//! A model of the data path of a volume's holder: the reads and writes of hosts.
+//!
+//! A command locks its block. A read goes to one in-sync replica, a write to all that may be in
+//! sync. Then the command is *collected*: at the end of the turn, the holder checks whether its
+//! node's lease is good. If it is, the response leaves. If not, the response is *held* until the
+//! lease is good again, or until every replica that may be in sync has confirmed that it still has
+//! the holder's key. A write that all these replicas executed needs no more confirmations.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -15,10 +20,11 @@ use crate::names::{ALL_CORES, MICRO, MILLI, SECOND, TURN, replica_id, replica_in
 use crate::replica::{Io, IoResult};
 use crate::world::World;
 
-/// Time after which a round of confirmation is given up.
+/// Timeout of a round of confirmations; the next round then begins.
 const ROUND: u64 = 500 * MILLI;
 
 impl World {
+    /// Handles a message to the core with the node's data path.
     pub(crate) fn lane_message(&mut self, node: usize, message: Message) {
         match message {
             Message::Command(command) => {
@@ -59,6 +65,7 @@ impl World {
         }
     }
 
+    /// Begins to accept commands: the node serves the volume.
     pub(crate) fn open_lanes(&mut self, node: usize) {
         let lane = &mut self.nodes[node].lane;
         lane.open = true;
@@ -92,7 +99,7 @@ impl World {
         );
     }
 
-    /// Starts the waiting commands whose blocks are free.
+    /// Starts the waiting commands whose blocks are not locked, in order per block.
     pub(crate) fn admit(&mut self, node: usize) {
         let lane = &mut self.nodes[node].lane;
         let mut still = VecDeque::new();
@@ -117,7 +124,8 @@ impl World {
         started.into_iter().for_each(|id| self.pump(node, id));
     }
 
-    /// Sends the I/O that the operation lacks, or collects it.
+    /// Sends the replica I/O that the operation still needs. If all of it is done, collects the
+    /// operation.
     fn pump(&mut self, node: usize, id: u64) {
         let place = &self.nodes[node];
         let Some(operation) = place.lane.running.get(&id).filter(|o| !o.is_collected) else {
@@ -180,8 +188,8 @@ impl World {
         }
     }
 
-    /// The node stalls with a read under way, for so long that another node takes over. Its replica
-    /// may do the read afterwards, with data that is stale by then.
+    /// Stalls the node with a read in flight, for so long that another node becomes the holder. The
+    /// replica may execute the read afterwards, with data that is stale by then.
     fn stall_at_read(&mut self, node: usize, client: usize) {
         let ms = self.random.within(2500, 5000);
         self.stall(node, ALL_CORES, ms);
@@ -189,7 +197,7 @@ impl World {
         self.clients[client].be_patient(self.now + 10 * SECOND);
     }
 
-    /// Sends an I/O to a replica; returns its id.
+    /// Sends an I/O to a replica, under the holder's key; returns its id.
     pub(crate) fn send_io(&mut self, node: usize, core: Core, replica: usize, io: Io) -> u64 {
         let id = self.new_id();
         let place = &self.nodes[node];
@@ -241,8 +249,8 @@ impl World {
         }
     }
 
-    /// The operation has its data. Its answer leaves at the end of this turn, after another look at
-    /// the clock.
+    /// All replica I/O of the operation is done. The lease is checked at the end of this turn, and
+    /// the response leaves or is held.
     fn collect(&mut self, node: usize, id: u64) {
         let place = &mut self.nodes[node];
         let Some(operation) = place.lane.running.get_mut(&id) else {
@@ -277,7 +285,8 @@ impl World {
         }
     }
 
-    /// A write on all replicas that may be in sync: its completions are their confirmations.
+    /// True for a write that all replicas that may be in sync have executed: its completions are
+    /// their confirmations.
     fn has_own_confirmations(&self, node: usize, id: u64) -> bool {
         let place = &self.nodes[node];
         let Some(operation) = place.lane.running.get(&id) else {
@@ -288,7 +297,7 @@ impl World {
         operation.command.write.is_some() && replicas.is_some_and(|m| m.iter().all(has))
     }
 
-    /// The answer leaves, and the block is free.
+    /// Sends the response to the host, and unlocks the block.
     fn leave(&mut self, node: usize, id: u64) {
         let lane = &mut self.nodes[node].lane;
         if let Some(operation) = lane.running.remove(&id) {
@@ -380,13 +389,14 @@ impl World {
         ready.into_values().for_each(|id| self.leave(node, id));
     }
 
-    /// The replica's I/O is lost. The holder sends it again when the replica has a gate.
+    /// Forgets I/O in flight at a replica, whose connection was lost. The holder sends it again
+    /// when the replica has accepted its key.
     pub(crate) fn forget_replica(&mut self, node: usize, replica: usize) {
         let lane = &mut self.nodes[node].lane;
         lane.outstanding.retain(|_, o| o.replica != replica);
     }
 
-    /// The replicas that owe an answer, with the time since which they do.
+    /// The replica and the send time of each I/O in flight.
     pub(crate) fn owed(&self, node: usize) -> Vec<(usize, u64)> {
         let outstanding = self.nodes[node].lane.outstanding.values();
         outstanding.map(|o| (o.replica, o.sent)).collect()

@@ -1,18 +1,21 @@
-//! The store: keys with revisions, transactions, and the log of changes that watches follow.
+//! The contents of the simulated etcd: the lease keys of nodes and the record of one volume, each
+//! with its revision; conditional transactions; and the log of all changes, which watches follow.
+//! Delays and failures are in `store_side`.
 
 use nacre_cluster_core::{Condition, Effect, Incarnation, NodeId, Record, Revision, Transaction};
 use std::collections::BTreeMap;
 
-/// The lease key of a node.
+/// The lease key of a node: the revisions of its creation and of its last renewal.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LeaseKey {
     pub created: Incarnation,
     pub modified: Revision,
 }
 
-/// A change, as a watch shows it.
+/// A change of the log, as a watch reports it.
 #[derive(Debug, Clone)]
 pub(crate) enum StoreChange {
+    /// A lease was created or renewed. `number`: of the renewal, 0 for a creation.
     Lease {
         node: NodeId,
         key: LeaseKey,
@@ -26,12 +29,16 @@ pub(crate) enum StoreChange {
     Record(Revision, Box<Record>),
 }
 
+/// The outcome of a transaction.
 #[derive(Debug, Clone)]
 pub(crate) enum Outcome {
+    /// The effect was executed, at this revision.
     Made(Revision),
+    /// A condition does not hold.
     Refused {
-        /// The sender's incarnation is gone.
+        /// The sender's incarnation has ended.
         is_gone: bool,
+        /// The volume's record, with its revision.
         found: Box<(Revision, Record)>,
     },
 }
@@ -40,7 +47,7 @@ pub(crate) enum Outcome {
 pub(crate) struct Store {
     revision: u64,
     pub leases: BTreeMap<NodeId, LeaseKey>,
-    /// The key before its last change, if there was one: a stale read returns it.
+    /// Each lease key before its last change (`None`: it did not exist), for stale reads.
     former: BTreeMap<NodeId, Option<LeaseKey>>,
     record: (Revision, Record),
     pub log: Vec<StoreChange>,
@@ -58,7 +65,7 @@ impl Store {
         }
     }
 
-    /// A read, which may be stale.
+    /// Reads the lease key of a node; if `stale`, as it was before its last change.
     pub(crate) fn read(&self, node: NodeId, stale: bool) -> Option<LeaseKey> {
         let former = self.former.get(&node).filter(|_| stale).copied();
         former.unwrap_or_else(|| self.leases.get(&node).copied())
@@ -81,6 +88,7 @@ impl Store {
         }
     }
 
+    /// Compares the conditions, and executes the effect if all hold.
     pub(crate) fn execute(&mut self, transaction: Transaction) -> Outcome {
         let is_refused = !transaction.conditions.iter().all(|c| self.holds(c));
         // A write of an absent lease key creates it: nothing but the conditions prevents that.

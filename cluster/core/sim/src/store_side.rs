@@ -1,4 +1,15 @@
-//! Requests at the store: delays, lost answers, and checks of fences.
+//! The simulated etcd as a server: it executes the requests of nodes, and loses or delays answers.
+//!
+//! [`crate::store::Store`] has the keys; this module has the faults and a check:
+//!
+//! - While the store is away, it drops every request. While its disk is full, it drops
+//!   transactions and answers reads.
+//! - If the node's link to the store is cut, a request that has arrived is executed and its answer
+//!   is lost: the node cannot know the outcome of its transaction.
+//! - An answer takes 0.2 to 2 ms, sometimes up to 50 ms or 4 s, and 0.3 to 0.95 s on a slow link.
+//!   One read in eight is stale: it returns the lease key before its last change.
+//! - A fence (the deletion of another node's lease key) too soon after the store was away fails
+//!   the run. Nodes could not renew their leases in that time, so their silence proves nothing.
 
 use std::time::Duration;
 
@@ -10,9 +21,11 @@ use crate::node::{Answer, Ask, Request};
 use crate::store::Outcome;
 use crate::world::World;
 
+/// The store's end of requests, over the state of the run.
 pub(crate) struct StoreSide<'a>(pub &'a mut World);
 
 impl StoreSide<'_> {
+    /// Executes a request that has arrived, and sends the answer, with delays and losses as above.
     pub(crate) fn request(&mut self, request: Request) {
         if self.0.health.away_since.is_some() {
             return;
@@ -38,7 +51,8 @@ impl StoreSide<'_> {
                     self.0
                         .after(0, Event::Begin(Trouble::Isolation(node), 6000));
                     if self.0.random.one_in(2) {
-                        // Its lanes go on, and meet the gates of the next holder.
+                        // Only the management core stalls. The data path of this former holder
+                        // goes on, and the replicas must refuse its writes for the next holder.
                         let ms = self.0.random.within(3000, 9000);
                         self.0.stall(node, Core::Management as u64, ms);
                     }
@@ -81,7 +95,9 @@ impl StoreSide<'_> {
         outcome
     }
 
-    /// The store's absence fences no node: observers count only the time of their own good lease.
+    /// Fails the run if a fence, sent after the store was away for more than one lease, is made
+    /// less than 0.9 leases after its return. Observers must count a node's silence only while
+    /// the store makes their own renewals. `sent` is when the node sent the transaction.
     fn check_fence(&mut self, sent: u64) {
         let nanos = |duration: Duration| duration.as_nanos() as u64;
         let lease = nanos(self.0.timing.lease());
@@ -95,7 +111,8 @@ impl StoreSide<'_> {
         }
     }
 
-    /// An operator who knows that the process is dead ends its lease.
+    /// The transaction of an operator who knows that the holder's process is dead: it ends the
+    /// holder's lease. No effect while the store is away or full.
     pub(crate) fn fence_off(&mut self, dead: Holder) {
         let is_silent = self.0.health.away_since.is_some() || self.0.health.is_full;
         if !is_silent {

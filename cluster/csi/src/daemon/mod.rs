@@ -1,5 +1,5 @@
-//! The daemon, as this driver needs it: volumes, pools and publications, by JSON-RPC. Each call has
-//! a connection of its own.
+//! The CSI driver's client of a Nacre daemon: creates, lists, publishes and deletes volumes by
+//! JSON-RPC, and translates errors to gRPC statuses. Each call opens a connection.
 
 mod answers;
 mod calls;
@@ -39,19 +39,20 @@ use crate::capability::{MIB, Parameters};
 
 type Connect = Arc<dyn Fn() -> Result<Client, ClientError> + Send + Sync>;
 
-/// Time for the daemon to answer a probe. Probes of the orchestrator wait little longer.
+/// Timeout of the daemon's answer to a probe. Kubernetes' own probes wait little longer.
 const READY: Duration = Duration::from_secs(2);
-/// Most nodes and hosts in a refusal.
+/// Most names of nodes or hosts in an error text.
 const NAMED: usize = 4;
 /// Time that the daemon has to move a volume to its node, in seconds.
 const MOVED_S: u64 = 10;
-/// The daemon's names of subsystems begin so, and end with the volume's name.
+/// The beginning of the NQN that the daemon gives to a volume's subsystem; the volume's name
+/// follows.
 const NQN_PREFIX: &str = "nqn.2025-01.io.nacre:";
 
 #[derive(Clone)]
 pub struct Daemon {
     connect: Connect,
-    /// Known after the first answer to this value, or to a clone of it.
+    /// Set by the first answer. Clones share it.
     deployment: Arc<OnceLock<Deployment>>,
     /// A thread of [`Daemon::is_ready`] waits for the daemon.
     is_looking: Arc<AtomicBool>,
@@ -80,7 +81,7 @@ impl Drop for Looking {
     }
 }
 
-/// Where volumes of the daemon are.
+/// The kind of the daemon's installation: it decides where volumes are created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Deployment {
     Cluster {
@@ -97,13 +98,13 @@ impl Deployment {
         matches!(self, Self::Cluster { .. })
     }
 
-    /// The volume of this name has always this id.
+    /// The id of the volume with this name; always the same, so that a repeated creation finds it.
     pub(crate) fn volume_id(self, name: &str) -> Uuid {
         let (Self::Cluster { id } | Self::Alone { id }) = self;
         Uuid::new_v5(&id, name.as_bytes())
     }
 
-    /// The snapshot of this name has always this id.
+    /// The id of the snapshot with this name; always the same.
     pub(crate) fn snapshot_id(self, name: &str) -> Uuid {
         Uuid::new_v5(&self.volume_id("snapshot"), name.as_bytes())
     }
@@ -187,12 +188,12 @@ impl Daemon {
         })
     }
 
-    /// As [`Daemon::call`], with the interface's code for a failure.
+    /// Like [`Daemon::call`], with the error as a gRPC status.
     fn ask<M: Called>(&self, params: &M::Params) -> Result<M::Answer, Status> {
         self.call::<M>(params).map_err(|error| status(&error))
     }
 
-    /// The same daemon, whose deployment is to be found out again.
+    /// A client of the same daemon that does not know its deployment yet.
     pub(crate) fn anew(&self) -> Self {
         Self {
             connect: Arc::clone(&self.connect),
@@ -521,7 +522,7 @@ impl Daemon {
         }
     }
 
-    /// Lets these hosts, and no others, use the volume.
+    /// Allows these hosts, and no others, to use the volume.
     pub(crate) fn publish(
         &self,
         volume: &Volume,
@@ -570,7 +571,8 @@ impl Daemon {
         }
     }
 
-    /// True if this daemon has a connection of the host to the volume. Without a host: of any one.
+    /// True if the host, or any host if it is `None`, has a connection for the volume to this
+    /// daemon.
     pub(crate) fn is_connected(&self, id: Uuid, host: Option<&str>) -> Result<bool, Status> {
         match self.call::<GetConnections>(&by_id(id)) {
             Ok(all) => {

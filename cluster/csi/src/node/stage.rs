@@ -1,5 +1,9 @@
-//! `NodeStageVolume`, `NodeUnstageVolume`: a volume becomes a block device of this machine, and a
-//! file system at the staging path.
+//! The CSI calls `NodeStageVolume` and `NodeUnstageVolume`: connect a volume to this machine over
+//! NVMe-oF, and mount its file system at the staging path; and the reverse.
+//!
+//! A *path* is one connection of the kernel's host to an address of the volume's subsystem. A
+//! record per volume, written before the connections, says how it is staged. The paths of a
+//! subsystem stay while another of its volumes has a record or is in use.
 
 use std::fs::File;
 use std::io;
@@ -25,11 +29,15 @@ use crate::messages::node::{NodeStageVolumeRequest, NodeUnstageVolumeRequest};
 
 /// Time for the device of a connected volume to appear.
 const DEVICE: Duration = Duration::from_secs(20);
-/// Time in which connections are begun. One to a silent address takes the kernel some seconds.
+/// No connection begins later than this: one to a silent address takes the kernel some seconds.
 const CONNECTS: Duration = Duration::from_secs(30);
+/// Interval at which the device is looked for.
 const LOOK: Duration = Duration::from_millis(50);
 
 impl Node {
+    /// `NodeStageVolume`: connects the volume. A block volume needs no more. For a mounted volume,
+    /// formats it if it is blank and writable, mounts it, and grows the file system to the volume.
+    /// A repeated call succeeds. `ALREADY_EXISTS`: the volume is in use with other parameters.
     pub(crate) fn stage(&self, asked: &NodeStageVolumeRequest) -> Result<Nothing, Status> {
         let id = volume_id(&asked.volume_id)?;
         let staging = Path::new(required_path(
@@ -76,7 +84,8 @@ impl Node {
         Ok(Nothing {})
     }
 
-    /// True if the volume is staged, or connected for another subsystem than wanted.
+    /// True if the earlier staging is in effect: its file system is mounted, its block device is
+    /// present, or the other subsystem that it names is connected.
     fn is_in_use(&self, before: &Staged, wanted: &Staged) -> Result<bool, Status> {
         let host = &*self.host;
         let is_other = before.nqn != wanted.nqn;
@@ -89,7 +98,8 @@ impl Node {
         Ok(mounts::at(host, &before.staging)?.is_some())
     }
 
-    /// Connects all addresses. One is enough to go on; the reconnector tries the others again.
+    /// Connects to all addresses, and waits for the block device. One connection is enough; the
+    /// reconnector tries the other addresses again later.
     fn attach(&self, change: PathChange<'_>, context: &Context) -> Result<Device, Status> {
         let (host, nqn) = (&*self.host, context.nqn.as_str());
         let (mut failures, mut is_late) = (Vec::new(), false);
@@ -225,6 +235,9 @@ impl Node {
         Ok(())
     }
 
+    /// `NodeUnstageVolume`: unmounts the volume, flushes its device, and disconnects the subsystem
+    /// unless another volume needs it. Refused while the device is in use or cannot be flushed. A
+    /// repeated call succeeds.
     pub(crate) fn unstage(&self, asked: &NodeUnstageVolumeRequest) -> Result<Nothing, Status> {
         let id = volume_id(&asked.volume_id)?;
         let staging = Path::new(required_path(
@@ -285,8 +298,9 @@ impl Node {
         Ok(Nothing {})
     }
 
-    /// Another device of the subsystem that is in use, without a record: an administrator may have
-    /// mounted it. The others are claimed until the paths are gone.
+    /// The name of another device of the subsystem that is in use without a record, such as by an
+    /// administrator's mount. Opens all unused devices exclusively, into `claimed`: the caller
+    /// keeps them open until the paths are gone.
     fn in_use_of(
         &self,
         nqn: &str,
@@ -307,7 +321,7 @@ impl Node {
         Ok(None)
     }
 
-    /// A device that stays connected can be staged for writing next time.
+    /// Makes devices that stay connected writable again after a read-only staging.
     fn allow_writes(&self, staged: Option<&Staged>, devices: &[Device]) -> Result<(), Status> {
         if staged.is_none_or(|staged| staged.fs_type.is_some() || !staged.is_read_only()) {
             return Ok(());
@@ -319,7 +333,7 @@ impl Node {
         Ok(())
     }
 
-    /// Opens a device that has no other user, and writes its cached data.
+    /// Opens a device exclusively, and flushes its cached data. Fails if a program or mount has it.
     fn claim(&self, id: Uuid, device: &Device) -> Result<File, Status> {
         self.refuse_users(id, device)?;
         let (host, path) = (Arc::clone(&self.host), device.path.clone());
@@ -344,7 +358,7 @@ impl Node {
         })
     }
 
-    /// A device that is mounted elsewhere is not disconnected.
+    /// Fails if the device is mounted anywhere.
     fn refuse_users(&self, id: Uuid, device: &Device) -> Result<(), Status> {
         let mounted = mounts::all(&*self.host)?;
         match mounted.iter().find(|mount| mounts::is_of(mount, device)) {

@@ -1,5 +1,9 @@
-//! Replicas on pools that the cluster chooses: one transaction promises the space and writes the
-//! exports, and compares all that the choice rests on.
+//! Places new replicas of a volume on pools of the cluster: reads the nodes and pools from the
+//! store, chooses, and stores the choice.
+//!
+//! One transaction reserves the space in the pools (a *promise*), and writes an *export* for each
+//! replica: the order to its node to create it. The transaction compares the keys of the chosen
+//! pools and nodes. If one has changed since it was read, the choice is made again.
 
 use std::collections::BTreeMap;
 
@@ -20,14 +24,15 @@ use crate::refused;
 #[derive(Debug, Clone)]
 pub struct Placing {
     pub volume: VolumeId,
-    /// Ids for the exports, one for each wanted replica. An unanswered request is ended by them.
+    /// New ids for the exports, one for each replica. By them, a request that got no answer can be
+    /// undone.
     pub export_ids: Vec<ExportId>,
     pub wish: Wish,
     /// The nodes of replicas that stay.
     pub other_nodes: Vec<NodeId>,
-    /// `None`: the volume is new.
+    /// The reason for the replicas; `None`: the volume is new, and they need no resync.
     pub resync: Option<Resync>,
-    /// Pools that are left out.
+    /// Pools not to use.
     pub left_out: Vec<PoolId>,
     /// The daemon that makes the replicas.
     pub by: Holder,
@@ -41,7 +46,7 @@ pub struct Placed {
     pub export: Export,
 }
 
-/// All that a choice rests on.
+/// The nodes and pools of the cluster, with the revisions of their keys.
 pub(crate) struct Facts {
     nodes: BTreeMap<NodeId, (NodeKey, i64)>,
     sites: Vec<Site>,
@@ -110,7 +115,7 @@ impl Operator {
         })
     }
 
-    /// True if the lease of the volume's holder stands. Otherwise nothing is copied.
+    /// True if the incarnation of the volume's holder has not ended. Otherwise no resync runs.
     async fn is_served(
         &self,
         volume: VolumeId,
@@ -122,7 +127,7 @@ impl Operator {
         Ok(holder.is_some_and(|holder| live.get(&holder.node) == Some(&holder.incarnation)))
     }
 
-    /// Chooses pools, promises their space, and wants the replicas on them.
+    /// Chooses a pool for each replica, reserves the space, and writes the exports.
     pub async fn place(&self, placing: &Placing) -> Result<Vec<Placed>, Error> {
         let key = self.prefix.pools();
         for _ in 0..ATTEMPTS {
@@ -205,8 +210,8 @@ impl Operator {
         (txn, placed)
     }
 
-    /// Enlarges the lvols of a volume's replicas, as far as the cluster made them: their nodes do
-    /// it, and report the new sizes. Pools without room refuse it, before anything has changed.
+    /// Orders nodes to enlarge the lvols of a volume's replicas to `to` bytes, and reserves the
+    /// space. Skips devices that an operator named. Changes nothing if a pool has no room.
     pub async fn grow_places(&self, volume: VolumeId, to: u64) -> Result<(), Error> {
         let key = self.prefix.pools();
         for _ in 0..ATTEMPTS {
@@ -264,7 +269,7 @@ impl Operator {
         Err(Error::Contended { key })
     }
 
-    /// The replica is in sync: it counts no longer among those that are being filled.
+    /// Notes that the replica is in sync: placements no longer count its resync for its pool.
     pub async fn resync_is_done(&self, node: NodeId, export_id: ExportId) -> Result<(), Error> {
         let change = |export: &mut Export| export.resync.take().is_some();
         self.change_export(node, export_id, change).await.map(drop)

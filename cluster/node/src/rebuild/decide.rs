@@ -1,12 +1,13 @@
-//! The decision: from the reports of nodes to the keys of the cluster. It does no I/O.
+//! Computes the keys of a cluster whose etcd was lost, from the reports of its nodes. No I/O.
 //!
-//! | the later one of a volume | its replicas, and their states |
-//! |---|---|
-//! | the label: the last one that a replica in sync wrote | those of the label |
-//! | the record in a node's copy | those of the record |
+//! A volume's replicas and their states are known from two sources: the *label*, metadata at the
+//! start of each replica, of which the last one that an in-sync replica wrote counts; and the
+//! volume's *record* in the file in which a node keeps a copy of keys. The later of the two is
+//! used.
 //!
-//! The record says `restored`, with the version that counted. The next holder reads the labels of
-//! all replicas that are not lost before it opens the volume, as after a restore.
+//! The new record of the volume has `restored` set, with the version of the source. The next holder
+//! therefore reads the labels of all replicas that are not lost before it opens the volume, as
+//! after a restore.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,38 +23,43 @@ use super::volume;
 use crate::backup::{Backup, SavedKey};
 use crate::keys::Cluster;
 
-/// Duration of leases, if no node knows that of the cluster.
+/// Duration of leases, if no node has a copy with the cluster's.
 const LEASE: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// The word of the operator.
+/// The operator's decisions: the options of the command.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Nodes, devices as `NODE:DEVICE`, and ids of replicas that never return.
+    /// Lost for good: nodes, devices as `NODE:DEVICE`, and ids of replicas.
     pub without: Vec<String>,
-    /// Volumes, by id or name, that are not known to belong to the cluster.
+    /// Volumes to include, by id or name, that no report shows to belong to the cluster.
     pub volumes: Vec<String>,
-    /// Volumes, by id or name, that are left out.
+    /// Volumes to leave out, by id or name.
     pub skip: Vec<String>,
 }
 
-/// The keys of a cluster. It counts only without missing nodes, problems and a refusal.
+/// The computed keys. Use them only if `missing` and `problems` are empty and `refused` is `None`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
+    /// The keys, in the form of a backup of the cluster.
     pub backup: Backup,
+    /// Number of nodes that have reported.
     pub nodes: usize,
-    /// False: no report has a copy, so that nothing shows which nodes there are.
+    /// False: no report has a copy of the keys, so the list of all nodes is unknown.
     pub has_copy: bool,
-    /// Nodes that have not reported, by name if a copy has it.
+    /// Nodes that are needed and have not reported: by name, or by id if no copy has the name.
     pub missing: Vec<String>,
-    /// Replicas whose device their node has not found.
+    /// Number of replicas that their nodes have not found on any device.
     pub absent: usize,
+    /// Facts for the operator that prevent nothing.
     pub notes: Vec<Note>,
+    /// Problems that the operator must decide about first.
     pub problems: Vec<Problem>,
-    /// An option that fits to nothing. It may fit to the report of a missing node.
+    /// An option that matches no node, device or volume. It may match when a missing node reports.
     pub refused: Option<RebuildError>,
 }
 
-/// Decides about all reports that there are. An error: the nodes are of different clusters.
+/// Computes the keys of the cluster `name` from the reports of all nodes. Fails if the nodes belong
+/// to different clusters.
 pub fn decide(
     name: &str,
     all: &BTreeMap<NodeId, Found>,
@@ -105,9 +111,10 @@ pub fn decide(
     })
 }
 
-/// The volumes in order of their creation, each with its record in the copies.
+/// Volumes in order of their creation, each with its record in a node's copy.
 type Chosen<'a> = Vec<(Uuid, Option<&'a CopiedRecord>)>;
 
+/// The parts of a [`Plan`] while it is computed.
 #[derive(Default)]
 struct Draft {
     keys: Vec<SavedKey>,
@@ -126,7 +133,7 @@ fn saved(key: String, value: &Value) -> SavedKey {
 }
 
 impl<'a> NodeReports<'a> {
-    /// The volumes of the cluster, and notes about the others.
+    /// Selects the volumes of the cluster. Adds a note or problem for each other volume.
     fn choose(&self, options: &Options, draft: &mut Draft) -> Chosen<'a> {
         let newest = self.copies.first().map(|(found, _)| &found.volumes);
         let mut all: BTreeSet<Uuid> = self.places.keys().copied().collect();
@@ -193,7 +200,7 @@ impl<'a> NodeReports<'a> {
         chosen
     }
 
-    /// Adds the keys of a volume.
+    /// Adds the keys of a volume, or the problem that prevents them.
     fn add(&self, id: Uuid, base: Option<&CopiedRecord>, draft: &mut Draft) {
         let name = self.name_of_volume(id, base);
         let made = match volume::rebuild(self, id, &name, base) {
@@ -265,7 +272,7 @@ impl<'a> NodeReports<'a> {
     }
 }
 
-/// True if the list names the volume. Its names are then used.
+/// True if `list` has the volume's name or id. Removes these from `unused`.
 fn named<'a>(
     unused: &mut BTreeSet<(&'static str, &'a String)>,
     option: &'static str,

@@ -1,4 +1,5 @@
-//! Writes a target in an order that a power failure cannot harm.
+//! Writes the system from the boot disk (the source) to a disk of the machine (the target). After a
+//! power failure at any moment, the target has either no partition table or a complete system.
 //!
 //! ```text
 //!   erase both tables, then ends │ copy boot, root, verity │ read back │ new table, read back
@@ -20,10 +21,10 @@ use super::source::{Source, SourcePartition};
 use super::{ALIGNMENT, Device, InstallError, Open, Window, aligned};
 use crate::digest::{self, Sha256};
 
-/// Bytes at each end that are erased: partition tables, and labels of volumes, pools and file
-/// systems, which must not outlive their data.
+/// Bytes to erase at each end of the target: partition tables, and the labels of volumes, pools and
+/// file systems, whose data is overwritten.
 const ENDS: u64 = 8 << 20;
-/// Bytes of the entries of a partition table: 128 of 128 bytes each.
+/// Bytes of the entries of a GUID partition table: 128 entries of 128 bytes.
 const ENTRIES: u64 = 128 * 128;
 /// Bytes between two reports of progress.
 const CHUNK: u64 = 16 << 20;
@@ -37,8 +38,10 @@ const ROOT: &str = "root file system";
 const VERITY: &str = "verity data";
 const TABLE: &str = "partition table";
 
+/// The steps of an installation, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
+    /// Checks the source before the target changes.
     Check,
     Erase,
     Copy,
@@ -58,11 +61,13 @@ impl Step {
     }
 }
 
+/// The progress of the present step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     pub step: Step,
+    /// Bytes done, of `total`.
     pub done: u64,
-    /// Zero: the step has no measure.
+    /// Bytes of the step; 0 if the step reports no progress.
     pub total: u64,
 }
 
@@ -75,13 +80,13 @@ impl Progress {
         }
     }
 
-    /// The part of the step that is done, in percent.
+    /// Percentage of the step that is done; `None` if the step reports no progress.
     pub fn percent(&self) -> Option<u64> {
         (self.done * 100).checked_div(self.total)
     }
 }
 
-/// A copied part: its place on the target, and its digest.
+/// A partition that was copied: its position on the target in bytes, and the digest of its source.
 struct Copied {
     name: &'static str,
     offset: u64,
@@ -94,7 +99,8 @@ struct Target<'a, D> {
     device: D,
 }
 
-/// Writes the source to the disk; returns the number of bytes that were read back.
+/// Erases the disk, copies the partitions of the source to it, reads them back and compares them.
+/// Writes the partition table last. Returns the number of bytes that were read back.
 pub(super) fn write<O: Open>(
     open: &O,
     source: &mut Source<O::Device>,
@@ -194,8 +200,9 @@ impl<D: Device> Target<'_, D> {
         }
     }
 
-    /// Erases the second partition table, then the first one. The former system is whole until no
-    /// table is left: firmware uses the second one if the first is damaged. Then come both ends.
+    /// Erases the backup partition table, then the primary one, then both ends. Firmware uses the
+    /// backup table if the primary one is damaged. So the former system boots until the primary
+    /// table is erased, and nothing boots afterwards.
     fn erase(&mut self) -> io::Result<()> {
         let (end, sector) = (self.disk.bytes, self.disk.sector_bytes);
         let second = sector + ENTRIES;

@@ -1,13 +1,15 @@
-//! Changes of the network with a way back: an unconfirmed change is undone after a minute.
+//! Changes the network settings of an interface (a file of systemd-networkd). A change that is not
+//! confirmed within a minute is undone, so that a mistake does not lock the administrator out.
 //!
 //! ```text
-//!   set      note of the former file -> timer of systemd -> new file -> networkd
+//!   set      writes a note, starts a timer of systemd, writes the new file, reloads networkd
 //!   confirm  removes the note, stops the timer
-//!   revert   former file -> networkd -> removes the note      (the timer, or the next boot)
+//!   revert   restores the former file, reloads networkd, removes the note
 //! ```
 //!
-//! The note is on the disk before the file changes. So the way back survives the end of the
-//! caller, of the terminal, and of the machine: a boot with a note reverts before networkd starts.
+//! The *note* ([`Pending`]) is a file with the former settings. It is on the disk before the
+//! settings change. So the change is undone even if the caller ends or the machine loses power: the
+//! timer reverts, or the next boot before networkd starts.
 
 mod settings;
 
@@ -34,13 +36,13 @@ const REVERT: Timer = Timer {
     seconds: TIME_TO_CONFIRM_S,
 };
 
-/// A change that waits for its confirmation.
+/// An unconfirmed change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pending {
     pub interface: String,
-    /// The former contents of the interface's file; none: there was no file.
+    /// The former contents of the interface's file; `None`: there was no file.
     former: Option<String>,
-    /// The former MTU. networkd leaves the present one if a file has none.
+    /// The former MTU, to restore it: networkd does not change the MTU if the file has none.
     #[serde(default)]
     former_mtu: Option<u32>,
 }
@@ -77,8 +79,9 @@ pub enum NetworkError {
     Reload(#[source] RunError),
 }
 
-/// Puts settings in force. They are undone after [`TIME_TO_CONFIRM_S`] unless confirmed.
-/// `program` is this program's path, for the timer.
+/// Changes the settings of an interface. They are undone after [`TIME_TO_CONFIRM_S`] unless
+/// [`confirm`] is called. `program` is this program's path, for the timer. If networkd refuses the
+/// new settings, restores the former ones at once.
 pub fn set(
     places: &Places,
     run: &impl Run,
@@ -121,7 +124,7 @@ pub fn set(
     Ok(())
 }
 
-/// Refuses settings that [`set`] would refuse now.
+/// Fails if [`set`] would fail now: wrong settings, no such interface, or an unconfirmed change.
 pub fn check(
     places: &Places,
     interface: &Interface,
@@ -141,7 +144,7 @@ pub fn check(
     }
 }
 
-/// Keeps the pending change; returns its interface.
+/// Confirms the pending change; returns its interface. Fails if there is none.
 pub fn confirm(places: &Places, run: &impl Run) -> Result<String, NetworkError> {
     let _lock = Lock::of_network(places)?;
     let pending = pending(places)?.ok_or(NetworkError::NonePending)?;
@@ -150,7 +153,8 @@ pub fn confirm(places: &Places, run: &impl Run) -> Result<String, NetworkError> 
     Ok(pending.interface)
 }
 
-/// Undoes the pending change; returns its interface. Without networkd running, only the files.
+/// Undoes the pending change; returns its interface, `None` if there is none. `has_networkd` is
+/// false at boot, before networkd runs: then only the file is restored.
 pub fn revert(
     places: &Places,
     run: &impl Run,
@@ -198,7 +202,7 @@ fn take_back(
     Ok(Some(interface))
 }
 
-/// The change that waits for its confirmation.
+/// The unconfirmed change, if there is one.
 pub fn pending(places: &Places) -> Result<Option<Pending>, NetworkError> {
     let path = places.notes().join(NOTE);
     let text = match fs::read_to_string(&path) {
@@ -217,7 +221,7 @@ pub fn pending(places: &Places) -> Result<Option<Pending>, NetworkError> {
     Ok(Some(pending))
 }
 
-/// Ethernet and other interfaces of the machine, without loopback.
+/// The names of the machine's network interfaces, without `lo`.
 pub fn interfaces(places: &Places) -> Result<Vec<String>, NetworkError> {
     let path = places.interfaces();
     let names = crate::slots::names(&path).map_err(|source| NetworkError::Io { path, source })?;
@@ -241,7 +245,7 @@ fn set_mtu(places: &Places, interface: &str, wanted: Option<u32>) -> Result<(), 
     fs::write(&path, wanted.to_string()).map_err(|source| NetworkError::Io { path, source })
 }
 
-/// The settings' file of an interface, as text.
+/// The text of an interface's settings file; `None` if there is no readable one.
 pub fn show(places: &Places, interface: &str) -> Option<String> {
     small_text(&file(places, interface))
 }
@@ -250,8 +254,9 @@ fn file(places: &Places, interface: &str) -> PathBuf {
     places.networks().join(format!("10-{interface}.network"))
 }
 
-/// Replaces a file that networkd, another user, reads: its mode does not follow the caller's umask.
-/// The file has its mode before its name: after a power failure, a confirmed one can be read.
+/// Replaces a file atomically and durably, with mode 0644 whatever the umask is: networkd, another
+/// user, reads it. The new file gets its mode before its name, so it is readable after a power
+/// failure, too.
 pub(crate) fn replace(path: &Path, text: &str) -> io::Result<()> {
     let (new, mut file) = files::beside(path)?;
     let replaced = file

@@ -1,4 +1,5 @@
-//! Settings of one interface, and their text for systemd-networkd.
+//! The network settings of one interface: parsed, checked, and written as a file for
+//! systemd-networkd.
 
 use std::fmt::{self, Write};
 use std::net::{IpAddr, Ipv4Addr};
@@ -6,14 +7,13 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Most bytes of an interface's name: IFNAMSIZ less the final zero.
+/// Most bytes of an interface's name: IFNAMSIZ without the final zero.
 const MOST_NAME: usize = 15;
 /// Most name servers: resolvers ask three at most.
 const MOST_DNS: usize = 3;
 const MOST_ADDRESSES: usize = 8;
 
-/// The name of an interface, without characters that a file's name or a match pattern has a
-/// meaning for.
+/// The name of an interface. It has no character with a meaning in a file name or match pattern.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Interface(String);
@@ -59,7 +59,7 @@ impl Interface {
     }
 }
 
-/// An address of a host with the length of its network's prefix.
+/// An address with its prefix length, such as `192.0.2.7/24`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct HostAddress {
@@ -157,6 +157,7 @@ pub enum Addressing {
     Dhcp,
     Static {
         addresses: Vec<HostAddress>,
+        /// At most one per address family.
         gateways: Vec<IpAddr>,
     },
 }
@@ -199,7 +200,8 @@ fn check_other(field: &'static str, host: IpAddr) -> Result<(), SettingsError> {
 }
 
 impl Settings {
-    /// Checks what one value alone does not show.
+    /// Checks the number of values, and that they fit together: each gateway is in the network of
+    /// an address, no address is given twice, and the MTU suffices for the address families.
     pub fn check(&self) -> Result<(), SettingsError> {
         if self.dns.len() > MOST_DNS {
             return refuse("dns", format!("at most {MOST_DNS} servers"));
@@ -254,7 +256,8 @@ impl Settings {
         }
     }
 
-    /// The file for systemd-networkd. It has values of parsed types only.
+    /// The text of the file for systemd-networkd. All values come from parsed types, so no value
+    /// can add a line.
     pub fn file(&self, interface: &Interface) -> String {
         let mut text = format!(
             "# Written by `nacre appliance network set`.\n[Match]\nName={}\n",

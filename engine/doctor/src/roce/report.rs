@@ -1,7 +1,7 @@
 //! Writes a report for network administrators: required and actual settings, the switch's settings
 //! from LLDP, counters, and an example configuration of the switch.
 //!
-//! It contains the machine's own name only on request.
+//! The report contains the machine's own name only on request.
 
 use std::fmt::Write;
 
@@ -12,7 +12,7 @@ use super::checks::ets_in_words;
 use super::{Facts, Sample, SwitchSettings};
 use crate::{Report, Scope, Status, System};
 
-/// The text. `names`: with the machine's name.
+/// Returns the text of the report. `names`: with the machine's name.
 pub fn text(
     system: &System,
     scope: &Scope,
@@ -46,7 +46,7 @@ pub fn text(
     text
 }
 
-/// The rows of one interface: settings found, and settings asked for beside them.
+/// The table of one interface: each required setting beside the actual one.
 pub fn settings_of(qos: &Qos, facts: &Facts) -> String {
     let mut text = format!("{}\n", facts.interface);
     settings(&mut text, qos, facts);
@@ -262,7 +262,8 @@ fn findings(text: &mut String, report: &Report, facts: &[Facts]) {
     line(text, if any { "" } else { "  nothing was found\n" });
 }
 
-/// All findings about the way to the peer, passed ones too: they show which hops are right.
+/// All findings about the network to the peer. Passed ones too, because they show which hops are
+/// right.
 fn peer(text: &mut String, scope: &Scope, report: &Report) {
     let Some(peer) = &scope.peer else {
         return;

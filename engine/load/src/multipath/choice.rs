@@ -3,7 +3,7 @@
 use nacre_nvmf_wire::log::ana::AnaState;
 use nacre_reactor::Nanos;
 
-/// What a choice depends on.
+/// The state of a path that the choice depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Candidate {
     /// `None`: not connected.

@@ -98,7 +98,7 @@ pub struct Caller {
     pub program: String,
 }
 
-/// What proves who a client is.
+/// The identity of a client, with the means that proves it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Identity {
     /// The kernel, for a process of this machine.
@@ -162,7 +162,7 @@ pub enum Member {
     Group(String),
 }
 
-/// Why a text is no [`Member`].
+/// The error of a text that is not a [`Member`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{0}\" names no user and no group")]
 pub struct NoMember(String);

@@ -1,4 +1,4 @@
-//! The connection of a command to the TLS listener of a daemon. Blocking.
+//! Connects a command of `nacre` to the TLS listener of a daemon. Blocking.
 
 use std::io::ErrorKind;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -11,22 +11,24 @@ use rustls::{CertificateError, ClientConnection, StreamOwned};
 use super::files::{Named, TlsError, client};
 use super::tls_error;
 
-/// A daemon's TLS listener, and what proves who both ends are.
+/// The address of a daemon's TLS listener, and the files that authenticate both ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Remote {
     /// `HOST:PORT`, `[ADDRESS]:PORT`.
     pub address: String,
     /// The name in the daemon's certificate; `None`: the host of `address`.
     pub server_name: Option<String>,
+    /// The client's certificate, PEM.
     pub cert: PathBuf,
+    /// The key of `cert`.
     pub key: PathBuf,
-    /// Certificates that sign the daemon's.
+    /// CA certificates for the daemon's certificate, PEM.
     pub ca: PathBuf,
     /// Revocation lists of `ca`; `None`: no certificate is revoked.
     pub crl: Option<PathBuf>,
 }
 
-/// Why a handshake with a daemon failed.
+/// The reason why the handshake with a daemon failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeFailure {
     #[error(transparent)]
@@ -57,7 +59,7 @@ pub enum HandshakeFailure {
     Closed(String),
 }
 
-/// Why there is no connection.
+/// The reason why the connection failed.
 #[derive(Debug)]
 pub(crate) enum ConnectError {
     Unreachable(std::io::Error),

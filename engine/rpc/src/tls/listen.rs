@@ -1,13 +1,15 @@
 //! The TLS listener of the RPC server: management of a daemon from other machines.
 //!
 //! ```text
-//!   accept ─▶ a place of MAX_HANDSHAKES ─▶ handshake, at most HANDSHAKE_LIMIT
-//!          ─▶ role of the subject ─▶ a place of [rpc] max_clients ─▶ calls, as on the Unix socket
+//!   accept ─▶ one of MAX_HANDSHAKES places ─▶ handshake, at most HANDSHAKE_LIMIT
+//!          ─▶ role of the subject ─▶ one of `[rpc] max_clients` places
+//!          ─▶ calls, as on the Unix socket
 //! ```
 //!
-//! Its clients have places of their own: connections of other machines do not displace clients of
-//! the Unix socket. A client without a call for [`IDLE_LIMIT`] is closed, and the kernel probes
-//! peers that have vanished. A reload checks the certificates of connected clients again.
+//! The clients of this listener are counted apart from those of the Unix socket, so connections of
+//! other machines do not displace local clients. A client without a call for [`IDLE_LIMIT`] is
+//! closed. TCP keepalive closes connections to peers that have vanished. A reload of the
+//! configuration checks the certificates of connected clients again.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -26,11 +28,11 @@ use crate::clients::Clients;
 use crate::places::{NetworkPlace, Places};
 use crate::server::{Admission, Dispatch, LogLine, client, origin};
 
-/// Most clients during their handshake.
+/// Most clients in their TLS handshake at once.
 pub const MAX_HANDSHAKES: usize = 64;
 /// A client without a call for this long is closed.
 pub const IDLE_LIMIT: Duration = Duration::from_secs(600);
-/// How soon connected clients are checked after a reload.
+/// Longest time from a reload to the check of connected clients.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// A peer that answers no probe is closed after 60 + 3 x 10 s.
 const KEEP_IDLE: Duration = Duration::from_secs(60);

@@ -1,13 +1,15 @@
-//! Checks of `[web]`.
+//! Checks of the configuration's section `[web]`, the administration page: its listen addresses,
+//! and that `cert` and `key` are both set or both absent.
 
 use nacre_engine_web::endpoint::Endpoint;
 
 use super::{Check, Settings};
 
-/// Most addresses of the page.
+/// Most listen addresses of the page.
 const MAX_LISTENERS: usize = 16;
 
 impl Check<'_> {
+    /// Records a problem for each wrong parameter of `[web]`.
     pub(super) fn web(&mut self, settings: &Settings) {
         let web = &settings.web;
         for (at, text) in web.listen.iter().enumerate() {

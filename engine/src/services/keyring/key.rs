@@ -1,4 +1,5 @@
-//! A key: its name, where its secret is, and when it expires.
+//! A key of the keyring, for DH-HMAC-CHAP or TLS-PSK: its name, the place of its secret (a file, a
+//! credential of systemd, or sealed in the daemon's state), and when it expires.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -16,7 +17,7 @@ use super::store_key::StoreKeys;
 use super::text::KeyText;
 use crate::values::time;
 
-/// A named key. Its secret is read at each use, and never kept.
+/// A named key. Its secret is read from its place at each use, and not cached.
 pub struct NamedKey {
     pub name: String,
     place: Mutex<KeyPlace>,
@@ -27,30 +28,32 @@ pub struct NamedKey {
     clock: WallClock,
 }
 
-/// Where the secret of a key is.
+/// The place of a key's secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeyPlace {
     File(PathBuf),
-    /// A credential of the service manager, by its name.
+    /// A credential of the service manager (systemd), by its name.
     Credential {
         name: String,
         keys: StoreKeys,
     },
-    /// In the daemon's state: the sealed text, and the store keys that open it.
+    /// In the daemon's state: the encrypted text, and the store keys that decrypt it.
     Sealed {
         text: String,
         keys: StoreKeys,
     },
 }
 
-/// The facts of a key that reveal nothing of its secret.
+/// Facts of a key that are safe to show: they do not reveal the secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyFacts {
+    /// `dhchap` or `tls`.
     pub kind: &'static str,
+    /// The hash in the key's text form (`DHHC-1:` or `NVMeTLSkey-1:`), or `none`.
     pub hash: &'static str,
     /// Eight hexadecimal digits.
     pub fingerprint: String,
-    /// When the secret was made, or its file changed last.
+    /// When the secret was sealed, or its file last modified; `None` for a credential.
     pub made: Option<SystemTime>,
 }
 
@@ -80,7 +83,7 @@ impl NamedKey {
         }
     }
 
-    /// A key that never expires, outside a keyring.
+    /// A key in a file, not part of a keyring; it never expires.
     pub fn in_file(name: String, path: PathBuf) -> Self {
         Self::new(name, KeyPlace::File(path), WallClock::default())
     }
@@ -93,12 +96,12 @@ impl NamedKey {
         matches!(self.place(), KeyPlace::Sealed { .. })
     }
 
-    /// Notes that the secret is in another place.
+    /// Changes the place of the secret. Moves no secret.
     pub fn set_place(&self, place: KeyPlace) {
         *self.place.lock() = place;
     }
 
-    /// The file of the secret.
+    /// The file of the secret; `None` if it is elsewhere.
     pub fn path(&self) -> Option<PathBuf> {
         match &*self.place.lock() {
             KeyPlace::File(path) => Some(path.clone()),
@@ -122,7 +125,7 @@ impl NamedKey {
         }
     }
 
-    /// Seconds until it expires, negative afterwards.
+    /// Seconds until the key expires, negative afterwards; `None`: never.
     pub fn expires_in_s(&self) -> Option<f64> {
         let (at, now) = (self.expires()?, self.clock.now());
         Some(match at.duration_since(now) {
@@ -135,17 +138,18 @@ impl NamedKey {
         self.expires().is_some_and(|at| self.clock.now() >= at)
     }
 
-    /// True once after the key expired.
+    /// True on the first call after the key expired, then false until its expiry changes.
     pub fn take_expiry(&self) -> bool {
         self.is_expired() && !self.announced.swap(true, Ordering::Relaxed)
     }
 
-    /// Reads the secret for DH-HMAC-CHAP.
+    /// Reads the secret for DH-HMAC-CHAP. Fails if the key has expired, is unreadable, or is not a
+    /// DH-HMAC-CHAP key.
     pub fn secret(&self) -> Result<Secret, KeyError> {
         self.in_force(Secret::parse)
     }
 
-    /// Reads the secret to describe it, also after its expiry.
+    /// Reads the secret to describe it; works for an expired key too.
     pub fn facts(&self) -> Result<KeyFacts, KeyError> {
         let (text, made) = self.parsed(KeyText::parse)?;
         Ok(KeyFacts {
@@ -156,7 +160,7 @@ impl NamedKey {
         })
     }
 
-    /// Reads the text of either kind, unless it has expired.
+    /// Reads and parses the key, for DH-HMAC-CHAP or TLS. Fails if it has expired.
     pub fn text(&self) -> Result<KeyText, KeyError> {
         self.in_force(KeyText::parse)
     }
@@ -171,7 +175,7 @@ impl NamedKey {
         }
     }
 
-    /// Reads the text of the secret, and when it was made.
+    /// Reads the unparsed text of the secret, and [`KeyFacts::made`]. Works for an expired key too.
     pub fn read(&self) -> Result<(Zeroizing<String>, Option<SystemTime>), KeyError> {
         let read = match self.place() {
             KeyPlace::File(path) => {

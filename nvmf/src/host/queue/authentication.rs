@@ -28,15 +28,16 @@ const RECEIVE_BYTES: u32 = 4096;
 /// The result of a completed transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proof {
+    /// Both ends are authenticated as required.
     Alone,
-    /// It also made a PSK, for connections over TLS.
+    /// The transaction also generated a PSK, for connections over TLS.
     WithPsk,
 }
 
 /// The authentication transaction of one queue.
 pub(super) struct Transaction {
     end: HostEnd,
-    /// Where the PSK goes that the transaction makes.
+    /// Receives the PSK that the transaction generates (secure channel concatenation).
     generated: Option<Arc<GeneratedPsk>>,
     helper: Arc<Helper>,
     subsystem: Nqn,

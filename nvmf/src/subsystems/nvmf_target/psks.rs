@@ -1,4 +1,5 @@
-//! The PSKs of a target's hosts, as the TLS handshakes of a transport look them up.
+//! Finds the TLS pre-shared keys (PSKs) of hosts in a target's subsystems, for the TLS handshakes
+//! of a transport.
 
 use std::sync::{Arc, Weak};
 
@@ -10,7 +11,8 @@ use crate::subsystems::subsystem::Subsystem;
 use crate::subsystems::subsystem_config::SubsystemKind;
 use crate::tls::{Identity, PskKey, PskSource, TlsFailure};
 
-/// Most different PSKs of one host that a handshake for discovery tries: each may be in a file.
+/// Most different PSKs of one host that a handshake with the discovery subsystem tries. Each try
+/// may read a file.
 const MOST_FOR_DISCOVERY: usize = 32;
 
 impl Target {
@@ -30,7 +32,8 @@ impl Target {
     }
 }
 
-/// The PSKs of a target. It does not keep the target, which keeps its transports.
+/// The PSKs of a target. Holds a weak reference, because the target owns the transports that own
+/// this.
 pub struct TargetPsks(Weak<Target>);
 
 impl TargetPsks {

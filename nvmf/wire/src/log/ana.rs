@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::layout::wire;
 
 wire! {
-    /// Comes first.
+    /// The header of the page.
     16 bytes: pub struct AnaHeader {
         0 change_count: U64,
         8 groups: U16,
@@ -16,7 +16,8 @@ wire! {
 }
 
 wire! {
-    /// Then each group: this, and `namespaces` identifiers in increasing order, 4 bytes each.
+    /// The descriptor of an ANA group. `namespaces` NSIDs follow it, 4 bytes each, in increasing
+    /// order.
     32 bytes: pub struct AnaGroup {
         0 anagrpid: U32,
         /// 0 when the host asked for groups only (RGO).
@@ -28,7 +29,7 @@ wire! {
     }
 }
 
-/// State of a group, as seen from the controller that is asked.
+/// State of a group at the controller that returns the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -48,7 +49,7 @@ pub enum AnaState {
 }
 
 impl AnaState {
-    /// The name in calls: SPDK's, and two of Nacre for the last states.
+    /// The name in RPC calls: SPDK's names, and two of Nacre for the last two states.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Optimized => "optimized",
@@ -70,7 +71,7 @@ impl AnaState {
         })
     }
 
-    /// Whether commands on the namespaces are executed.
+    /// True if commands to the namespaces are executed in this state.
     pub const fn is_accessible(self) -> bool {
         matches!(self, Self::Optimized | Self::NonOptimized)
     }
@@ -120,7 +121,7 @@ pub fn write_group(
     }
 }
 
-/// A page that ends before its last group does.
+/// The error of a page that ends within a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the ANA log ends at byte {length}, inside group descriptor {group} of {groups}")]
 pub struct AnaTruncated {

@@ -7,21 +7,24 @@ type FirmwareVersion = [u32; 3];
 /// A range of versions, and their defect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BadFirmware {
-    /// The first one that is known to have it, and the first one that is not.
+    /// The first version that is known to have the defect.
     from: FirmwareVersion,
+    /// The first later version without it.
     before: FirmwareVersion,
-    /// The version to update to, or a later one.
+    /// The oldest version to update to.
     pub update_to: &'static str,
+    /// The effect of the defect.
     pub what: &'static str,
+    /// The document that describes the defect.
     pub source: &'static str,
 }
 
-/// What firmware says of a device.
+/// The known defects of a device's firmware.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Firmware {
-    /// There are no entries for such devices, or the version is none that can be compared.
+    /// The table has no entry for devices of this driver, or the version has another form.
     Unknown,
-    /// There is a list for such devices, and this version is not on it.
+    /// The table has entries for devices of this driver, none of them for this version.
     NotListed,
     Bad(Vec<&'static BadFirmware>),
 }

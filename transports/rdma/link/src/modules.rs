@@ -74,7 +74,8 @@ impl Modules {
         }
     }
 
-    /// Whether it could be read what this kernel can load.
+    /// True if the list of loadable modules was readable. If not, [`ModuleState::Missing`] is not
+    /// certain.
     pub fn is_listed(&self) -> bool {
         self.listed
     }

@@ -1,4 +1,8 @@
-//! The server's side of one client: its queue pairs, their receives, comparisons and reports.
+//! The server's side of one test, which one client runs.
+//!
+//! A session has a control connection and the queue pairs of the test. It posts receives, and hands
+//! each message to its [`ServerQueuePair`], which echoes or compares it. It returns credits to the
+//! client. It ends when the client is done or silent for too long, or when a connection fails.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,18 +28,21 @@ const FAREWELL: Duration = Duration::from_millis(200);
 /// Interval at which a busy session checks the peer timeout.
 const TICK: Duration = Duration::from_millis(5);
 
+/// The session of one client, from its request to its end.
 pub(crate) struct Session {
     pub peer: SocketAddr,
     pub number: u32,
     pub terms: SessionParameters,
     // Fields drop in order: lanes before their memory and queues.
     control: (CmId, Lane),
+    /// The queue pairs of the test by index; `None`: not connected yet.
     takers: Vec<Option<ServerQueuePair>>,
     sizes: LaneSizes,
     end: End,
     turns: Turns,
     causes: Causes,
     last_message: Instant,
+    /// When the peer timeout was checked last.
     looked: Instant,
     /// Both ends have finished: deadline for the client to close the connection.
     closing: Option<Instant>,
@@ -43,14 +50,14 @@ pub(crate) struct Session {
     served: Served,
 }
 
-/// A client's description of its run.
+/// The totals of a finished run, as the client reports them at its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Served {
     pub messages: u64,
     pub bytes: u64,
 }
 
-/// The client of a session, and its bounds.
+/// The parameters of a new session.
 pub(crate) struct SessionSetup {
     /// The control connection.
     pub id: CmId,
@@ -59,13 +66,14 @@ pub(crate) struct SessionSetup {
     pub terms: SessionParameters,
     /// Limit for the session's memory, in bytes.
     pub memory: u64,
+    /// How long the session polls an empty completion queue before it sleeps.
     pub spin: Duration,
 }
 
 /// The refusal of a session: the reject data for the client, and the error of the server.
 pub(crate) type Declined = (Reject, Option<PerfError>);
 
-/// Memory that the client accesses on one queue pair: bytes, and number of slots.
+/// Memory that the client reads or writes on one queue pair: bytes, and slots of one message each.
 fn exposed(terms: &SessionParameters) -> (u64, u16) {
     let slots = match (terms.op, terms.verify) {
         (Op::Send, _) => 0,
@@ -151,7 +159,8 @@ impl Session {
         Ok(cm.accept(self.control.0, &answer(accept, 0))?)
     }
 
-    /// Adds one of the test's queue pairs.
+    /// Accepts the connection of the test's queue pair `index`. Refuses an index out of range or
+    /// already in use.
     pub(crate) fn join(
         &mut self,
         cm: &mut dyn ConnectionManager,
@@ -287,8 +296,9 @@ impl Session {
         }
     }
 
-    /// Processes completions; returns the session's result when it is over. The flag is true if
-    /// there was time to check connection events.
+    /// Processes a batch of completions; returns the totals when the session is over, or its first
+    /// cause of failure. The flag is true after a sleep and once per [`TICK`]: the caller then
+    /// checks connection events.
     pub(crate) fn turn(
         &mut self,
         waiter: &mut Waiter,
@@ -485,7 +495,8 @@ impl Session {
         }
     }
 
-    /// Sends the client the reason for the end, if the connection still works.
+    /// Sends the client the reason for the end, if the connection still works. Waits at most
+    /// [`FAREWELL`] for the completion.
     pub(crate) fn farewell(&mut self, error: &PerfError, waiter: &mut Waiter) {
         let last = error.final_message();
         if self.send_control(last).is_err() {

@@ -1,4 +1,5 @@
-//! The management thread of the host side: connects its queue pairs, with retries.
+//! The management thread of the RDMA host side: connects queue pairs to targets through the
+//! connection manager, with retries and timeouts, and destroys those that the cores return.
 //!
 //! ```text
 //!   ADDR_RESOLVE ─▶ ROUTE_RESOLVE ─▶ (queue pair, receives) ─▶ CONNECT ─▶ established
@@ -28,14 +29,14 @@ use crate::stats::event_name;
 /// The status of an event for a peer that does not answer.
 const TIMED_OUT: i32 = -rustix::io::Errno::TIMEDOUT.raw_os_error();
 
-/// Text that operators search for.
+/// Beginning of the text of a timeout; documented, so that operators can search logs for it.
 const TIMEOUT: &str = "RDMA connection timeout";
 
 fn timed_out(limit: Duration) -> String {
     format!("{TIMEOUT} after {}ms", limit.as_millis())
 }
 
-/// The remedy for a failed connection.
+/// Advice for a connection that timed out; empty for other causes.
 fn remedy(why: &str, address: SocketAddr) -> String {
     if why.starts_with(TIMEOUT) {
         format!(
@@ -48,7 +49,7 @@ fn remedy(why: &str, address: SocketAddr) -> String {
     }
 }
 
-/// Interval of checks for removed devices: a removal may wait for this process.
+/// Interval of checks for removed RDMA devices: the kernel's removal may wait for this process.
 const LOOK: Duration = Duration::from_secs(2);
 /// Interval of checks for timeouts.
 const TICK: Duration = Duration::from_millis(100);
@@ -60,21 +61,23 @@ struct Attempt {
     stage: &'static str,
     deadline: Instant,
     retries: u32,
-    /// The target, which is running, refused the last attempt.
+    /// The last attempt was rejected by a running target.
     refused: bool,
     established: bool,
-    /// The core has the queue pair, and will return it.
+    /// The reactor that uses the queue pair has it, and will return it.
     at_core: bool,
     device: Option<DeviceId>,
     read_depth: u8,
 }
 
+/// The connections of the host side: attempts in progress, attempts to retry, and connections that
+/// reactors use.
 pub(super) struct Connects {
     cm: Box<dyn ConnectionManager>,
     attempts: HashMap<CmId, Attempt>,
     /// Attempts to retry, each with its due time.
     waiting: Vec<(Instant, Attempt)>,
-    /// A connection was removed or returned: a device may have no users now.
+    /// Connections have changed: a removed device may have lost its last user.
     stale: bool,
     looked_at: Option<Instant>,
 }
@@ -90,6 +93,7 @@ impl Connects {
         })
     }
 
+    /// Handles new requests of reactors, connection manager events and timeouts. Does not block.
     pub(super) fn turn(&mut self, shared: &HostShared, now: Instant) {
         shared.mailbox.quiet();
         while let Some(ask) = shared.mailbox.take() {
@@ -139,8 +143,8 @@ impl Connects {
         self.forget_gone(shared);
     }
 
-    /// Releases removed devices that no queue pair uses: their removal may wait for that, and there
-    /// are few key slots.
+    /// Releases removed devices that no queue pair uses. Their removal may wait for that, and the
+    /// number of devices that memory is registered with is small.
     fn forget_gone(&mut self, shared: &HostShared) {
         if !std::mem::take(&mut self.stale) {
             return;
@@ -297,7 +301,7 @@ impl Connects {
         }
     }
 
-    /// Connects after the core has posted its receives.
+    /// Sends the connect request, after the reactor has posted the queue pair's receives.
     fn connect(&mut self, id: CmId, now: Instant) {
         let Some(attempt) = self.attempts.get(&id) else {
             return;

@@ -1,4 +1,6 @@
-//! [`RdmaHost`]: one queue pair of the host side, on its core.
+//! [`RdmaHost`]: the host's end of one NVMe/RDMA queue, on one reactor. It sends command capsules
+//! with the keys of their data buffers, and receives responses. The management thread connects the
+//! queue pair.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,15 +19,16 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{HostShared, Link, ManagerRequest, QueueMessage, RdmaHostOptions, RingMemory};
 
-/// Completions taken in one poll.
+/// Most completions taken from the completion queue at once.
 const BATCH: usize = 64;
 
-/// Commands have been answered before their sends are known to be done; so twice as many.
+/// Entries of the send queue for a queue of `entries` commands: twice as many, because a response
+/// may arrive before the completion of the command's SEND, and the next command follows.
 pub(super) fn send_entries(entries: u16) -> u32 {
     (2 * u32::from(entries)).next_power_of_two()
 }
 
-/// One queue pair of the host side.
+/// The host's end of one queue.
 pub struct RdmaHost {
     shared: Arc<HostShared>,
     link: Arc<Link>,
@@ -38,19 +41,20 @@ pub struct RdmaHost {
     batch: Batch,
     /// Commands submitted and not completed, indexed by command identifier.
     commands: Vec<Option<HostCommand>>,
-    /// Commands that wait for room.
+    /// Identifiers of commands that wait for room in the send queue.
     waiting: VecDeque<u16>,
-    /// Answers that no controller gave.
+    /// Completions of commands that cannot be sent, because their memory is not registered.
     local: VecDeque<HostEvent>,
     in_capsule_bytes: u32,
     established: bool,
-    /// The queue pair ended before it was connected: why is still to come.
+    /// The receives were flushed before the connection was established. The connection manager's
+    /// event has the reason, and follows.
     flushed: bool,
     ready_reported: bool,
     closing: Option<Closed>,
     deadline: Option<Nanos>,
     end_reported: bool,
-    /// The last poll left something for want of room.
+    /// The last poll left completions, because `events` was full.
     more: bool,
     work_requests: HostWorkRequests,
 }
@@ -87,7 +91,7 @@ impl RdmaHost {
         }
     }
 
-    /// The number of its queue pair, while there is one.
+    /// The queue pair number (QPN), while there is a queue pair.
     pub fn qp(&self) -> Option<u32> {
         self.lane.as_ref().map(|(lane, _)| lane.number())
     }
@@ -171,7 +175,7 @@ impl RdmaHost {
         }
     }
 
-    /// Destroys the queue pair: the controller can no longer reach this side's memory through it.
+    /// Destroys the queue pair. The controller can no longer access this host's memory through it.
     fn destroy(&mut self) {
         self.flushed = false;
         let Some((lane, id)) = self.lane.take() else {
@@ -188,7 +192,7 @@ impl RdmaHost {
         self.shared.mailbox.send(ManagerRequest::Done(id, endpoint));
     }
 
-    /// Queues a command's message. `false`: it has to wait.
+    /// Posts the SEND of a command capsule. Returns false if the send queue has no room.
     fn start(&mut self, cid: u16) -> bool {
         let Some((lane, _)) = &mut self.lane else {
             return false;
@@ -339,7 +343,8 @@ fn broken(status: WcStatus) -> Closed {
     ))
 }
 
-/// The memory of a command's data, for the controller; `None`: it is not registered.
+/// The keyed SGL descriptor of a command's data; `None` if the buffer is not registered with the
+/// device.
 fn keyed(data: Option<&Buf>, key_slot: usize) -> Option<Sgl> {
     let Some(data) = data else {
         return Some(Sgl::Keyed {

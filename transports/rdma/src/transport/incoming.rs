@@ -1,4 +1,5 @@
-//! Takes over new connections from the management thread, and its later events about them.
+//! The messages of the management thread to the target side on one core: new connections, and
+//! events of connections and devices.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,6 +16,7 @@ use crate::shared::{Ended, Incoming, ToControl, ToCore};
 use crate::stats::add;
 
 impl RdmaTransport {
+    /// Handles all messages in the core's inbox.
     pub(super) fn take_messages(&mut self) {
         while let Some(message) = self.core.inbox.pop() {
             match message {
@@ -78,7 +80,8 @@ impl RdmaTransport {
         self.forget_devices();
     }
 
-    /// Whether so many receives more can be posted, and those of all others as well.
+    /// Fails if the core's buffers do not suffice for `entries` more receives, beside the receives
+    /// of all connections and shared receive queues.
     fn room_for(&self, entries: usize) -> Result<(), String> {
         let devices = self.devices.iter().flatten();
         let shared: u32 = devices.filter_map(|of| of.queues.srq_entries()).sum();
@@ -96,8 +99,8 @@ impl RdmaTransport {
         ))
     }
 
-    /// Makes a connection of a queue pair, ready to receive. On failure the queue pair is
-    /// destroyed.
+    /// Creates the connection of a new queue pair, and posts its receives. On failure the queue
+    /// pair is destroyed.
     pub(super) fn adopt(&mut self, incoming: Incoming) -> Result<(), String> {
         let device = self.device(&incoming)?;
         let config = &self.shared.config;
@@ -184,7 +187,7 @@ impl RdmaTransport {
         Ok(())
     }
 
-    /// The place of a device, made at its first connection.
+    /// The index of the connection's device on this core. Adds the device at its first connection.
     pub(super) fn device(&mut self, incoming: &Incoming) -> Result<usize, String> {
         let queues = incoming.endpoint.queues();
         let is_it =
@@ -243,7 +246,7 @@ impl RdmaTransport {
         Ok(at)
     }
 
-    /// Posts receives of connections that wait for buffers, as far as some have come back.
+    /// Posts receives of connections that wait for buffers, as far as there are free ones.
     pub(super) fn feed(&mut self) {
         for _ in 0..self.starved.len() {
             let Some(index) = self.starved.pop_front() else {
@@ -262,8 +265,8 @@ impl RdmaTransport {
         }
     }
 
-    /// Devices, and queues of theirs, that the management thread has released. A queue pair on its
-    /// way there may still write to the receiver's posted buffers.
+    /// Forgets devices and queues that the management thread has released, once no queue pair uses
+    /// them: one that this core has returned to the thread may still write to posted buffers.
     pub(super) fn forget_devices(&mut self) {
         if self.devices.iter().flatten().all(|device| device.conns > 0) {
             return;

@@ -1,12 +1,12 @@
-//! The I/O half of the TCP transport: all connections of one core.
+//! The target side of the TCP transport on one core: polls the sockets of all its connections, and
+//! passes bytes between them and the NVMe/TCP connection machines of `nacre-nvmf`.
 //!
-//! A turn polls these sockets, in order: those with input left from the turn before; if there are
-//! few sockets, the recently active ones (a receive without data costs less than epoll and then a
-//! receive); and those that epoll names. Epoll is level-triggered. With many sockets it is called
-//! in every turn, otherwise at least every [`EPOLL_EVERY`] turns and, while some sockets are not
-//! received from, every [`EPOLL_WITHIN`]. So no socket is overlooked for long, and epoll's
-//! descriptor wakes a sleeping core. If there was not enough room for all input, unserved
-//! connections come first in the next turn.
+//! A turn receives from these sockets, in order: those with input left from the turn before; the
+//! recently active (*hot*) ones, if there are few sockets; and those that epoll reports. A receive
+//! without data costs less than epoll and then a receive. Epoll is level-triggered. With many
+//! sockets it is called in every turn, otherwise at least every [`EPOLL_EVERY`] turns and, while
+//! some sockets are not hot, every [`EPOLL_WITHIN`]. Epoll's descriptor wakes a sleeping core. If
+//! there was not enough room for all input, unserved connections come first in the next turn.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -36,19 +36,19 @@ use crate::stats::{Stats, add};
 
 mod connections;
 
-/// So many sockets may be received from directly, without asking epoll. With more, epoll is asked
-/// in any case, and says which of them have something by one call.
+/// Most sockets for which the core receives without epoll. With more sockets, one call of epoll per
+/// turn costs less.
 const HOT: usize = 4;
 /// Turns without data after which a socket is no longer hot.
 const HOT_TURNS: u32 = 4096;
-/// Turns between two looks at epoll while hot sockets keep us busy.
+/// Most turns between two calls of epoll while hot sockets have input.
 const EPOLL_EVERY: u32 = 16;
-/// Time between two looks while a socket is not hot: its first command waits no longer than that or
-/// one turn, where turns are long.
+/// Most time between two calls of epoll while some socket is not hot. Its next command waits for
+/// this time, or for one turn if turns take longer.
 const EPOLL_WITHIN: Duration = Duration::from_micros(20);
-/// Events of one connection in one turn, so that one busy host does not starve the others.
+/// Most events of one connection in one turn, so that one busy host does not starve the others.
 const EVENTS_PER_TURN: usize = 256;
-/// Receives of one connection in one turn.
+/// Most receives of one connection in one turn.
 const RECEIVES_PER_TURN: usize = 4;
 
 struct Conn {
@@ -69,7 +69,7 @@ struct Conn {
     unconnected: Option<Arc<Pending>>,
     /// True while the connection is on the list of those with data to send.
     dirty: bool,
-    /// True while the connection is on the list to look at next turn, whatever epoll reports.
+    /// True while the connection is on the list to serve in the next turn, whatever epoll reports.
     pending: bool,
     /// The socket's send buffer is full: epoll watches for room.
     blocked: bool,
@@ -99,12 +99,14 @@ pub struct TcpTransport {
     free: Vec<u32>,
     count: usize,
     buffers: RxBuffers,
-    /// Connections with something to send, with something left to parse, and those active lately.
+    /// Connections with data to send.
     dirty: Vec<u32>,
+    /// Connections to serve in the next turn.
     pending: Vec<u32>,
     looked_at: Vec<u32>,
+    /// Recently active connections.
     hot: Vec<u32>,
-    /// There was no room for more events: some that have something may not have been looked at.
+    /// There was no room for more events: connections with input may not have been served.
     overlooked: bool,
     turns_to_epoll: u32,
     epoll_at: Nanos,
@@ -147,7 +149,8 @@ impl TcpTransport {
         slot.conn.as_deref_mut()
     }
 
-    /// Serves one connection: parses present input, receives, parses. `false`: no room for events.
+    /// Serves one connection: parses input left before, receives, and parses. Returns false if
+    /// there was no room for all events.
     fn serve(&mut self, index: u32, pools: &Pools, events: &mut Events) -> bool {
         let now = self.now;
         let Some(slot) = self.slots.get_mut(index as usize) else {
@@ -272,7 +275,7 @@ impl TcpTransport {
         events.has_room()
     }
 
-    /// Sends what one connection has queued.
+    /// Sends the queued data of one connection.
     fn send(&mut self, index: u32) {
         let Some(conn) = self.slots[index as usize].conn.as_deref_mut() else {
             return;
@@ -334,14 +337,14 @@ impl TcpTransport {
     }
 }
 
-/// True if no sealed bytes wait: they leave before the end of the stream.
+/// True if no encrypted bytes wait to be sent. They are sent before the end of the stream.
 fn has_left(conn: &Conn) -> bool {
     conn.sealed
         .as_deref()
         .is_none_or(|sealed| !sealed.wants_write())
 }
 
-/// Seals and sends what one connection has queued.
+/// Encrypts and sends the queued data of one TLS connection.
 fn seal(epoll: &EventSet, conn: &mut Conn, index: u32, stats: &Stats) {
     let Some(sealed) = conn.sealed.as_deref_mut() else {
         return;
@@ -573,7 +576,7 @@ impl Transport for TcpTransport {
 }
 
 impl TcpTransport {
-    /// Looks at the connections that are to be looked at whatever epoll says.
+    /// Serves the connections of the list `pending`.
     fn serve_pending(&mut self, pools: &Pools, events: &mut Events) {
         std::mem::swap(&mut self.pending, &mut self.looked_at);
         for at in 0..self.looked_at.len() {
@@ -614,7 +617,7 @@ impl TcpTransport {
         }
     }
 
-    /// Queues the connections that epoll reports, behind those already pending.
+    /// Adds the connections that epoll reports to `pending`.
     #[cold]
     fn line_up(&mut self) {
         if !self.wait() {
@@ -631,7 +634,7 @@ impl TcpTransport {
         }
     }
 
-    /// Asks epoll who has something.
+    /// Calls epoll, without waiting. Returns false if there is no connection, or it failed.
     fn wait(&mut self) -> bool {
         if self.count == 0 {
             return false;
@@ -644,7 +647,7 @@ impl TcpTransport {
         asked.is_ok()
     }
 
-    /// The connection of an event, if there is something to receive. Sends queued data if the
+    /// The connection of epoll's event number `at`, if it has input. Sends queued data if the
     /// socket has room.
     #[inline]
     fn ready_at(&mut self, at: usize) -> Option<u32> {

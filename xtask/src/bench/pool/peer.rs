@@ -1,7 +1,8 @@
-//! Rows beside SPDK's lvols: first passes, where SPDK copies a cluster for each write.
+//! Compares Nacre's pools with SPDK's lvols where SPDK copies a whole cluster for each write: the
+//! overwrite of a volume after a snapshot, and first writes to a new volume.
 //!
-//! SPDK's target serves an lvstore on a RAM disk by the same calls, with the same load. It writes
-//! each of its few clusters about once; Nacre's side writes a quarter of the blocks.
+//! SPDK's target serves an lvstore on a RAM disk. The load on it writes each of its few clusters
+//! about once; the load on Nacre writes a quarter of the blocks. `nacre perf` generates both.
 
 use std::path::Path;
 
@@ -17,14 +18,15 @@ use super::{Bar, FIRST_PASS, FRESH, Options, Row, Table};
 const POOL: &str = "pool0";
 const STORE: &str = "lvs0";
 const VOLUME: u64 = 256 * MIB;
-/// SPDK's RAM disk; its program has 1 GiB of memory.
+/// SPDK's RAM disk, which fits in the 1 GiB of memory that its program gets.
 const DISK: Disk = Disk {
     block_bytes: BLOCK,
     blocks: 640 * MIB / BLOCK,
 };
-/// The default of lvols, and that of blobs.
+/// Cluster sizes in MiB, with the text of the row: the default of lvols, and that of blobs.
 const CLUSTERS: [(u64, &str); 2] = [(4, "SPDK, 4 MiB"), (1, "SPDK, 1 MiB")];
 
+/// Runs the comparison, and adds a row to `table` for each workload and cluster size.
 pub(super) fn measure(
     nacre: &Path,
     spdk: &Spdk,
@@ -88,7 +90,8 @@ fn alone<T>(target: &Target, measure: impl FnOnce() -> Result<T>) -> Result<T> {
     result
 }
 
-/// First writes to a new volume, most of them to a unit of their own.
+/// I/O per second of random first writes to a new volume of 64 GiB: nearly every write needs a new
+/// unit.
 fn fresh_rate(scene: &Scene) -> Result<f64> {
     let free = scene.free(POOL)?;
     let nsid = scene.lvol(POOL, "fresh", 64 * GIB)?;

@@ -1,5 +1,5 @@
-//! Asks each daemon over its socket, which no partition cuts, whether it serves the volume and has
-//! a good lease.
+//! Looks for two holders: asks each daemon repeatedly whether it serves the volume and its lease is
+//! good, over the daemon's Unix socket, which no partition cuts.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 const PACE: Duration = Duration::from_millis(50);
-/// Two answers that are further apart say nothing about the time between them: in it, a node can
-/// lose a volume and take it again.
+/// If two answers of a node are further apart, it may have lost the volume and taken it again in
+/// between.
 const CONTINUOUS: Duration = Duration::from_secs(1);
 
-/// A call of one daemon.
+/// Calls an RPC method of one daemon.
 pub(super) fn ask(socket: &Path, method: &str, params: &Value) -> Result<Value> {
     let mut stream = UnixStream::connect(socket).context("connecting to a daemon")?;
     stream.set_read_timeout(Some(ANSWER_LIMIT))?;
@@ -36,7 +36,7 @@ pub(super) fn ask(socket: &Path, method: &str, params: &Value) -> Result<Value> 
     }
 }
 
-/// A question, and the answer at one moment between `begin` and `end`.
+/// One answer of a daemon. It is true for some moment between `begin` and `end`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sample {
     begin: Instant,
@@ -51,10 +51,10 @@ impl Sample {
     }
 }
 
-/// Answers of a node.
+/// The name of a node, and the answers of its daemon in order.
 pub(super) type Samples = (&'static str, Vec<Sample>);
 
-/// Answers of one daemon, until the watch ends.
+/// A thread that asks one daemon until it is stopped.
 pub(super) struct Watch {
     node: &'static str,
     ends: Arc<AtomicBool>,
@@ -82,8 +82,8 @@ impl Watch {
         Self { node, ends, thread }
     }
 
-    /// The samples, and the time until which they say something: the last question of one daemon
-    /// can outlast the watches of the others.
+    /// Stops all watches. Returns the samples, and the time of the stop: the last answer of a slow
+    /// daemon comes later, when the others are no longer asked.
     pub(super) fn end_all(
         watches: impl IntoIterator<Item = Self>,
     ) -> Result<(Vec<Samples>, Instant)> {
@@ -113,7 +113,8 @@ fn is_holder(metrics: &str) -> bool {
     serves && is_one("nacre_cluster_lease_good{", &[])
 }
 
-/// A holder whose daemon did not say so. Then [`two_holders`] would prove nothing.
+/// An error if no sample until `until` shows that the node `holder`, which is known to serve the
+/// volume, does so: then [`two_holders`] would prove nothing.
 pub(super) fn unseen_holder(nodes: &[Samples], holder: &str, until: Instant) -> Option<String> {
     let mut samples = nodes
         .iter()
@@ -125,8 +126,8 @@ pub(super) fn unseen_holder(nodes: &[Samples], holder: &str, until: Instant) -> 
     })
 }
 
-/// The times for which a node was the holder: from the first true answer of a run to its last
-/// question.
+/// The intervals in which a node certainly was the holder: for each run of true answers, from the
+/// end of the first sample to the begin of the last one.
 fn claims(samples: &[Sample]) -> Vec<(Instant, Instant)> {
     let is_run = |one: &Sample, next: &Sample| {
         one.is_true() && next.is_true() && next.end - one.begin < CONTINUOUS
@@ -139,7 +140,7 @@ fn claims(samples: &[Sample]) -> Vec<(Instant, Instant)> {
     .collect()
 }
 
-/// A moment at which two nodes were holders with good leases.
+/// An error if two nodes were holders with good leases at the same moment.
 pub(super) fn two_holders(nodes: &[Samples]) -> Option<String> {
     for (index, (one, samples)) in nodes.iter().enumerate() {
         for (from, to) in claims(samples) {
@@ -159,7 +160,7 @@ pub(super) fn two_holders(nodes: &[Samples]) -> Option<String> {
     None
 }
 
-/// The longest time without an answer.
+/// The longest time without an answer between `from` and `to`.
 pub(super) fn longest_silence(samples: &[Sample], from: Instant, to: Instant) -> Duration {
     let mut last = from;
     let mut longest = Duration::ZERO;

@@ -1,27 +1,30 @@
-//! Lists that every checkpoint writes whole: pages that each refer to the next.
+//! The bytes of two lists of a pool's metadata. Each is a chain of 4 KiB pages, and each page has
+//! the position of the next. Every checkpoint writes both lists as a whole.
 //!
-//! | list | items of a page | item |
+//! | list | items per page | item |
 //! |---|---|---|
-//! | index of the directory | 168 | place of a directory page |
-//! | page map | 504 | unit << 16 \| its granules that hold metadata |
+//! | index of the directory | 168 | [`Place`] of a directory page: both copies, checksum |
+//! | page map | 504 | unit << 16 \| granules (4 KiB) of the unit that are metadata pages |
 
 use super::leaf::Stamp;
 use super::node::is_page_pair;
 use super::{FormatError, HEAD_BYTES, Page, PageHead, PageKind, Place, Reader, Writer, wrong};
 use crate::geometry::{Geometry, PAGE};
 
-/// Places of directory pages that a page has room for.
+/// Most items of a page of the index.
 pub const INDEX_ITEMS: usize = (PAGE - HEAD_BYTES) / Place::BYTES;
-/// Zones that a page has room for.
+/// Most items of a page of the page map.
 pub const MAP_ITEMS: usize = (PAGE - HEAD_BYTES) / 8;
 
-/// A unit that holds metadata, and its granules in use.
+/// A unit that holds metadata pages only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Zone {
     pub unit: u64,
+    /// Granules in use, one bit each.
     pub used: u16,
 }
 
+/// Encodes a page of the index. `next` is the next page, or none. Has room for [`INDEX_ITEMS`].
 pub fn encode_index(places: &[Place], stamp: Stamp, next: Place, page: &mut Page) {
     let mut w = Writer::zeroed(page);
     let head = stamp.head(PageKind::DirectoryIndex, places.len(), next);
@@ -29,6 +32,7 @@ pub fn encode_index(places: &[Place], stamp: Stamp, next: Place, page: &mut Page
     places.iter().for_each(|place| place.write(&mut w));
 }
 
+/// Encodes a page of the page map. `next` is the next page, or none. Has room for [`MAP_ITEMS`].
 pub fn encode_page_map(zones: &[Zone], stamp: Stamp, next: Place, page: &mut Page) {
     let mut w = Writer::zeroed(page);
     let head = stamp.head(PageKind::PageMap, zones.len(), next);
@@ -38,7 +42,8 @@ pub fn encode_page_map(zones: &[Zone], stamp: Stamp, next: Place, page: &mut Pag
     }
 }
 
-/// The places of a page of the index, and that of the next page.
+/// Decodes page number `position` of the index of the pool `tag`: its items, and the next page.
+/// Fails on any value that [`encode_index`] does not write.
 pub fn decode_index(
     page: &Page,
     geometry: &Geometry,
@@ -53,7 +58,8 @@ pub fn decode_index(
     decode(page, geometry, tag, position, kind, INDEX_ITEMS, read)
 }
 
-/// The zones of a page of the page map, and the place of the next page.
+/// Decodes page number `position` of the page map of the pool `tag`: its items, and the next page.
+/// Fails on any value that [`encode_page_map`] does not write.
 pub fn decode_page_map(
     page: &Page,
     geometry: &Geometry,

@@ -1,4 +1,6 @@
-//! Reading the maps of all versions: every page once, however many versions share it.
+//! Reads the block maps of all volumes and snapshots of a pool at an import. Each map is a tree of
+//! nodes, and a node is one page, or two for a leaf. Volumes and snapshots share nodes; each page
+//! is read once. The caller does the I/O: it takes the wanted pages, and returns their contents.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -20,11 +22,14 @@ pub(super) struct Nodes {
     geometry: Geometry,
     shape: Shape,
     tag: u64,
-    /// Reads that were asked for: which node, and whether it is the rest of a leaf.
+    /// Requested pages by key: the node, and whether it is the second page of a leaf.
     asked: Vec<(NodeKey, bool)>,
+    /// The same, to request each page once.
     known: HashMap<(NodeKey, bool), ()>,
+    /// Pages that the caller has not taken yet.
     wanted: Vec<(Place, u64)>,
     loaded: HashMap<NodeKey, Loaded>,
+    /// Nodes in their final form.
     built: HashMap<NodeKey, Arc<Node>>,
     pages: Vec<u64>,
 }
@@ -60,11 +65,12 @@ impl Nodes {
         }
     }
 
+    /// Requests the root of a map, and then all nodes below it.
     pub(super) fn want_root(&mut self, place: Place) {
         self.want(place, (place.a, self.geometry.levels, 0), false);
     }
 
-    /// Pages to read, each with its key.
+    /// Takes the pages to read next, each with its key.
     pub(super) fn take_wanted(&mut self) -> Vec<(Place, u64)> {
         std::mem::take(&mut self.wanted)
     }
@@ -76,13 +82,14 @@ impl Nodes {
         }
     }
 
-    /// Both copies of a page are unreadable.
+    /// Reports that both copies of a page are unreadable: its node is lost.
     pub(super) fn lost(&mut self, _place: Place, key: u64) {
         let (node, _) = self.asked[key as usize];
         self.loaded.insert(node, Loaded::Lost);
     }
 
-    /// A page with the right checksum. If its contents are not sound, its node is lost.
+    /// Passes the contents of a page, whose checksum is right. If they are malformed, the node is
+    /// lost, and the error says why.
     pub(super) fn loaded(
         &mut self,
         place: Place,
@@ -159,7 +166,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// The map below a root. Nodes that two maps share are one node.
+    /// Builds the map below a root, when no page is wanted any more. Maps share their common nodes.
     pub(super) fn tree(&mut self, root: Place, garbage: &PageGarbage) -> Tree {
         if root.is_none() {
             return Tree::default();
@@ -177,7 +184,7 @@ impl Nodes {
         Tree { root: Some(node) }
     }
 
-    /// Pages that the maps refer to and that are readable.
+    /// The page numbers of all readable pages of the maps, both copies.
     pub(super) fn pages(&self) -> impl Iterator<Item = u64> {
         self.pages.iter().copied()
     }

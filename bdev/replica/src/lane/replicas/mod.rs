@@ -1,7 +1,10 @@
-//! The replicas of a lane: the view, a queue to each replica, and the children in flight.
+//! The replicas of a volume as one core's data path (the lane) uses them: a queue to each replica's
+//! device, and the I/O in flight there.
 //!
-//! A queue is opened when a view adds a replica, and closed when the replica has left and all its
-//! I/O has completed.
+//! The volume's control publishes a *view*: the replicas, the state of each, and whether the volume
+//! serves. A replica has a *slot*, its index in the view. A *child* is the I/O of one request at
+//! one replica. A queue is opened when a view adds a replica, and closed when the replica has left
+//! the view and all its I/O has completed.
 
 pub(super) mod choice;
 mod queue;
@@ -30,12 +33,14 @@ use crate::view::{Mode, ReplicaView, Role, View};
 /// Delay before a replica that lacked resources is retried.
 const RETRY: Duration = Duration::from_millis(1);
 
+/// The queues of a lane, and the view that they follow.
 pub(super) struct Replicas {
     /// Queues of the replicas, indexed by slot. Dropped first: afterwards no device touches a
     /// buffer.
     queues: [Option<Box<ReplicaQueue>>; MAX_REPLICAS],
-    /// Queues of replicas that left, with I/O in flight.
+    /// Queues of replicas that left the view, while they have I/O in flight.
     old: [Option<Box<ReplicaQueue>>; MAX_REPLICAS],
+    /// Slots with a queue in `old`.
     olds: Slots,
     /// Slots whose queue has waiting children.
     waiting: Slots,
@@ -43,8 +48,8 @@ pub(super) struct Replicas {
     pub sync: Sync,
     /// Replicas that may receive a read directly, unless some replica lacks blocks.
     direct: Slots,
-    /// Replicas that executed I/O synchronously since the last turn: their slots are entered, and
-    /// they must be polled.
+    /// Replicas that executed I/O synchronously since the last turn: they count as having I/O in
+    /// flight ([`Replicas::enter`]), and must be polled.
     used: Slots,
     /// Replicas whose queues lack resources, which has been reported.
     reported_short: Slots,
@@ -63,6 +68,7 @@ pub(super) struct Replicas {
 #[derive(Default)]
 pub(super) struct Sync {
     pub in_sync: Slots,
+    /// Replicas under resync.
     pub syncing: Slots,
     pub flushed: Slots,
     local: Slots,
@@ -93,7 +99,7 @@ impl Sync {
         }
     }
 
-    /// True when a write with these completions may be acknowledged.
+    /// True when a request with these successful children may be completed without an error.
     #[inline]
     pub(super) fn may_acknowledge(&self, request: &Request) -> bool {
         self.answers
@@ -348,6 +354,7 @@ impl Replicas {
     }
 
     #[inline]
+    /// Undoes one [`Replicas::enter`].
     pub(super) fn leave(&mut self, slot: usize) {
         self.loads[slot] -= 1;
         if self.loads[slot] == 0 {
@@ -374,8 +381,8 @@ impl Replicas {
         (0..MAX_REPLICAS).for_each(|slot| self.publish_load(slot));
     }
 
-    /// Submits a request to a replica, or queues it there. The slot must be entered; an error
-    /// leaves it.
+    /// Submits a request to a replica, or queues it there. Call [`Replicas::enter`] first; an error
+    /// undoes that.
     #[inline]
     pub(super) fn submit(
         &mut self,
@@ -474,7 +481,7 @@ impl Replicas {
         request.children.queued = 0;
     }
 
-    /// Requests a replica to abort a child. Returns true if the replica tries.
+    /// Asks a replica's device to abort a child. Returns true if the device tries.
     pub(super) fn abort(&mut self, request: &Request, index: usize, slot: usize) -> bool {
         let token = child_token(index, slot, request.generation);
         let queue = &mut self.queues[slot];
