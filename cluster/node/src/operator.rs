@@ -20,6 +20,7 @@ use crate::keys::{self, Cluster, NodeKey, bytes};
 use crate::operations::OperationKey;
 use crate::publication::Publication;
 use crate::record;
+use crate::removal::PendingRemoval;
 use crate::seen_keys::SeenKeys;
 
 /// Time between two looks at the progress of a request.
@@ -47,6 +48,8 @@ pub struct Status {
     pub operations: usize,
     /// Nothing that is lost is replaced.
     pub brake: Option<Brake>,
+    /// Removals that wait for a node.
+    pub removals: Vec<PendingRemoval>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -162,8 +165,7 @@ impl Operator {
     }
 
     pub async fn status(&self) -> Result<Status, Error> {
-        let joined = self.shared.as_ref();
-        let joined = joined.and_then(|shared| shared.cluster.get().copied());
+        let joined = (self.shared.as_ref()).and_then(|shared| shared.cluster.get().copied());
         let cluster = Cluster::read(&self.client, &self.prefix).await;
         let cluster = cluster.map_err(|error| error.of_node(joined))?;
         let etcd = self.client.members().await;
@@ -233,6 +235,7 @@ impl Operator {
             volumes,
             operations: self.list(&self.prefix.operations()).await?.len(),
             brake: BrakeKey::read(self).await?.0.brake,
+            removals: PendingRemoval::all(self).await?,
         })
     }
 

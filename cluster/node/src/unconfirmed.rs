@@ -13,17 +13,19 @@
 //! only after it has listed the publications again.
 
 use nacre_cluster_core::{Holder, NodeId, Record, VolumeId};
-use nacre_cluster_etcd::{KeyValue, LeaseKey};
+use nacre_cluster_etcd::{BehindCause, KeyValue, LeaseKey};
 
 use crate::error::Error;
 use crate::operator::Operator;
 use crate::record;
 
 /// A node on which a host without permission may still use the volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unconfirmed {
     pub node: NodeId,
     pub doubt: Doubt,
+    /// The node's own cause of [`Doubt::NotInEffect`], if it knows the publication.
+    pub cause: Option<BehindCause>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,7 +83,12 @@ fn doubts(
     };
     let of_lease = |lease: &LeaseKey| {
         let node = lease.node;
-        doubt(lease).map(|doubt| Unconfirmed { node, doubt })
+        let known = lease.in_effect.as_ref();
+        doubt(lease).map(|doubt| Unconfirmed {
+            node,
+            doubt,
+            cause: known.and_then(|known| known.causes.get(&volume.0).cloned()),
+        })
     };
     let mut found: Vec<Unconfirmed> = leases.iter().filter_map(of_lease).collect();
     let Some(record) = record else { return found };
@@ -93,6 +100,7 @@ fn doubts(
         found.push(Unconfirmed {
             node: holder.node,
             doubt: Doubt::ServesWithoutLease,
+            cause: None,
         });
     } else if record.serving < record.epoch {
         let replica = record.replicas.first().map(|replica| replica.node);
@@ -100,6 +108,7 @@ fn doubts(
         found.extend(node.map(|node| Unconfirmed {
             node,
             doubt: Doubt::NotOpened,
+            cause: None,
         }));
     }
     found
@@ -107,6 +116,8 @@ fn doubts(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use nacre_cluster_core::record::{Replica, ReplicaState};
     use nacre_cluster_core::{Incarnation, ReplicaId, Revision};
     use nacre_cluster_etcd::InEffect;
@@ -125,6 +136,7 @@ mod tests {
             in_effect: in_effect.map(|(revision, behind)| InEffect {
                 revision,
                 behind: behind.iter().map(|id| Uuid::from_u128(*id)).collect(),
+                causes: BTreeMap::new(),
             }),
         }
     }

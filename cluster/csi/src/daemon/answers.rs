@@ -105,9 +105,15 @@ pub(super) fn cluster_publication(volume: ClusterVolumeAnswer) -> Option<Publica
 pub(super) fn doubt(node: &UnconfirmedAnswer) -> String {
     let name = node.name.as_deref().unwrap_or(&node.id);
     match node.reason {
-        Some(UnconfirmedReason::NotInEffect) => format!(
-            "node {name} has not confirmed that the host is disconnected, and is not fenced"
-        ),
+        Some(UnconfirmedReason::NotInEffect) => {
+            let since = node.since.iter().map(|since| format!(" since {since}"));
+            let why = node.why.iter().map(|why| format!(" ({why})"));
+            let more: String = since.chain(why).collect();
+            format!(
+                "node {name} has not confirmed that the host is disconnected, and is not \
+                 fenced{more}"
+            )
+        }
         Some(UnconfirmedReason::NotKnown) => format!(
             "node {name} does not say whether the host is disconnected: it has just started, or \
              runs an earlier version"
@@ -175,6 +181,25 @@ mod tests {
         assert_eq!(room(&[("nodes", "C")]), 20);
         assert_eq!(room(&[("nodes", "c"), ("replicas", "2")]), 20);
         assert_eq!(room(&[("nodes", "d")]), 0);
+    }
+
+    /// Goal: the text has the node's own cause and its time, as far as its daemon says them.
+    #[test]
+    fn a_doubt_has_its_cause() {
+        let mut node = UnconfirmedAnswer {
+            id: "1".to_owned(),
+            name: Some("ant".to_owned()),
+            reason: Some(UnconfirmedReason::NotInEffect),
+            why: None,
+            since: None,
+        };
+        let expected =
+            "node ant has not confirmed that the host is disconnected, and is not fenced";
+        assert_eq!(doubt(&node), expected);
+        node.why = Some("I/O is in flight".to_owned());
+        node.since = Some("2026-01-31T12:00:00Z".to_owned());
+        let more = " since 2026-01-31T12:00:00Z (I/O is in flight)";
+        assert_eq!(doubt(&node), format!("{expected}{more}"));
     }
 
     /// Goal: a volume that an operator also shows by another subsystem is published by its own.

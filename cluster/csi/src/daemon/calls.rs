@@ -111,6 +111,10 @@ pub(super) struct UnconfirmedAnswer {
     /// `None`: a word of a later daemon.
     #[serde(default, deserialize_with = "known")]
     pub reason: Option<UnconfirmedReason>,
+    #[serde(default)]
+    pub why: Option<String>,
+    #[serde(default)]
+    pub since: Option<String>,
 }
 
 /// A word that this driver knows.

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use nacre_cluster_core::Incarnation;
+use nacre_cluster_core::{Incarnation, NodeId};
 use nacre_cluster_etcd::Member;
 use nacre_cluster_node::{Brake, Cluster, NodeState, NodeStatus, Status, VolumeCounts};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::removals::ClusterRemovals;
 use super::{name_of, read_status};
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
 use crate::services::Engine;
@@ -34,6 +35,8 @@ pub struct ClusterStatus {
     operations: Option<usize>,
     /// Many nodes lost their leases at once: no lost replica is replaced until cluster_repair.
     brake: Option<ClusterBrake>,
+    /// Removals of hosts and devices that wait for a node.
+    removals: Option<ClusterRemovals>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -303,10 +306,12 @@ impl ClusterStatus {
                 volumes: None,
                 operations: None,
                 brake: None,
+                removals: None,
             },
             Ok(status) => Self {
                 this_node,
                 problem: None,
+                removals: Some(ClusterRemovals::of(&status.removals, &names(&status))),
                 nodes: ClusterNode::all(&status, state.as_ref()),
                 cluster: Some(status.cluster.into()),
                 etcd: status.etcd.into_iter().map(Into::into).collect(),
@@ -316,6 +321,12 @@ impl ClusterStatus {
             },
         }
     }
+}
+
+fn names(status: &Status) -> BTreeMap<NodeId, String> {
+    let nodes = status.nodes.iter();
+    let names = nodes.filter_map(|node| Some((node.id, name_of(node)?.to_owned())));
+    names.collect()
 }
 
 pub struct GetNodes;
@@ -338,7 +349,6 @@ impl Method<Engine> for GetNodes {
 
 #[cfg(test)]
 mod tests {
-    use nacre_cluster_core::NodeId;
     use nacre_cluster_etcd::MemberStatus;
     use nacre_cluster_node::{Error, LeaseStatus};
 

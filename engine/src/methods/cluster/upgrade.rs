@@ -234,6 +234,7 @@ mod tests {
             volumes: VolumeCounts::default(),
             operations: 0,
             brake: None,
+            removals: Vec::new(),
         }
     }
 

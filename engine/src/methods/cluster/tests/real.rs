@@ -161,6 +161,7 @@ fn acts_of_operators_on_a_real_etcd() {
             "publication": {
                 "nqn": "nqn.a", "hosts": [], "any_host": false, "listen_addresses": [],
             },
+            "removals": [],
         }])
     );
     assert_eq!(
