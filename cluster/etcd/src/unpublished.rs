@@ -2,8 +2,9 @@
 //! seen the publications; the key of a deleted one is gone, and its revision with it.
 //!
 //! A version before leases say what is in effect writes no note. While one has a lease, nothing
-//! counts as confirmed. Two deletions are not covered: one that such a daemon makes just before its
-//! upgrade, and that of a volume by a version that notes only unpublished ones.
+//! counts as confirmed. Another version notes unpublished volumes and not deleted ones. So a node
+//! that is asked also knows the deletions that it saw itself. One that such a version made before
+//! that node started is not covered.
 
 use nacre_cluster_core::VolumeId;
 use serde_json::json;
