@@ -372,6 +372,16 @@ fn hosts_and_publication() {
     });
     load.run(300);
     load.drain();
+    // By hand, on one node, the cluster would take the permission again.
+    let by_hand = json!({ "nqn": nqn, "host": "nqn.2026-01.org.example:by-hand" });
+    let refused = cluster.nodes[1]
+        .daemon()
+        .try_call("nvmf_subsystem_add_host", by_hand);
+    let refused = refused.expect_err("not published to it").to_string();
+    assert!(
+        refused.contains("volume \"v\"") && refused.contains("volume_publish"),
+        "{refused}"
+    );
     // Without the host in the list, it is disconnected everywhere, and does not come in again.
     cluster.nodes[1]
         .daemon()

@@ -175,6 +175,19 @@ impl Inbox {
             .collect()
     }
 
+    /// The volume that this node shows under the NQN, with its publication.
+    pub(super) fn published_as(&self, nqn: &str) -> Option<(VolumeId, Publication)> {
+        let state = self.state.lock();
+        let mut published = state.volumes.iter().filter_map(|(id, wanted)| {
+            let publication = wanted.publication.as_ref()?;
+            publication.slots.of(self.me?)?;
+            (publication.nqn == nqn).then_some((*id, publication))
+        });
+        published
+            .next()
+            .map(|(id, publication)| (id, publication.clone()))
+    }
+
     pub(super) fn nodes(&self) -> BTreeMap<NodeId, NodeKey> {
         self.state.lock().nodes.clone()
     }
