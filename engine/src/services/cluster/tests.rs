@@ -18,6 +18,7 @@ use super::Running;
 use super::inbox::Sender;
 use crate::config::Settings;
 use crate::methods::testing::TestDaemon;
+use crate::services::Tunables;
 use crate::store::Store;
 
 const HOST: &str = "nqn.2026-01.org.example:host";
@@ -110,6 +111,12 @@ impl TestNode {
         self.sender().behind() == [VOLUME]
     }
 
+    /// Why the publication is not in effect.
+    fn cause(&self) -> Option<String> {
+        let causes = self.sender().causes();
+        causes.get(&VOLUME)?.why.clone()
+    }
+
     #[track_caller]
     fn until(&self, what: &str, is_met: impl Fn() -> bool) {
         self.daemon.run(async {
@@ -121,6 +128,45 @@ impl TestNode {
             let met = tokio::time::timeout(PATIENCE, wait).await;
             assert!(met.is_ok(), "never {what}");
         });
+    }
+}
+
+/// Goal: a node that could not withdraw a volume tries it again, until nothing is left of it; it
+/// confirms the end of the publication only then, and says the cause. Method: another call has the
+/// gate for longer than a call may take, so that the deletion of the subsystem fails; the volume
+/// stays, or is deleted.
+#[test]
+fn a_failed_withdrawal_is_tried_again() {
+    for is_deleted in [false, true] {
+        let node = TestNode::start();
+        let (engine, running) = (&node.daemon.engine, &node.running);
+        let is_shown = || running.shown.borrow().contains_key(&VOLUME);
+        node.record();
+        node.publish(Some(&[]));
+        node.until("shown", || !node.is_behind() && is_shown());
+
+        let gate = node.daemon.run(engine.changing());
+        let usual = engine.tunables();
+        engine.tune(Tunables {
+            deadline_s: 0,
+            ..usual.clone()
+        });
+        node.publish(None);
+        if is_deleted {
+            node.sender().forget(VOLUME);
+        }
+        node.until("withdrawn in vain", || node.cause().is_some());
+        let cause = node.cause().expect("its withdrawal failed");
+        assert!(cause.contains("nvmf_delete_subsystem"), "{cause}");
+        assert!(node.is_behind() && is_shown() && node.subsystem().is_some());
+
+        engine.tune(usual);
+        drop(gate);
+        node.until("gone", || node.subsystem().is_none() && !is_shown());
+        node.until("confirmed", || !node.is_behind());
+        // The task of a volume that is not deleted goes on.
+        let has_task = || running.tasks.borrow().contains_key(&VOLUME);
+        node.until("forgotten", || has_task() != is_deleted);
     }
 }
 

@@ -218,14 +218,14 @@ pub(super) async fn follow(
         done.note_subsystem(&engine, &running, id);
         let here = wanted.publication.as_ref();
         let here = here.filter(|one| one.slots.of(running.me).is_some());
-        let is_in_effect = done.is_in_effect(&engine, here);
+        let is_in_effect = !done.is_left && done.is_in_effect(&engine, here);
         if is_in_effect {
             let published = wanted.published;
             running.inbox.set_in_effect(id, Some(published));
         } else {
             running.inbox.set_behind_cause(id, done.obstacle.take());
         }
-        if done.open.is_some() || done.is_left || !is_in_effect {
+        if done.open.is_some() || !is_in_effect {
             let _ = tokio::time::timeout(LOOK, changed.notified()).await;
         } else {
             changed.notified().await;
