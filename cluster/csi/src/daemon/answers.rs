@@ -9,7 +9,7 @@ use super::calls::{
     AddressAnswer, ClusterPoolAnswer, ClusterVolumeAnswer, SubsystemAnswer, UnconfirmedAnswer,
     VolumeAnswer,
 };
-use super::{Publication, Volume};
+use super::{Publication, Volume, VolumeOrigin};
 use crate::capability::Parameters;
 
 /// Bytes of the largest volume of the cluster, without regard to labels of nodes.
@@ -62,6 +62,7 @@ impl From<VolumeAnswer> for Volume {
             replicas: found.replicas.len(),
             description: found.settings.description,
             subsystems: found.subsystems,
+            origin: found.origin.map(VolumeOrigin::of),
         }
     }
 }
@@ -212,6 +213,7 @@ mod tests {
             replicas: 1,
             description: String::new(),
             subsystems: subsystems.iter().map(|one| (*one).to_owned()).collect(),
+            origin: None,
         };
         let own = "nqn.2025-01.io.nacre:v";
         for (subsystems, expected) in [

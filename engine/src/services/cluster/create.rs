@@ -55,7 +55,7 @@ pub async fn create(
             devices,
             settings,
             force,
-            is_copy: false,
+            origin: None,
         };
         lifecycle::create_record(engine, new).await.map(drop)
     };
