@@ -139,8 +139,8 @@ mod tests {
 
     use super::*;
 
-    /// Goal: the answer names the node, the cause and the time, and has a bound. Method: removals of
-    /// each kind, with a long cause.
+    /// Goal: the answer names the node, the cause and the time, and has a bound. Method: removals
+    /// of each kind, with a long cause.
     #[test]
     fn a_removal_in_words() {
         let node = |number| NodeId(Uuid::from_u128(number));
