@@ -188,6 +188,7 @@ fn volume() -> Arc<dyn Bdev> {
         settings: Settings::default(),
         limits: None,
         restored: None,
+        origin: None,
     };
     let shared = Shared::new(&record);
     let mut view = View::closed(&record.settings);

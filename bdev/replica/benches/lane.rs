@@ -199,6 +199,7 @@ fn volume(replicas: u8, lease: bool) -> Arc<Layer> {
         settings: Settings::default(),
         limits: None,
         restored: None,
+        origin: None,
     };
     let shared = Shared::new(&record);
     let disks: Vec<_> = (0..replicas)

@@ -13,7 +13,7 @@ use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
-use crate::model::{RESERVED, ReplicaState, Settings, VolumeRecord};
+use crate::model::{Origin, RESERVED, ReplicaState, Settings, VolumeRecord};
 use crate::settings::InvalidSetting;
 use crate::shared::Shared;
 use crate::store::StoreError;
@@ -523,7 +523,7 @@ pub struct NewVolume {
     pub force: bool,
     /// The first device is a copy of another volume's replica that was in sync: the volume has its
     /// contents. The other replicas are filled from it once the volume is open.
-    pub is_copy: bool,
+    pub origin: Option<Origin>,
 }
 
 impl VolumeStatus {

@@ -1,5 +1,6 @@
 //! The record of a volume in the store: its replicas with their states, and its settings.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -46,6 +47,20 @@ pub struct VolumeRecord {
     /// reads them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored: Option<Restored>,
+    /// The contents with which the volume began; it never changes. `None`: none, or a version that
+    /// did not store it made the volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
+}
+
+/// The snapshot of an lvol that had the first contents of a volume. It may be deleted since.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Origin {
+    /// The UUID of the snapshot.
+    #[schemars(with = "String")]
+    pub snapshot: Uuid,
+    /// Its name when the volume was made.
+    pub name: String,
 }
 
 /// The origin of a record that was restored from a backup.

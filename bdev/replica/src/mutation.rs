@@ -34,6 +34,9 @@ pub enum Mutation {
     ReleaseAtClose,
     /// A failed replica that is not awaited stays in sync in the store.
     UnawaitedInSync,
+    /// A replica that is given up because of its silence stays in sync in the store, although its
+    /// device is awaited.
+    SilentInSync,
 }
 
 #[cfg(feature = "mutations")]
@@ -47,7 +50,7 @@ mod switch {
     }
 
     impl Mutation {
-        pub const ALL: [Self; 12] = [
+        pub const ALL: [Self; 13] = [
             Self::AcknowledgeEarly,
             Self::SkipLog,
             Self::ReadStale,
@@ -60,6 +63,7 @@ mod switch {
             Self::ConfirmedLate,
             Self::ReleaseAtClose,
             Self::UnawaitedInSync,
+            Self::SilentInSync,
         ];
 
         /// Activates a fault from here on, on this thread.

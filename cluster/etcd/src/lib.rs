@@ -50,6 +50,6 @@ pub use health::Health;
 pub use key_watch::{Update, Watch};
 pub use keys::Prefix;
 pub use node::DaemonIdentity;
-pub use node_leases::{InEffect, LeaseKey, NodeLeases, Outcome};
+pub use node_leases::{BehindCause, InEffect, LeaseKey, NodeLeases, Outcome};
 pub use owner::{Before, Owner};
 pub use store::EtcdStore;

@@ -5,6 +5,7 @@
 //! writes it again. etcd's own leases are not used: a node's lease ends when a node or operator
 //! deletes its key.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -49,6 +50,19 @@ pub struct InEffect {
     /// The volumes whose publications are not in effect yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<Uuid>,
+    /// The cause of each of these, for operators. An earlier version says none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub causes: BTreeMap<Uuid, BehindCause>,
+}
+
+/// Why the publication of a volume is not in effect on a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BehindCause {
+    /// When the node learned of the publication, in seconds since 1970.
+    pub since: u64,
+    /// The error of the last try; `None`: the first one goes on. Short: each renewal writes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
 }
 
 /// The outcome of a transaction.

@@ -3,9 +3,9 @@
 //! effect on it. A deleted key has no revision, so this key has that of the last deletion.
 //!
 //! Versions of Nacre that do not confirm publications do not write the key either. While such a
-//! node has a lease, no publication counts as confirmed. Two deletions are not covered: one that
-//! such a version makes just before its upgrade; and the deletion of a whole volume by a version
-//! that writes the key only when a volume is unpublished.
+//! node has a lease, no publication counts as confirmed. Later versions wrote the key only when a
+//! volume was unpublished, not when it was deleted. So a node that is asked also knows the deletions
+//! that it saw itself. A deletion without the key before that node started is not covered.
 
 use nacre_cluster_core::VolumeId;
 use serde_json::json;

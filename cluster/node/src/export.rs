@@ -37,6 +37,9 @@ pub struct Export {
     #[serde(default)]
     pub nsid: u32,
     pub want: Want,
+    /// When the operator wanted it to go, in seconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    gone_since: Option<u64>,
     /// The daemon that makes the replica, until the volume's record names it. `None`: the record
     /// has named it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -122,6 +125,7 @@ impl Export {
             block_size: 0,
             nsid: 0,
             want: Want::There,
+            gone_since: None,
             by: by.map(|by| Maker {
                 node: by.node.0,
                 incarnation: by.incarnation.0,
@@ -167,6 +171,20 @@ impl Export {
             node: NodeId(by.node),
             incarnation: Incarnation(by.incarnation),
         })
+    }
+
+    /// The node is to end the export.
+    pub(crate) fn unwanted(&mut self, now: u64) {
+        if self.want != Want::Gone {
+            self.gone_since = Some(now);
+        }
+        self.want = Want::Gone;
+    }
+
+    /// Since when it is to go, in seconds since 1970; `None`: it is not, or an earlier version said
+    /// so.
+    pub fn gone_since(&self) -> Option<u64> {
+        self.gone_since.filter(|_| self.want == Want::Gone)
     }
 
     pub(crate) fn is_made(&mut self) {

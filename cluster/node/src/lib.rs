@@ -37,7 +37,7 @@ mod publishing;
 pub mod rebuild;
 mod record;
 mod refused;
-
+mod removal;
 mod reservation;
 mod seen_keys;
 pub mod serving;
@@ -67,6 +67,7 @@ pub use placing::{Placed, Placing};
 pub use pools::{MAX_POOLS, PoolKey, PoolReport, PoolState};
 pub use publication::{Publication, volume_nqn};
 pub use publishing::PublishRequest;
+pub use removal::{Obstacle, PendingRemoval, Removed};
 pub use seen_keys::StoreView;
 pub use serving::{Answer, Link, Serving, VolumeRole};
 pub use unconfirmed::{Doubt, Unconfirmed};

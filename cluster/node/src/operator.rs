@@ -162,8 +162,7 @@ impl Operator {
     }
 
     pub async fn status(&self) -> Result<Status, Error> {
-        let joined = self.shared.as_ref();
-        let joined = joined.and_then(|shared| shared.cluster.get().copied());
+        let joined = (self.shared.as_ref()).and_then(|shared| shared.cluster.get().copied());
         let cluster = Cluster::read(&self.client, &self.prefix).await;
         let cluster = cluster.map_err(|error| error.of_node(joined))?;
         let etcd = self.client.members().await;

@@ -6,6 +6,7 @@ use nacre_cluster_core::slots::MAX_SLOTS;
 use nacre_cluster_core::{ExportId, Holder, Incarnation, NodeId, VolumeId};
 use nacre_cluster_etcd::{Copies, KeyValue, Prefix, Txn, TxnAnswer};
 
+use crate::clock::seconds;
 use crate::error::Error;
 use crate::export::{Export, ExportState, MAX_DEVICE, Want};
 use crate::keys::bytes;
@@ -190,7 +191,7 @@ impl Operator {
     /// Wants the export to end: the node deletes its key then. False: there is none.
     pub async fn unexport(&self, node: NodeId, export_id: ExportId) -> Result<bool, Error> {
         let change = |export: &mut Export| {
-            export.want = Want::Gone;
+            export.unwanted(seconds());
             true
         };
         self.change_export(node, export_id, change).await
@@ -276,7 +277,7 @@ impl Operator {
                 // A lease that is over never stands again.
                 txn = txn.if_not_created(&lease, by.incarnation.0 as i64);
             }
-            export.want = Want::Gone;
+            export.unwanted(seconds());
             let answer = self.transact(&key, txn.put(&key, bytes(&export))).await?;
             if answer.is_made {
                 return Ok(true);

@@ -36,6 +36,9 @@ const OF_RECORD: [&str; 8] = [
 ];
 const OF_REPLICA: [&str; 2] = ["state", "why"];
 
+/// Most volumes whose deletions of publications are known one by one.
+const MAX_UNPUBLISHED: usize = 1024;
+
 /// A value, and the revision at which its key was created.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SeenKey {
@@ -57,6 +60,38 @@ pub(crate) struct Keys {
     listed: BTreeSet<Kind>,
     /// How often etcd had other data.
     changes: u64,
+    /// The last deletions of publications.
+    unpublished: Unpublished,
+}
+
+/// The revisions of the last deletions of publications, by volume.
+#[derive(Debug, Clone, Default)]
+struct Unpublished {
+    last: BTreeMap<Uuid, i64>,
+    /// All deletions of others that this node saw are of this revision or before.
+    others: i64,
+}
+
+/// A publication that etcd does not have, as this node saw its deletion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SeenDeletion {
+    /// This node has not seen it yet.
+    NotYet,
+    /// Seen at this revision, or not at all: then each that was is of this revision or before.
+    Until(i64),
+}
+
+impl Unpublished {
+    fn note(&mut self, id: Uuid, revision: i64) {
+        self.last.insert(id, revision);
+        if self.last.len() > MAX_UNPUBLISHED
+            && let Some((oldest, at)) = self.last.iter().min_by_key(|(_, at)| **at)
+        {
+            let (oldest, at) = (*oldest, *at);
+            self.last.remove(&oldest);
+            self.others = self.others.max(at);
+        }
+    }
 }
 
 /// The etcd in which a node has found its cluster. An etcd that was restored is another one.
@@ -107,6 +142,9 @@ impl SeenKeys {
             return;
         };
         if of_kind.remove(&id).is_some() {
+            if kind == Kind::Publications {
+                keys.unpublished.note(id, revision);
+            }
             keys.revision = keys.revision.max(revision);
             self.news.notify_one();
         }
@@ -145,6 +183,17 @@ impl SeenKeys {
         let exports = keys.of_kind.get(&Kind::Exports);
         let ids = exports.into_iter().flat_map(BTreeMap::keys).copied();
         Some((view, ids.collect()))
+    }
+
+    /// The deletion of the volume's publication, which etcd does not have.
+    pub(crate) fn unpublished(&self, volume: Uuid) -> SeenDeletion {
+        let keys = self.keys.lock();
+        let of_kind = keys.of_kind.get(&Kind::Publications);
+        if of_kind.is_some_and(|published| published.contains_key(&volume)) {
+            return SeenDeletion::NotYet;
+        }
+        let Unpublished { last, others } = &keys.unpublished;
+        SeenDeletion::Until(last.get(&volume).copied().unwrap_or(*others))
     }
 
     /// `None`: not all lists have arrived.
@@ -245,6 +294,36 @@ mod tests {
         assert_eq!(seen.all().and_then(|keys| keys.store), Some(id));
         seen.begin_anew();
         assert!(seen.all().is_none());
+    }
+
+    /// Goal: the deletion of a publication is known from when this node sees it, also without a
+    /// note in etcd. Method: more deletions than are known one by one, and another etcd.
+    #[test]
+    fn deletions_of_publications() {
+        let (seen, volume) = (SeenKeys::default(), Uuid::from_u128(1));
+        assert_eq!(seen.unpublished(volume), SeenDeletion::Until(0));
+        let publish = |id, revision| seen.put(Kind::Publications, id, &kv(revision, &json!({})));
+        publish(volume, 5);
+        assert_eq!(seen.unpublished(volume), SeenDeletion::NotYet);
+        seen.deleted(Kind::Publications, volume, 6);
+        assert_eq!(seen.unpublished(volume), SeenDeletion::Until(6));
+        publish(volume, 7);
+        assert_eq!(seen.unpublished(volume), SeenDeletion::NotYet);
+        seen.deleted(Kind::Publications, volume, 8);
+        for number in 0..MAX_UNPUBLISHED as i64 {
+            let id = Uuid::from_u128(100 + number as u128);
+            publish(id, 9);
+            seen.deleted(Kind::Publications, id, 10 + number);
+        }
+        // The oldest one is known no longer by itself, and is covered.
+        assert_eq!(seen.unpublished(volume), SeenDeletion::Until(8));
+        assert_eq!(seen.keys.lock().unpublished.last.len(), MAX_UNPUBLISHED);
+        assert_eq!(
+            seen.unpublished(Uuid::from_u128(101)),
+            SeenDeletion::Until(11)
+        );
+        seen.begin_anew();
+        assert_eq!(seen.unpublished(volume), SeenDeletion::Until(0));
     }
 
     /// Goal: an export that is absent counts only against a list of the same etcd. Method: an

@@ -18,6 +18,7 @@ use nacre_cluster_core::ids::MAX_REPLICAS;
 use nacre_cluster_core::lease::Word;
 use nacre_cluster_core::volume::{Ana, HoldingState};
 use nacre_cluster_core::{ExportId, Holder, Incarnation, NodeId, Record, ReplicaId, VolumeId};
+use nacre_cluster_etcd::BehindCause;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
@@ -72,6 +73,11 @@ pub trait Serving: Send {
     /// publication does not name may still have a connection, or a command in flight.
     fn behind(&mut self) -> Vec<VolumeId> {
         Vec::new()
+    }
+
+    /// The causes of volumes of [`Serving::behind`].
+    fn causes(&mut self) -> BTreeMap<VolumeId, BehindCause> {
+        BTreeMap::new()
     }
 
     /// The duration of the cluster's leases, each time the node has read it.

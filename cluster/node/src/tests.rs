@@ -10,7 +10,7 @@ use nacre_cluster_core::volume::HoldingState;
 use nacre_cluster_core::{
     BootTime, ExportId, Holder, Incarnation, Lease, NodeId, ReplicaId, Revision, Timing, VolumeId,
 };
-use nacre_cluster_etcd::LeaseKey;
+use nacre_cluster_etcd::{BehindCause, LeaseKey};
 use parking_lot::Mutex;
 use serde_json::json;
 use uuid::Uuid;
@@ -55,9 +55,15 @@ fn key(number: u128, incarnation: u64, revision: u64) -> LeaseKey {
     }
 }
 
+type Causes = BTreeMap<VolumeId, BehindCause>;
+
 /// Writes down the calls, and has these volumes behind.
 #[derive(Default, Clone)]
-pub(crate) struct Engine(Arc<Mutex<Vec<String>>>, Arc<Mutex<Vec<VolumeId>>>);
+pub(crate) struct Engine(
+    Arc<Mutex<Vec<String>>>,
+    Arc<Mutex<Vec<VolumeId>>>,
+    Arc<Mutex<Causes>>,
+);
 
 impl Engine {
     fn note(&self, call: &str) {
@@ -66,6 +72,10 @@ impl Engine {
 
     pub(crate) fn set_behind(&self, volumes: &[VolumeId]) {
         *self.1.lock() = volumes.to_vec();
+    }
+
+    pub(crate) fn set_causes(&self, causes: &[(VolumeId, BehindCause)]) {
+        *self.2.lock() = causes.iter().cloned().collect();
     }
 
     pub(crate) fn all_calls(&self) -> Vec<String> {
@@ -127,6 +137,10 @@ impl Serving for Engine {
 
     fn behind(&mut self) -> Vec<VolumeId> {
         self.1.lock().clone()
+    }
+
+    fn causes(&mut self) -> Causes {
+        self.2.lock().clone()
     }
 
     fn listed(&mut self) {

@@ -13,17 +13,20 @@
 //! only after it has listed the publications again.
 
 use nacre_cluster_core::{Holder, NodeId, Record, VolumeId};
-use nacre_cluster_etcd::{KeyValue, LeaseKey};
+use nacre_cluster_etcd::{BehindCause, KeyValue, LeaseKey};
 
 use crate::error::Error;
 use crate::operator::Operator;
 use crate::record;
+use crate::seen_keys::SeenDeletion;
 
 /// A node on which a host without permission may still use the volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unconfirmed {
     pub node: NodeId,
     pub doubt: Doubt,
+    /// The node's own cause of [`Doubt::NotInEffect`], if it knows the publication.
+    pub cause: Option<BehindCause>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,10 +53,14 @@ impl Unconfirmed {
         // volume in between has seen the publication.
         let published = operator.get(&prefix.publication(volume)).await?;
         let changed = match published {
-            Some(kv) => Some(kv),
-            None => operator.get(&prefix.unpublished()).await?,
+            Some(kv) => kv.mod_revision,
+            None => {
+                let note = operator.get(&prefix.unpublished()).await?;
+                let note = note.map_or(0, |kv| kv.mod_revision);
+                let seen = operator.seen_keys();
+                deleted_until(note, seen.map(|seen| seen.unpublished(volume.0)))
+            }
         };
-        let changed = changed.map_or(0, |kv| kv.mod_revision);
         let (leases, key) = (operator.leases(), prefix.leases());
         let decode = |kv: &KeyValue| leases.decode(kv).map_err(Error::at(&key));
         let leases = operator.list(&key).await?;
@@ -63,6 +70,17 @@ impl Unconfirmed {
         let record = record.map(|kv| record::decode(&kv.value).map_err(|why| why.at(&key)));
         let record = record.transpose()?.map(|(_, record)| record);
         Ok(doubts(volume, changed, &leases, record.as_ref()))
+    }
+}
+
+/// The revision up to which nodes must have seen the publications, if the volume has none. An
+/// earlier version deletes one without a note: then it counts that this node has seen the deletion.
+fn deleted_until(note: i64, seen: Option<SeenDeletion>) -> i64 {
+    match seen {
+        Some(SeenDeletion::NotYet) => i64::MAX,
+        Some(SeenDeletion::Until(revision)) => note.max(revision),
+        // No node, so no watch.
+        None => note,
     }
 }
 
@@ -81,7 +99,12 @@ fn doubts(
     };
     let of_lease = |lease: &LeaseKey| {
         let node = lease.node;
-        doubt(lease).map(|doubt| Unconfirmed { node, doubt })
+        let known = lease.in_effect.as_ref();
+        doubt(lease).map(|doubt| Unconfirmed {
+            node,
+            doubt,
+            cause: known.and_then(|known| known.causes.get(&volume.0).cloned()),
+        })
     };
     let mut found: Vec<Unconfirmed> = leases.iter().filter_map(of_lease).collect();
     let Some(record) = record else { return found };
@@ -93,6 +116,7 @@ fn doubts(
         found.push(Unconfirmed {
             node: holder.node,
             doubt: Doubt::ServesWithoutLease,
+            cause: None,
         });
     } else if record.serving < record.epoch {
         let replica = record.replicas.first().map(|replica| replica.node);
@@ -100,6 +124,7 @@ fn doubts(
         found.extend(node.map(|node| Unconfirmed {
             node,
             doubt: Doubt::NotOpened,
+            cause: None,
         }));
     }
     found
@@ -107,6 +132,8 @@ fn doubts(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use nacre_cluster_core::record::{Replica, ReplicaState};
     use nacre_cluster_core::{Incarnation, ReplicaId, Revision};
     use nacre_cluster_etcd::InEffect;
@@ -125,6 +152,7 @@ mod tests {
             in_effect: in_effect.map(|(revision, behind)| InEffect {
                 revision,
                 behind: behind.iter().map(|id| Uuid::from_u128(*id)).collect(),
+                causes: BTreeMap::new(),
             }),
         }
     }
@@ -189,5 +217,34 @@ mod tests {
         assert_eq!(found(&good, Some(taken)), [(1, Doubt::NotOpened)]);
         let given_up = record(5, 4, None);
         assert_eq!(found(&good, Some(given_up)), [(5, Doubt::NotOpened)]);
+    }
+
+    /// Goal: the end of a publication is not confirmed by nodes that have not seen it, also if an
+    /// earlier version ended it, which notes nothing in etcd. Method: this node saw the deletion,
+    /// or has yet to see it.
+    #[test]
+    fn an_end_by_an_earlier_version() {
+        let volume = VolumeId(Uuid::from_u128(7));
+        let leases = [lease(1, Some((61, &[]))), lease(2, Some((59, &[])))];
+        let late = |changed| {
+            let found = doubts(volume, changed, &leases, None).into_iter();
+            found.map(|one| one.node.0.as_u128()).collect::<Vec<_>>()
+        };
+        let until = |revision| Some(SeenDeletion::Until(revision));
+        assert_eq!(late(deleted_until(0, until(60))), [2], "without a note");
+        assert_eq!(
+            late(deleted_until(50, until(60))),
+            [2],
+            "the note of another one"
+        );
+        assert_eq!(
+            late(deleted_until(60, until(0))),
+            [2],
+            "seen before the start"
+        );
+        let not_yet = deleted_until(50, Some(SeenDeletion::NotYet));
+        assert_eq!(late(not_yet), [1, 2], "nothing is known yet");
+        assert_eq!(late(deleted_until(59, until(59))), [0; 0]);
+        assert_eq!(late(deleted_until(60, None)), [2], "of no node");
     }
 }

@@ -10,7 +10,7 @@ use nacre_tests::seed;
 use serde_json::{Value, json};
 
 use crate::load::Load;
-use crate::nodes::{Cluster, MIB, NAMES, PATIENCE, SIZE, host};
+use crate::nodes::{Cluster, MIB, NAMES, Node, PATIENCE, SIZE, host};
 use crate::volumes::{patient, volume};
 
 const WITH_SPARE: [&str; 4] = ["a", "b", "c", "d"];
@@ -92,6 +92,8 @@ fn a_lost_node_is_replaced() {
         assert_eq!(found["state"], "healthy", "{found:#}");
         println!("{name} is replaced by d after {:?}", began.elapsed());
 
+        // The device on the lost node waits for it, and operators see that.
+        until_waits(&mut cluster.nodes[other], name);
         // Nothing names the lost node: it is removed once its lease is over.
         let end = Instant::now() + PATIENCE;
         let remove = json!({ "node": name });
@@ -118,6 +120,28 @@ fn a_lost_node_is_replaced() {
 }
 
 /// The block device of the volume on a node.
+/// Waits until the removal of the former replica's device waits for this node, and for it only.
+fn until_waits(on: &mut Node, node: &str) {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let status = on.daemon().call("cluster_get_status", Value::Null);
+        let volumes = on.daemon().call("cluster_get_volumes", Value::Null);
+        let first = &status["removals"]["first"];
+        let is_it = |one: &Value| {
+            one["node_name"] == node
+                && one["waits_for"] == "node_away"
+                && one["removed"] == "device"
+                && one["device"] == "disk"
+        };
+        let all = first.as_array().expect("a list");
+        if all.len() == 1 && is_it(&all[0]) && volumes[0]["removals"] == *first {
+            return;
+        }
+        assert!(Instant::now() < end, "{status:#} {volumes:#}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
 fn bdev(daemon: &mut Daemon, name: &str) -> Value {
     let found = daemon.call("bdev_get_bdevs", json!({ "name": name }));
     found[0].clone()
@@ -348,6 +372,16 @@ fn hosts_and_publication() {
     });
     load.run(300);
     load.drain();
+    // By hand, on one node, the cluster would take the permission again.
+    let by_hand = json!({ "nqn": nqn, "host": "nqn.2026-01.org.example:by-hand" });
+    let refused = cluster.nodes[1]
+        .daemon()
+        .try_call("nvmf_subsystem_add_host", by_hand);
+    let refused = refused.expect_err("not published to it").to_string();
+    assert!(
+        refused.contains("volume \"v\"") && refused.contains("volume_publish"),
+        "{refused}"
+    );
     // Without the host in the list, it is disconnected everywhere, and does not come in again.
     cluster.nodes[1]
         .daemon()

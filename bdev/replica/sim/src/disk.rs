@@ -60,6 +60,7 @@ pub(crate) struct Inner {
     gone: bool,
     /// No command completes before this time.
     silent_until: Nanos,
+    silent_since: Nanos,
     /// Holders that cannot reach the disk.
     cut_off: Vec<u64>,
     owner: Option<u64>,
@@ -146,6 +147,7 @@ impl SimDisk {
                 answers: BTreeMap::new(),
                 gone: false,
                 silent_until: Nanos::ZERO,
+                silent_since: Nanos::ZERO,
                 cut_off: Vec::new(),
                 owner: None,
                 losses: 0,
@@ -260,6 +262,9 @@ impl SimDisk {
     /// Delays everything until `until`, including commands in flight.
     pub(crate) fn fall_silent(&self, until: Nanos) {
         let mut inner = self.inner.lock();
+        if inner.silent_until <= inner.now {
+            inner.silent_since = inner.now;
+        }
         inner.silent_until = until;
         let held = std::mem::take(&mut inner.commands);
         for ((due, number), command) in held {
@@ -325,6 +330,18 @@ impl SimDisk {
         }
         true
     }
+}
+
+/// True if the disk is silent, for less than the deadline, and the holder awaits it.
+pub(crate) fn is_silent(disks: &[Arc<SimDisk>], name: &str, holder: u64, deadline_ms: u64) -> bool {
+    let disk = disks.iter().find(|disk| disk.name == name);
+    disk.is_some_and(|disk| {
+        let inner = disk.inner.lock();
+        let since = inner.now.since(inner.silent_since);
+        let is_silent = inner.silent_until > inner.now;
+        drop(inner);
+        is_silent && since < Duration::from_millis(deadline_ms) && disk.is_awaited_by(holder)
+    })
 }
 
 impl Inner {

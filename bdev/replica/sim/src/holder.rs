@@ -90,8 +90,9 @@ struct HolderDevices {
     patience: Option<Duration>,
 }
 
-/// That of a cluster with leases of 2 s.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Shorter than many silences of disks, and than many deadlines of volumes: so silent replicas are
+/// out because of it.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(700);
 
 impl Devices for HolderDevices {
     fn claim(&self, name: &str, _volume: &str) -> Result<ReplicaDevice, NoDevice> {

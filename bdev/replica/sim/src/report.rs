@@ -1,5 +1,7 @@
 //! The options of a simulation run, and the counters that it reports.
 
+use nacre_bdev_replica::handle::VolumeEventKind;
+
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Prints every event of the run.
@@ -32,6 +34,8 @@ pub struct Report {
     pub crashes: u64,
     pub power_losses: u64,
     pub retired: u64,
+    /// Replicas on awaited disks that were out after a silence shorter than the deadline.
+    pub silent: u64,
     pub resynced: u64,
     pub fenced: u64,
     pub grown: u64,
@@ -58,6 +62,19 @@ pub struct Report {
     pub virtual_ms: u64,
 }
 
+impl Report {
+    pub(crate) fn count(&mut self, event: &VolumeEventKind) {
+        match event {
+            VolumeEventKind::ReplicaOut { .. } => self.retired += 1,
+            VolumeEventKind::ResyncEnded { .. } => self.resynced += 1,
+            VolumeEventKind::Fenced { .. } => self.fenced += 1,
+            VolumeEventKind::Salvaged { .. } => self.salvaged += 1,
+            VolumeEventKind::Grown { .. } => self.grown += 1,
+            _ => {}
+        }
+    }
+}
+
 impl std::ops::Add for Report {
     type Output = Self;
 
@@ -71,6 +88,7 @@ impl std::ops::Add for Report {
             crashes: self.crashes + other.crashes,
             power_losses: self.power_losses + other.power_losses,
             retired: self.retired + other.retired,
+            silent: self.silent + other.silent,
             resynced: self.resynced + other.resynced,
             fenced: self.fenced + other.fenced,
             grown: self.grown + other.grown,

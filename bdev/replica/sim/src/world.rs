@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use crate::agenda::{Agenda, Event};
 use crate::checker::Checker;
-use crate::disk::SimDisk;
+use crate::disk::{SimDisk, is_silent};
 use crate::faults::{Faults, StoreFaults};
 use crate::holder::Holder;
 use crate::leases::{Leases, node_of};
@@ -183,24 +183,22 @@ impl World {
             let mut reconciled = false;
             for event in holder.events.take() {
                 use nacre_bdev_replica::handle::VolumeEventKind;
+                self.report.count(&event.what);
                 match event.what {
-                    VolumeEventKind::ReplicaOut { .. } => self.report.retired += 1,
-                    VolumeEventKind::ResyncEnded { .. } => {
-                        self.report.resynced += 1;
-                        reconciled = true;
+                    VolumeEventKind::ReplicaOut { ref device, .. } => {
+                        let number = self.holders[index].number;
+                        let deadline = self.record.settings.deadline_ms;
+                        let is_early = is_silent(&self.disks, device, number, deadline);
+                        self.report.silent += u64::from(is_early);
                     }
-                    VolumeEventKind::Fenced { .. } => self.report.fenced += 1,
+                    VolumeEventKind::ResyncEnded { .. } => reconciled = true,
                     VolumeEventKind::Salvaged { lba, blocks, .. } => {
-                        self.report.salvaged += 1;
                         self.checker.salvaged(lba, blocks.into());
                     }
                     // Until this event reads used it, although the store already listed it as out.
                     // So the last values read may exist nowhere else, too.
                     VolumeEventKind::SourceChanged { .. } => self.checker.unsettle(),
-                    VolumeEventKind::Grown { .. } => {
-                        self.report.grown += 1;
-                        self.holders[index].refresh();
-                    }
+                    VolumeEventKind::Grown { .. } => self.holders[index].refresh(),
                     _ => {}
                 }
                 let number = self.holders[index].number;

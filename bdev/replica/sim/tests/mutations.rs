@@ -93,7 +93,7 @@ fn ignoring_the_size_of_devices() {
 
 #[test]
 fn answering_without_a_check_of_the_lease() {
-    is_caught_with_leases(Mutation::AnswerUnchecked, 261);
+    is_caught_with_leases(Mutation::AnswerUnchecked, 229);
 }
 
 #[test]
@@ -103,20 +103,25 @@ fn checking_the_lease_before_the_collection() {
 
 #[test]
 fn confirmation_by_too_few_replicas() {
-    is_caught_with_leases(Mutation::ConfirmedByFewer, 2133);
+    is_caught_with_leases(Mutation::ConfirmedByFewer, 1589);
 }
 
 #[test]
 fn confirmation_that_covers_later_answers() {
-    is_caught_with_leases(Mutation::ConfirmedLate, 685);
+    is_caught_with_leases(Mutation::ConfirmedLate, 717);
 }
 
 #[test]
 fn releasing_the_reservations_in_order() {
-    is_caught_with_leases(Mutation::ReleaseAtClose, 77);
+    is_caught_with_leases(Mutation::ReleaseAtClose, 645);
 }
 
 #[test]
 fn keeping_an_unawaited_replica_in_sync() {
-    is_caught_with_leases(Mutation::UnawaitedInSync, 861);
+    is_caught_with_leases(Mutation::UnawaitedInSync, 277);
+}
+
+#[test]
+fn keeping_a_silent_replica_in_sync() {
+    is_caught_with_leases(Mutation::SilentInSync, 9309);
 }

@@ -22,6 +22,7 @@ fn many_short_runs() {
         ("crashes", sum.crashes, runs),
         ("lost caches", sum.power_losses, runs),
         ("replicas out", sum.retired, runs / 4),
+        ("silent replicas out", sum.silent, runs / 1000),
         ("replicas copied", sum.resynced, runs),
         ("fenced holders", sum.fenced, runs / 20),
         ("hosts that went", sum.left, runs / 2),

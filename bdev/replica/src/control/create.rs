@@ -360,7 +360,7 @@ pub async fn create(
     devices: Arc<dyn Devices>,
     new: NewVolume,
 ) -> Result<Uuid, VolumeError> {
-    let is_kept = |slot: usize| new.is_copy && slot == 0;
+    let is_kept = |slot: usize| new.origin.is_some() && slot == 0;
     let invalid = |what, why: String| VolumeError::Invalid { what, why };
     check_name(&new.name)?;
     let count = new.devices.len();
@@ -411,7 +411,7 @@ pub async fn create(
         }
     }
     let mut wanted = new.bytes;
-    if new.is_copy {
+    if new.origin.is_some() {
         let disk = &replicas[0].1;
         let copied = offline.copied_bytes(disk).await?;
         let given = *wanted.get_or_insert(copied);
@@ -475,6 +475,7 @@ pub async fn create(
         settings: new.settings,
         limits: None,
         restored: None,
+        origin: new.origin,
     };
     for (slot, (device, disk)) in replicas.iter().enumerate() {
         offline.format(disk, &record, slot, true).await?;

@@ -204,8 +204,9 @@ impl FailureHandler {
             self.replicas.detach(slot);
             self.context.publish();
         }
-        if Mutation::UnawaitedInSync.is_active()
-            && !self.replicas.media.devices.is_awaited(&live.disk.device)
+        let is_awaited = || self.replicas.media.devices.is_awaited(&live.disk.device);
+        if Mutation::UnawaitedInSync.is_active() && !is_awaited()
+            || Mutation::SilentInSync.is_active() && live.disk.is_silent() && is_awaited()
         {
             self.replicas.detach(slot);
             self.context.publish();

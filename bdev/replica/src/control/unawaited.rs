@@ -123,12 +123,23 @@ impl Unawaited {
         };
         for other in others {
             if self.answers(&other).await {
-                let now = self.context.core.now();
-                self.context.state.borrow_mut().retries[slot].fell_silent(now);
-                return true;
+                return self.note_silence(slot, live.incarnation);
             }
         }
         false
+    }
+
+    /// Counts the silence against the replica. Returns false if that incarnation left the slot
+    /// while the labels were read: another replica may have the slot now, or the same one anew.
+    fn note_silence(&self, slot: usize, incarnation: u64) -> bool {
+        let now = self.context.core.now();
+        let mut state = self.context.state.borrow_mut();
+        let of_slot = state.live[slot].as_ref();
+        let stays = of_slot.is_some_and(|live| live.incarnation == incarnation);
+        if stays {
+            state.retries[slot].fell_silent(now);
+        }
+        stays
     }
 
     /// True if the replica answers a read of its label.

@@ -93,6 +93,7 @@ pub fn record(name: &str) -> VolumeRecord {
             read_only: false,
         }),
         restored: None,
+        origin: None,
     }
 }
 

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::snapshots::ContentSource;
 use super::{Controller, described, require_capabilities};
 use crate::capability::{Capability, MIB, Parameters, Sizes, checked_name, volume_id};
-use crate::daemon::{Volume, WantedVolume, listed};
+use crate::daemon::{Volume, VolumeOrigin, WantedVolume, listed};
 use crate::messages::Nothing;
 use crate::messages::controller::{CreateVolumeRequest, CreateVolumeResponse, DeleteVolumeRequest};
 
@@ -46,12 +46,8 @@ impl Controller {
             Some(volume) => volume,
             None => self.make(id, name, sizes, parameters.clone(), source)?,
         };
-        let other_source = || {
-            let text = "it has the contents of another source";
-            let is_other = is_marked(&volume) && self::source(&volume) != source;
-            is_other.then(|| text.to_owned())
-        };
-        let differs = differs(&volume, &parameters).or_else(other_source);
+        let differs = differs(&volume, &parameters)
+            .or_else(|| has_other_source(&volume, source).map(str::to_owned));
         let differs = differs.or_else(|| {
             let text = || {
                 format!(
@@ -68,12 +64,8 @@ impl Controller {
         if let Some(source) = source {
             self.end_copy(source, id)?;
         }
-        let mut answer = described(&volume);
-        if !is_marked(&volume) {
-            answer.content_source = source.map(ContentSource::message);
-        }
         Ok(CreateVolumeResponse {
-            volume: Some(answer),
+            volume: Some(described(&volume)),
         })
     }
 
@@ -212,14 +204,28 @@ fn marked_digest(volume: &Volume) -> Option<Uuid> {
     digest.parse().ok().filter(|_| before.ends_with(MARK))
 }
 
-/// True if the description is the one that this driver gave the volume, and so names its source.
-fn is_marked(volume: &Volume) -> bool {
-    marked_digest(volume).is_some()
+/// The source of the volume's contents. The daemon's record of the volume has it, and it never
+/// changes. The description has it, too, for volumes that an earlier daemon made.
+pub(super) fn source(volume: &Volume) -> Option<ContentSource> {
+    match volume.origin {
+        Some(VolumeOrigin::Snapshot(id)) => Some(ContentSource::Snapshot(id)),
+        Some(VolumeOrigin::Volume(id)) => Some(ContentSource::Volume(id)),
+        Some(VolumeOrigin::Foreign) => None,
+        None => without_source(&volume.description).1,
+    }
 }
 
-/// The source of the volume's contents.
-pub(super) fn source(volume: &Volume) -> Option<ContentSource> {
-    without_source(&volume.description).1
+/// Why the volume is not one with the contents of this source, or, without one, an empty one.
+fn has_other_source(volume: &Volume, asked: Option<ContentSource>) -> Option<&'static str> {
+    let is_other = volume.origin == Some(VolumeOrigin::Foreign) || source(volume) != asked;
+    let is_known = volume.origin.is_some() || marked_digest(volume).is_some();
+    match (is_other, is_known) {
+        (false, _) => None,
+        (true, true) => Some("it has the contents of another source, or of none"),
+        (true, false) => Some(
+            "nothing says that it has the contents of this source: its description was changed",
+        ),
+    }
 }
 
 /// Why the volume is not one of these parameters. The digest decides: a volume whose replica is
@@ -275,11 +281,65 @@ mod tests {
                     replicas: 1,
                     description: description(id, name, &parameters, source),
                     subsystems: Vec::new(),
+                    origin: None,
                 };
                 assert!(volume.description.len() <= 255, "{}", volume.description);
                 assert_eq!(self::source(&volume), source, "{name}");
                 assert_eq!(differs(&volume, &parameters), None);
             }
+        }
+    }
+
+    /// Goal: a volume with other contents is no answer to a request, whatever an operator did to
+    /// its description. Method: each origin with each request, with and without the driver's own
+    /// description.
+    #[test]
+    fn other_sources_are_found() {
+        let id = Uuid::from_u128(1);
+        let (one, two) = (Uuid::from_u128(8), Uuid::from_u128(9));
+        let parameters = Parameters::default();
+        let sources = [
+            None,
+            Some(ContentSource::Snapshot(one)),
+            Some(ContentSource::Volume(one)),
+            Some(ContentSource::Snapshot(two)),
+        ];
+        let origin = |source: Option<ContentSource>| match source? {
+            ContentSource::Snapshot(id) => Some(VolumeOrigin::Snapshot(id)),
+            ContentSource::Volume(id) => Some(VolumeOrigin::Volume(id)),
+        };
+        let volume = |description: String, origin| Volume {
+            id,
+            name: "v".to_owned(),
+            bytes: 1,
+            replicas: 1,
+            description,
+            subsystems: Vec::new(),
+            origin,
+        };
+        for has in sources {
+            let own = description(id, "v", &parameters, has);
+            let all = [
+                (volume(own.clone(), origin(has)), "of this daemon"),
+                (volume("mine".to_owned(), origin(has)), "changed"),
+                (volume(own, None), "of an earlier daemon"),
+            ];
+            for (volume, kind) in all {
+                for asked in sources {
+                    let found = has_other_source(&volume, asked);
+                    assert_eq!(found.is_none(), has == asked, "{kind}: {has:?} {asked:?}");
+                }
+                assert_eq!(source(&volume), has, "{kind}");
+            }
+        }
+        // A clone by an earlier daemon with a changed description, or a volume that began empty.
+        let unknown = volume("mine".to_owned(), None);
+        assert_eq!(has_other_source(&unknown, None), None);
+        let why = has_other_source(&unknown, sources[1]).expect("refused");
+        assert!(why.contains("its description was changed"), "{why}");
+        let foreign = volume("mine".to_owned(), Some(VolumeOrigin::Foreign));
+        for asked in sources {
+            assert!(has_other_source(&foreign, asked).is_some(), "{asked:?}");
         }
     }
 
@@ -294,6 +354,7 @@ mod tests {
             replicas: 1,
             description: description(id, &"é".repeat(100), &parameters, None),
             subsystems: Vec::new(),
+            origin: None,
         };
         assert!(volume.description.len() <= 255);
         assert_eq!(differs(&volume, &parameters), None);

@@ -9,7 +9,7 @@ use super::calls::{
     AddressAnswer, ClusterPoolAnswer, ClusterVolumeAnswer, SubsystemAnswer, UnconfirmedAnswer,
     VolumeAnswer,
 };
-use super::{Publication, Volume};
+use super::{Publication, Volume, VolumeOrigin};
 use crate::capability::Parameters;
 
 /// Bytes of the largest volume of the cluster, without regard to labels of nodes.
@@ -62,6 +62,7 @@ impl From<VolumeAnswer> for Volume {
             replicas: found.replicas.len(),
             description: found.settings.description,
             subsystems: found.subsystems,
+            origin: found.origin.map(VolumeOrigin::of),
         }
     }
 }
@@ -105,9 +106,15 @@ pub(super) fn cluster_publication(volume: ClusterVolumeAnswer) -> Option<Publica
 pub(super) fn doubt(node: &UnconfirmedAnswer) -> String {
     let name = node.name.as_deref().unwrap_or(&node.id);
     match node.reason {
-        Some(UnconfirmedReason::NotInEffect) => format!(
-            "node {name} has not confirmed that the host is disconnected, and is not fenced"
-        ),
+        Some(UnconfirmedReason::NotInEffect) => {
+            let since = node.since.iter().map(|since| format!(" since {since}"));
+            let why = node.why.iter().map(|why| format!(" ({why})"));
+            let more: String = since.chain(why).collect();
+            format!(
+                "node {name} has not confirmed that the host is disconnected, and is not \
+                 fenced{more}"
+            )
+        }
         Some(UnconfirmedReason::NotKnown) => format!(
             "node {name} does not say whether the host is disconnected: it has just started, or \
              runs an earlier version"
@@ -177,6 +184,25 @@ mod tests {
         assert_eq!(room(&[("nodes", "d")]), 0);
     }
 
+    /// Goal: the text has the node's own cause and its time, as far as its daemon says them.
+    #[test]
+    fn a_doubt_has_its_cause() {
+        let mut node = UnconfirmedAnswer {
+            id: "1".to_owned(),
+            name: Some("ant".to_owned()),
+            reason: Some(UnconfirmedReason::NotInEffect),
+            why: None,
+            since: None,
+        };
+        let expected =
+            "node ant has not confirmed that the host is disconnected, and is not fenced";
+        assert_eq!(doubt(&node), expected);
+        node.why = Some("I/O is in flight".to_owned());
+        node.since = Some("2026-01-31T12:00:00Z".to_owned());
+        let more = " since 2026-01-31T12:00:00Z (I/O is in flight)";
+        assert_eq!(doubt(&node), format!("{expected}{more}"));
+    }
+
     /// Goal: a volume that an operator also shows by another subsystem is published by its own.
     #[test]
     fn a_volume_has_one_subsystem_of_the_driver() {
@@ -187,6 +213,7 @@ mod tests {
             replicas: 1,
             description: String::new(),
             subsystems: subsystems.iter().map(|one| (*one).to_owned()).collect(),
+            origin: None,
         };
         let own = "nqn.2025-01.io.nacre:v";
         for (subsystems, expected) in [

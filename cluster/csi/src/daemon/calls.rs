@@ -111,6 +111,10 @@ pub(super) struct UnconfirmedAnswer {
     /// `None`: a word of a later daemon.
     #[serde(default, deserialize_with = "known")]
     pub reason: Option<UnconfirmedReason>,
+    #[serde(default)]
+    pub why: Option<String>,
+    #[serde(default)]
+    pub since: Option<String>,
 }
 
 /// A word that this driver knows.
@@ -186,6 +190,18 @@ pub(super) struct VolumeAnswer {
     pub settings: SettingsAnswer,
     #[serde(default)]
     pub subsystems: Vec<String>,
+    /// `None`: the volume began empty, or a daemon that did not store it made the volume.
+    #[serde(default)]
+    pub origin: Option<OriginAnswer>,
+}
+
+/// The snapshot with whose contents a volume began.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct OriginAnswer {
+    #[cfg_attr(test, schemars(with = "String"))]
+    pub snapshot: Uuid,
+    pub name: String,
 }
 
 #[derive(Debug, Deserialize)]

@@ -34,7 +34,7 @@ use uuid::Uuid;
 
 use self::answers::{cluster_publication, cluster_room, doubt, publication};
 use self::calls::{Called, ClusterVolumeAnswer, PoolAnswer};
-pub(crate) use self::snapshots::{Snapshot, SnapshotKind};
+pub(crate) use self::snapshots::{Snapshot, SnapshotKind, VolumeOrigin};
 use crate::capability::{MIB, Parameters};
 
 type Connect = Arc<dyn Fn() -> Result<Client, ClientError> + Send + Sync>;
@@ -118,6 +118,8 @@ pub(crate) struct Volume {
     pub replicas: usize,
     pub description: String,
     pub subsystems: Vec<String>,
+    /// `None`: it began empty, or a daemon that did not store it made the volume.
+    pub origin: Option<VolumeOrigin>,
 }
 
 impl Volume {

@@ -25,7 +25,7 @@ use tonic::Status;
 use tracing::warn;
 use uuid::Uuid;
 
-use super::calls::{LvolAnswer, RecordAnswer};
+use super::calls::{LvolAnswer, OriginAnswer, RecordAnswer};
 use super::{Daemon, Volume, by_id, is_absent, status};
 
 /// The smallest block of volumes.
@@ -74,6 +74,27 @@ pub(crate) struct SnapshotFacts {
     pub bytes: u64,
     /// Part of the snapshot's id.
     pub tag: u16,
+}
+
+/// The contents with which a volume began, as the daemon's record has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum VolumeOrigin {
+    Snapshot(Uuid),
+    /// A copy of this volume at that time.
+    Volume(Uuid),
+    /// A snapshot that this driver did not make.
+    Foreign,
+}
+
+impl VolumeOrigin {
+    /// The name of a copy has its volume.
+    pub(super) fn of(found: OriginAnswer) -> Self {
+        match SnapshotFacts::read(&found.name) {
+            Some(facts) if facts.kind == SnapshotKind::Copy => Self::Volume(facts.volume),
+            Some(_) => Self::Snapshot(found.snapshot),
+            None => Self::Foreign,
+        }
+    }
 }
 
 impl SnapshotFacts {

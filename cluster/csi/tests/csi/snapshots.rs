@@ -397,13 +397,31 @@ fn sources_are_refused() {
 
     let taken = volume(&world, make("taken", 0, of_snapshot(&snapshot)));
     volume(&world, make("taken", 0, of_snapshot(&snapshot)));
-    // A description of an operator names no source: the request does.
-    let clone = volume(&world, make("described", 0, of_snapshot(&snapshot)));
-    let own = json!({ "name": clone.volume_id, "settings": { "description": "mine" } });
-    world.process.call("volume_set", own);
-    let again = volume(&world, make("described", 0, of_snapshot(&snapshot)));
-    assert_eq!(again, clone);
-    assert_ne!(taken.volume_id, clone.volume_id);
+    // A description of an operator names no source: the daemon's record of the volume does.
+    for from in [of_snapshot(&snapshot), of_volume(&source)] {
+        let name = format!("described-{}", from == of_volume(&source));
+        let clone = volume(&world, make(&name, 0, from.clone()));
+        let own = json!({ "name": clone.volume_id, "settings": { "description": "mine" } });
+        world.process.call("volume_set", own);
+        let again = volume(&world, make(&name, 0, from.clone()));
+        assert_eq!(again, clone);
+        assert_eq!(again.content_source, Some(from.clone()));
+        assert_ne!(taken.volume_id, clone.volume_id);
+        for other in [
+            of_snapshot(&snapshot),
+            of_volume(&source),
+            of_volume(&again.volume_id),
+        ] {
+            if other != from {
+                world.refused(CREATE_VOLUME, make(&name, 0, other), Code::AlreadyExists);
+            }
+        }
+        let empty = CreateVolumeRequest {
+            volume_content_source: None,
+            ..make(&name, 4 * MIB, from)
+        };
+        world.refused(CREATE_VOLUME, empty, Code::AlreadyExists);
+    }
     for other in [Some(of_volume(&source)), None] {
         let other = CreateVolumeRequest {
             volume_content_source: other,

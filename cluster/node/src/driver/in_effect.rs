@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use nacre_cluster_core::VolumeId;
-use nacre_cluster_etcd::InEffect;
+use nacre_cluster_etcd::{BehindCause, InEffect};
 
 use crate::follow::{KeyChange, Kind};
 use crate::serving::Serving;
@@ -11,6 +11,20 @@ use crate::serving::Serving;
 /// Most volumes that a lease names as behind. With more, it names no revision: each renewal writes
 /// the key, and all nodes' keys are read at once.
 const MAX_BEHIND: usize = 32;
+
+/// Most bytes of a cause.
+const MAX_CAUSE: usize = 160;
+
+/// The cause with as much of its text as a lease takes.
+fn short(mut cause: BehindCause) -> BehindCause {
+    if let Some(why) = &mut cause.why
+        && why.len() > MAX_CAUSE
+    {
+        why.truncate(why.floor_char_boundary(MAX_CAUSE));
+        why.push('…');
+    }
+    cause
+}
 
 #[derive(Debug, Default)]
 pub(super) struct SeenPublications {
@@ -69,8 +83,16 @@ impl SeenPublications {
         let revision = self.revision?;
         let mut behind: BTreeSet<VolumeId> = serving.behind().into_iter().collect();
         behind.extend(&self.unread);
-        (behind.len() <= MAX_BEHIND).then(|| InEffect {
+        if behind.len() > MAX_BEHIND {
+            return None;
+        }
+        let causes = serving.causes().into_iter();
+        let causes = causes.filter(|(volume, _)| behind.contains(volume));
+        Some(InEffect {
             revision,
+            causes: causes
+                .map(|(volume, cause)| (volume.0, short(cause)))
+                .collect(),
             behind: behind.into_iter().map(|volume| volume.0).collect(),
         })
     }
@@ -103,7 +125,11 @@ mod tests {
         let in_effect = |revision, behind: &[u128]| {
             let behind = behind.iter().map(|number| Uuid::from_u128(*number));
             let behind = behind.collect();
-            Some(InEffect { revision, behind })
+            Some(InEffect {
+                revision,
+                behind,
+                ..InEffect::default()
+            })
         };
         assert_eq!(seen.in_effect(&mut engine), in_effect(8, &[]));
         seen.set_read(volume(2), false);
@@ -114,6 +140,22 @@ mod tests {
         seen.set_read(volume(2), true);
         engine.set_behind(&[]);
         assert_eq!(seen.in_effect(&mut engine), in_effect(9, &[]));
+        // A cause of a volume that is not behind any more does not count, and a long one is cut.
+        let cause = |why: String| BehindCause {
+            since: 9,
+            why: Some(why),
+        };
+        engine.set_behind(&[volume(1)]);
+        engine.set_causes(&[
+            (volume(1), cause("ü".repeat(200))),
+            (volume(2), cause("late".to_owned())),
+        ]);
+        let found = seen.in_effect(&mut engine).expect("few are behind");
+        let expected = cause(format!("{}…", "ü".repeat(80)));
+        assert_eq!(
+            found.causes.into_iter().collect::<Vec<_>>(),
+            [(volume(1).0, expected)]
+        );
         let many: Vec<VolumeId> = (0..=MAX_BEHIND as u128).map(volume).collect();
         engine.set_behind(&many);
         assert_eq!(seen.in_effect(&mut engine), None, "too many to name");

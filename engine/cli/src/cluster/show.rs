@@ -57,6 +57,9 @@ fn page(status: &Value) -> Result<(), Failure> {
     if let Some(line) = brake_line(&status["brake"], items(&status["nodes"])) {
         output::line(&line)?;
     }
+    for line in removal_lines(&status["removals"]) {
+        output::line(&line)?;
+    }
     output::line("")?;
     etcd_table(&status["etcd"])?;
     output::line("")?;
@@ -119,6 +122,28 @@ fn brake_line(brake: &Value, nodes: &[Value]) -> Option<String> {
         gone.len(),
         names.join(", ")
     ))
+}
+
+/// Removals that wait for a node, of volumes that may be deleted.
+fn removal_lines(removals: &Value) -> Vec<String> {
+    let first = items(&removals["first"]);
+    let more = removals["count"].as_u64().unwrap_or(0) as usize;
+    let more = more.saturating_sub(first.len());
+    let line = |one: &Value| format!("waits      {}", removal(one));
+    let mut lines: Vec<String> = first.iter().map(line).collect();
+    if more > 0 {
+        lines.push(format!("waits      {more} more removals"));
+    }
+    lines
+}
+
+fn removal(one: &Value) -> String {
+    let text = |key: &str| output::cell(one.get(key));
+    let since = match one["since"].as_str() {
+        Some(since) => format!(", since {since}"),
+        None => String::new(),
+    };
+    format!("{} (volume {}{since})", text("text"), text("volume"))
 }
 
 fn etcd_table(members: &Value) -> Result<(), Failure> {
@@ -203,7 +228,14 @@ pub(super) fn volumes(connection: &Connection) -> Result<(), Failure> {
     let titles = [
         "volume", "state", "holder", "lease", "in sync", "shown by", "id",
     ];
-    output::table(&titles, items(&volumes).iter().map(volume_row))
+    output::table(&titles, items(&volumes).iter().map(volume_row))?;
+    for volume in items(&volumes) {
+        for one in items(&volume["removals"]) {
+            let name = output::cell(volume.get("name"));
+            output::line(&format!("{name} waits: {}", removal(one)))?;
+        }
+    }
+    Ok(())
 }
 
 fn volume_row(volume: &Value) -> Vec<String> {
@@ -379,6 +411,21 @@ mod tests {
             "{line}"
         );
         assert_eq!(brake_line(&Value::Null, &nodes), None);
+    }
+
+    #[test]
+    fn the_lines_of_removals() {
+        let removals = json!({ "count": 3, "first": [
+            { "text": "removal of a device: node ant has no lease", "volume": "7", "since": "now" },
+            { "text": "removal of a host: node bee failed", "volume": "8", "since": null },
+        ]});
+        let expected = [
+            "waits      removal of a device: node ant has no lease (volume 7, since now)",
+            "waits      removal of a host: node bee failed (volume 8)",
+            "waits      1 more removals",
+        ];
+        assert_eq!(removal_lines(&removals), expected);
+        assert_eq!(removal_lines(&Value::Null), [""; 0]);
     }
 
     #[test]

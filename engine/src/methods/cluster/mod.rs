@@ -11,6 +11,7 @@ pub mod join;
 pub mod nodes;
 pub mod pools;
 pub mod rebuilds;
+pub mod removals;
 pub mod status;
 #[cfg(test)]
 pub(in crate::methods) mod tests;

@@ -4,14 +4,17 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use nacre_cluster_core::Incarnation;
+use nacre_cluster_core::{Incarnation, NodeId};
 use nacre_cluster_etcd::Member;
-use nacre_cluster_node::{Brake, Cluster, NodeState, NodeStatus, Status, VolumeCounts};
+use nacre_cluster_node::{
+    Brake, Cluster, NodeState, NodeStatus, Operator, PendingRemoval, Status, VolumeCounts,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{name_of, read_status};
+use super::removals::ClusterRemovals;
+use super::{name_of, read, read_status};
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
 use crate::services::Engine;
 
@@ -34,6 +37,8 @@ pub struct ClusterStatus {
     operations: Option<usize>,
     /// Many nodes lost their leases at once: no lost replica is replaced until cluster_repair.
     brake: Option<ClusterBrake>,
+    /// Removals of hosts and devices that wait for a node.
+    removals: Option<ClusterRemovals>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -282,15 +287,27 @@ impl Method<Engine> for GetClusterStatus {
     async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<ClusterStatus, RpcError> {
         let cluster = &engine.cluster;
         let operator = cluster.operator()?;
-        let read = read_status(&operator).await;
-        Ok(ClusterStatus::of(read, cluster.state()))
+        Ok(ClusterStatus::of(look(&operator).await, cluster.state()))
     }
 }
 
+/// The state of the cluster, and the removals that wait for a node.
+pub(super) async fn look(operator: &Operator) -> Result<(Status, Vec<PendingRemoval>), RpcError> {
+    let operator = operator.clone();
+    let work = move || async move {
+        let removals = PendingRemoval::all(&operator).await?;
+        Ok((operator.status().await?, removals))
+    };
+    read(work).await
+}
+
 impl ClusterStatus {
-    pub(super) fn of(read: Result<Status, RpcError>, state: Option<NodeState>) -> Self {
+    pub(super) fn of(
+        found: Result<(Status, Vec<PendingRemoval>), RpcError>,
+        state: Option<NodeState>,
+    ) -> Self {
         let this_node = state.clone().unwrap_or(NodeState::Left).into();
-        match read {
+        match found {
             Err(error) => Self {
                 this_node,
                 problem: Some(match error.data {
@@ -303,10 +320,12 @@ impl ClusterStatus {
                 volumes: None,
                 operations: None,
                 brake: None,
+                removals: None,
             },
-            Ok(status) => Self {
+            Ok((status, removals)) => Self {
                 this_node,
                 problem: None,
+                removals: Some(ClusterRemovals::of(&removals, &names(&status))),
                 nodes: ClusterNode::all(&status, state.as_ref()),
                 cluster: Some(status.cluster.into()),
                 etcd: status.etcd.into_iter().map(Into::into).collect(),
@@ -316,6 +335,12 @@ impl ClusterStatus {
             },
         }
     }
+}
+
+fn names(status: &Status) -> BTreeMap<NodeId, String> {
+    let nodes = status.nodes.iter();
+    let names = nodes.filter_map(|node| Some((node.id, name_of(node)?.to_owned())));
+    names.collect()
 }
 
 pub struct GetNodes;
@@ -338,7 +363,6 @@ impl Method<Engine> for GetNodes {
 
 #[cfg(test)]
 mod tests {
-    use nacre_cluster_core::NodeId;
     use nacre_cluster_etcd::MemberStatus;
     use nacre_cluster_node::{Error, LeaseStatus};
 

@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::removals::moment_of;
 use super::{read as read_etcd, volumes};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::Engine;
@@ -32,6 +33,10 @@ pub struct UnconfirmedNode {
     /// `None`: the node has no description.
     name: Option<String>,
     reason: UnconfirmedReason,
+    /// The node's own cause of `not_in_effect`.
+    why: Option<String>,
+    /// Since when the node knows the publication and has not put it into effect.
+    since: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -52,7 +57,10 @@ pub enum UnconfirmedReason {
 
 impl UnconfirmedNode {
     fn of(found: Unconfirmed, names: &BTreeMap<NodeId, String>) -> Self {
+        let cause = found.cause.as_ref();
         Self {
+            why: cause.and_then(|cause| cause.why.clone()),
+            since: cause.and_then(|cause| moment_of(cause.since)),
             id: found.node.0,
             name: names.get(&found.node).cloned(),
             reason: match found.doubt {

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use nacre_cluster_core::{NodeId, VolumeId};
-use nacre_cluster_node::{Operator, Publication, VolumeState, VolumeStatus};
+use nacre_cluster_node::{Operator, PendingRemoval, Publication, VolumeState, VolumeStatus};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::removals::{ClusterRemoval, MAX_REMOVALS};
 use super::{LIMIT, named, node, read as read_etcd, refuse_long_wait, within};
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
 use crate::services::Engine;
@@ -42,6 +43,8 @@ pub struct ClusterVolume {
     nodes: Vec<ClusterVolumeNode>,
     /// `None`: no host may use the volume.
     publication: Option<ClusterPublication>,
+    /// Removals of hosts and devices that wait for a node, at most 32.
+    removals: Vec<ClusterRemoval>,
 }
 
 /// The hosts that may use a volume, and where they find it.
@@ -102,14 +105,18 @@ impl ClusterVolume {
     fn of(
         volume: VolumeStatus,
         names: &BTreeMap<NodeId, String>,
+        removals: &[PendingRemoval],
         addresses: &dyn Fn(&Publication) -> Vec<Value>,
     ) -> Self {
         let node = |id: NodeId| ClusterVolumeNode {
             id: id.0,
             name: names.get(&id).cloned(),
         };
+        let its = removals.iter().filter(|one| one.volume == volume.id);
+        let its = its.take(MAX_REMOVALS);
         Self {
             id: volume.id.0,
+            removals: its.map(|one| ClusterRemoval::of(one, names)).collect(),
             name: Some(volume.name).filter(|_| volume.state != VolumeState::Unreadable),
             state: volume.state.into(),
             holder: volume.holder.map(|holder| node(holder.node)),
@@ -146,14 +153,17 @@ pub(super) async fn volumes(
     addresses: &dyn Fn(&Publication) -> Vec<Value>,
 ) -> Result<Vec<ClusterVolume>, RpcError> {
     let operator = operator.clone();
-    let read =
-        read_etcd(
-            move || async move { Ok((operator.volumes().await?, operator.node_names().await?)) },
-        );
-    let (volumes, names) = read.await?;
+    let read = read_etcd(move || async move {
+        Ok((
+            operator.volumes().await?,
+            operator.node_names().await?,
+            PendingRemoval::all(&operator).await?,
+        ))
+    });
+    let (volumes, names, removals) = read.await?;
     let volumes = volumes.into_iter();
     Ok(volumes
-        .map(|volume| ClusterVolume::of(volume, &names, addresses))
+        .map(|volume| ClusterVolume::of(volume, &names, &removals, addresses))
         .collect())
 }
 

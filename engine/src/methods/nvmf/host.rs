@@ -19,6 +19,7 @@ use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::Engine;
+use crate::services::cluster;
 use crate::services::keyring;
 use crate::store::{Change, Edit};
 use crate::values::{flatten, flattened};
@@ -112,6 +113,7 @@ impl Method<Engine> for AddHost {
         let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (nqn, host) = (subsystem.nqn(), listed_name(&params.host)?);
+        cluster::refuse_by_hand(&engine, nqn, Some(&host))?;
         let names = &params.keys;
         let (own, other) = (&names.dhchap_key, &names.dhchap_ctrlr_key);
         let keys = keys_of(&engine, own.as_deref(), other.as_deref())?;
@@ -248,6 +250,9 @@ impl Method<Engine> for AllowAnyHost {
         let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let nqn = subsystem.nqn();
+        if params.allow_any_host {
+            cluster::refuse_by_hand(&engine, nqn, None)?;
+        }
         let (own, apart) = (key::subsystem(nqn), key::allow_any_host(nqn));
         if let Some(entry) = engine.journal.find(&own) {
             let mut record = entry.record;

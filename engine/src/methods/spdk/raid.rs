@@ -141,7 +141,7 @@ impl Method<Engine> for CreateRaid {
             devices,
             settings,
             force: false,
-            is_copy: false,
+            origin: None,
         };
         volumes::create(&engine, new).await?;
         Ok(true)

@@ -9,7 +9,7 @@ use nacre_bdev_pool::Lvol;
 use nacre_bdev_replica::handle::{
     Fencing, ReplicaStatus, ResyncStatus, VerifyStatus, VolumeStatus,
 };
-use nacre_bdev_replica::model::{ReplicaState, Settings, SettingsPatch, shown};
+use nacre_bdev_replica::model::{Origin, ReplicaState, Settings, SettingsPatch, shown};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -53,6 +53,9 @@ pub struct VolumeReply {
     dirty_regions: u64,
     #[schemars(with = "SettingsPatch")]
     settings: Settings,
+    /// The snapshot with whose contents the volume began.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    origin: Option<Origin>,
     /// Subsystems that offer the volume to hosts.
     subsystems: Vec<String>,
     replicas: Vec<ReplicaReply>,
@@ -163,6 +166,7 @@ fn describe_among(
     {
         reply.why = Some(format!("node {node} serves it"));
     }
+    reply.origin.clone_from(&listed.record.origin);
     let this_node = engine.cluster.this_node();
     for replica in &mut reply.replicas {
         let recorded = listed.record.replicas.iter();
@@ -223,6 +227,7 @@ fn of_status(plane: &Plane, status: &VolumeStatus) -> VolumeReply {
         num_regions: status.regions,
         dirty_regions: status.dirty_regions,
         settings: status.settings.clone(),
+        origin: None,
         subsystems: Vec::new(),
         replicas: replicas.map(|m| replica(plane, status, m)).collect(),
         verify: status.verify.clone(),
@@ -358,6 +363,7 @@ fn of_record(listed: &Listed) -> VolumeReply {
         num_regions: record.regions(),
         dirty_regions: 0,
         settings: record.settings.clone(),
+        origin: None,
         subsystems: Vec::new(),
         replicas: record.replicas.iter().map(replica).collect(),
         verify: None,

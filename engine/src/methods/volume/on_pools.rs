@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use nacre_bdev_pool::Lvol;
+use nacre_bdev_replica::model::Origin;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -98,6 +99,15 @@ pub(super) fn source(
     Err(RpcError::errno(Errno::EINVAL, cause)
         .field("replicas[0].pool")
         .remedy("name this pool first: a clone shares the space of its snapshot"))
+}
+
+/// The snapshot as the volume's record names it.
+pub(super) fn origin(source: &Lvol) -> Origin {
+    let info = source.info();
+    Origin {
+        snapshot: info.id,
+        name: info.name,
+    }
 }
 
 struct DropLvols;

@@ -132,7 +132,10 @@ impl Method<Engine> for RemoveReplica {
             replica: replica(&engine, &params.name, &params.replica),
             force: params.force,
         };
-        run(&engine, &params.name, command).await
+        let id = engine.volumes.find(&params.name)?.id();
+        let reply = run(&engine, &params.name, command).await?;
+        cluster::end_exports_of_former(&engine, id).await;
+        Ok(reply)
     }
 }
 

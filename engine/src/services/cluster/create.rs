@@ -18,6 +18,7 @@ use nacre_cluster_node::export::Want;
 use nacre_cluster_node::{Portal, Publication, PublishRequest};
 use nacre_nvmf::address::adrfam;
 use serde_json::{Value, json};
+use tracing::{debug, info};
 use uuid::Uuid;
 
 use super::Running;
@@ -54,7 +55,7 @@ pub async fn create(
             devices,
             settings,
             force,
-            is_copy: false,
+            origin: None,
         };
         lifecycle::create_record(engine, new).await.map(drop)
     };
@@ -154,24 +155,48 @@ pub async fn delete(engine: &Rc<Engine>, id: Uuid, force: Option<String>) -> Res
     }
     released(engine, id).await;
     lifecycle::delete(engine, &id.to_string(), force).await?;
-    let exports = running.operator.exports(Some(volume)).await.or_refuse()?;
-    for (node, export_id, _) in exports {
-        // No record names them any more. A daemon that makes one ends it by itself.
-        let ended = running.operator.unexport_unused(node, export_id, false);
-        ended.await.or_refuse()?;
-    }
+    end_unused(&running, volume).await?;
     let end = tokio::time::Instant::now() + ENDED;
     while tokio::time::Instant::now() < end {
         let exports = running.operator.exports(Some(volume)).await.or_refuse()?;
-        if exports
-            .iter()
-            .all(|(_, _, export)| export.want != Want::Gone)
-        {
+        let (away, waiting): (Vec<_>, Vec<_>) = (exports.iter())
+            .filter(|(_, _, export)| export.want == Want::Gone)
+            .partition(|(node, _, _)| running.inbox.is_node_away(*node));
+        if waiting.is_empty() {
+            for (node, _, export) in away {
+                let (node, device) = (running.name_of(*node), &export.device);
+                info!(
+                    volume = name,
+                    node, device, "the device stays until its node returns"
+                );
+            }
             break;
         }
         tokio::time::sleep(LOOK).await;
     }
     Ok(())
+}
+
+/// Ends the exports of the volume that no record names any more. A daemon that makes one ends it by
+/// itself.
+async fn end_unused(running: &Running, volume: VolumeId) -> Result<(), RpcError> {
+    let exports = running.operator.exports(Some(volume)).await.or_refuse()?;
+    for (node, export_id, _) in exports {
+        let ended = running.operator.unexport_unused(node, export_id, false);
+        ended.await.or_refuse()?;
+    }
+    Ok(())
+}
+
+/// After the removal of a replica. Its node ends the export by itself when it sees the record. One
+/// that is away reads the wish when it returns, and until then operators see since when.
+pub async fn end_exports_of_former(engine: &Engine, id: Uuid) {
+    let Ok(running) = engine.cluster.joined() else {
+        return;
+    };
+    if let Err(error) = end_unused(&running, VolumeId(id)).await {
+        debug!(volume = %id, %error, "the node of the former replica ends its export");
+    }
 }
 
 /// Waits until the former holder has released the volume, which takes it a moment.

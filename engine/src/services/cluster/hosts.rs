@@ -8,6 +8,7 @@ use nacre_nvmf::subsystems::{Phase, Subsystem};
 use nacre_nvmf_wire::Nqn;
 use serde_json::{Value, json};
 
+use crate::journal;
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
@@ -83,6 +84,43 @@ impl<'a> Hosts<'a> {
         self.engine.declared_call(method, params).await?;
         Ok(())
     }
+}
+
+/// Refuses to allow a host, or any host (`None`), on the subsystem of a volume of the cluster by a
+/// client's call, if the volume's publication does not. The nodes would take the permission again.
+///
+/// A record that an earlier daemon stored is replayed: [`Hosts::surplus`] finds the host.
+pub fn refuse_by_hand(engine: &Engine, nqn: &Nqn, host: Option<&Nqn>) -> Result<(), RpcError> {
+    if journal::is_declaring() || journal::is_replaying() {
+        return Ok(());
+    }
+    let running = engine.cluster.running();
+    let found = running.and_then(|running| running.inbox.published_as(nqn.as_str()));
+    let Some((id, publication)) = found else {
+        return Ok(());
+    };
+    let is_published = match host {
+        Some(host) => publication.hosts.iter().any(|one| one == host.as_str()),
+        None => publication.any_host,
+    };
+    if is_published {
+        return Ok(());
+    }
+    let listed = engine.volumes.find(&id.0.to_string());
+    let name = listed.map_or_else(|_| id.0.to_string(), |listed| listed.name());
+    let (field, who, with) = match host {
+        Some(host) => ("host", host.as_str(), "this host and the present ones"),
+        None => ("allow_any_host", "any host", "allow_any_host"),
+    };
+    let cause = format!(
+        "this is the subsystem of volume \"{name}\", and the volume's publication does not allow \
+         {who}: the cluster would take the permission again"
+    );
+    Err(RpcError::errno(Errno::EPERM, cause)
+        .field(field)
+        .remedy(format!(
+            "publish the volume again, with {with}: volume_publish"
+        )))
 }
 
 #[cfg(test)]

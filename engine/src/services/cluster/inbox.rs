@@ -8,6 +8,8 @@ use std::time::Duration;
 use arrayvec::ArrayVec;
 use nacre_cluster_core::ids::MAX_REPLICAS;
 use nacre_cluster_core::{ExportId, Holder, Incarnation, NodeId, ReplicaId, VolumeId};
+use nacre_cluster_etcd::BehindCause;
+use nacre_cluster_node::clock::seconds;
 use nacre_cluster_node::serving::{Serving, VolumeRole};
 use nacre_cluster_node::{Export, NodeKey, Publication};
 use parking_lot::Mutex;
@@ -45,8 +47,8 @@ struct InboxState {
     volumes: BTreeMap<VolumeId, WantedVolume>,
     /// Volumes whose wanted state has changed.
     changed: BTreeSet<VolumeId>,
-    /// Volumes whose publication is not in effect, each with the number of its last call.
-    behind: BTreeMap<VolumeId, u64>,
+    /// Volumes whose publication is not in effect.
+    behind: BTreeMap<VolumeId, Behind>,
     /// Calls with a publication so far.
     publications: u64,
     nodes: BTreeMap<NodeId, NodeKey>,
@@ -63,6 +65,14 @@ struct InboxState {
     noted: Vec<Exported>,
     /// Duration of the cluster's leases, once the node has read it.
     lease: Option<Duration>,
+}
+
+/// A publication that is not in effect.
+#[derive(Debug)]
+struct Behind {
+    /// The number of the last call.
+    published: u64,
+    cause: BehindCause,
 }
 
 /// The device of a replica: exported by its node, under a name that is the same on all nodes.
@@ -129,11 +139,21 @@ impl Inbox {
     pub(super) fn set_in_effect(&self, volume: VolumeId, published: Option<u64>) {
         let mut state = self.state.lock();
         let is_last = match published {
-            Some(published) => state.behind.get(&volume) == Some(&published),
+            Some(published) => {
+                (state.behind.get(&volume)).is_some_and(|behind| behind.published == published)
+            }
             None => !state.volumes.contains_key(&volume),
         };
         if is_last {
             state.behind.remove(&volume);
+        }
+    }
+
+    /// Notes the error of the last try to put the volume's publication into effect. `None`: that
+    /// goes on.
+    pub(super) fn set_behind_cause(&self, volume: VolumeId, why: Option<String>) {
+        if let Some(behind) = self.state.lock().behind.get_mut(&volume) {
+            behind.cause.why = why;
         }
     }
 
@@ -153,6 +173,19 @@ impl Inbox {
             .filter(|(_, wanted)| of_node(wanted))
             .map(|(id, _)| *id)
             .collect()
+    }
+
+    /// The volume that this node shows under the NQN, with its publication.
+    pub(super) fn published_as(&self, nqn: &str) -> Option<(VolumeId, Publication)> {
+        let state = self.state.lock();
+        let mut published = state.volumes.iter().filter_map(|(id, wanted)| {
+            let publication = wanted.publication.as_ref()?;
+            publication.slots.of(self.me?)?;
+            (publication.nqn == nqn).then_some((*id, publication))
+        });
+        published
+            .next()
+            .map(|(id, publication)| (id, publication.clone()))
     }
 
     pub(super) fn nodes(&self) -> BTreeMap<NodeId, NodeKey> {
@@ -311,7 +344,14 @@ impl Serving for Sender {
             let mut state = self.0.state.lock();
             state.publications += 1;
             let published = state.publications;
-            state.behind.insert(volume, published);
+            // A removal that waited before waits on.
+            let cause = state.behind.remove(&volume).map(|behind| behind.cause);
+            let new = || BehindCause {
+                since: seconds(),
+                why: None,
+            };
+            let cause = cause.unwrap_or_else(new);
+            state.behind.insert(volume, Behind { published, cause });
             published
         };
         self.0.change(volume, |wanted| {
@@ -322,6 +362,14 @@ impl Serving for Sender {
 
     fn behind(&mut self) -> Vec<VolumeId> {
         self.0.state.lock().behind.keys().copied().collect()
+    }
+
+    fn causes(&mut self) -> BTreeMap<VolumeId, BehindCause> {
+        let state = self.0.state.lock();
+        let behind = state.behind.iter();
+        behind
+            .map(|(volume, behind)| (*volume, behind.cause.clone()))
+            .collect()
     }
 
     fn nodes(

@@ -31,6 +31,8 @@ mod replicas;
 mod report;
 pub(super) mod reservation;
 mod store;
+#[cfg(test)]
+mod tests;
 mod volumes;
 
 use std::cell::{Cell, RefCell};
@@ -73,7 +75,8 @@ use crate::services::machine::host_name;
 use crate::values::host_identity;
 
 pub(crate) use self::backups::{must_be_replaceable, read_backup, seconds, write_backup};
-pub use self::create::{addresses, create, delete, publish, unpublish};
+pub use self::create::{addresses, create, delete, end_exports_of_former, publish, unpublish};
+pub use self::hosts::refuse_by_hand;
 pub use self::placed::{PlacedReplicas, create_placed, grow_lvols};
 pub(crate) use self::replacement::report_release;
 pub use self::replicas::{NewReplica, change_replicas};

@@ -105,7 +105,7 @@ pub async fn create_placed(
             devices,
             settings,
             force: false,
-            is_copy: false,
+            origin: None,
         };
         lifecycle::create_record(engine, new).await.map(drop)
     };

@@ -107,6 +107,8 @@ struct Done {
     not_withdrawn: LastErrors<()>,
     /// The subsystem should be gone, and is not: its deletion failed.
     is_left: bool,
+    /// The error of the last try to put the publication into effect.
+    obstacle: Option<String>,
     not_reserved: LastErrors<()>,
     /// From the withdrawal of a subsystem that is shown anew, until hosts find it again.
     shown_anew: Option<ExpectedSubsystems>,
@@ -146,12 +148,17 @@ impl Done {
         };
         let any_host = here.is_some_and(|one| one.any_host);
         let mut is_in_effect = true;
+        let mut connected = None;
         self.subsystems.retain(|subsystem| {
             let Some(subsystem) = subsystem.upgrade() else {
                 return false;
             };
             let controllers = subsystem.controllers();
-            is_in_effect &= controllers.iter().all(|one| may(one.hostnqn.as_str()));
+            let mut surplus = controllers.iter().filter(|one| !may(one.hostnqn.as_str()));
+            if let Some(one) = surplus.next() {
+                is_in_effect = false;
+                connected = Some(one.hostnqn.to_string());
+            }
             let present = plane.target.subsystem(subsystem.nqn());
             let is_present = present.is_ok_and(|present| Arc::ptr_eq(&present, &subsystem));
             if is_present {
@@ -161,6 +168,10 @@ impl Done {
             // A deleted one takes no new host.
             is_present || !controllers.is_empty()
         });
+        if let Some(host) = connected {
+            let is_connected = || format!("host {host} is still connected");
+            self.obstacle.get_or_insert_with(is_connected);
+        }
         is_in_effect
     }
 
@@ -194,6 +205,7 @@ pub(super) async fn follow(
                 }
             }
             if done.is_left || !done.is_in_effect(&engine, None) {
+                running.inbox.set_behind_cause(id, done.obstacle.take());
                 let _ = tokio::time::timeout(LOOK, changed.notified()).await;
                 continue;
             }
@@ -206,12 +218,14 @@ pub(super) async fn follow(
         done.note_subsystem(&engine, &running, id);
         let here = wanted.publication.as_ref();
         let here = here.filter(|one| one.slots.of(running.me).is_some());
-        let is_in_effect = done.is_in_effect(&engine, here);
+        let is_in_effect = !done.is_left && done.is_in_effect(&engine, here);
         if is_in_effect {
             let published = wanted.published;
             running.inbox.set_in_effect(id, Some(published));
+        } else {
+            running.inbox.set_behind_cause(id, done.obstacle.take());
         }
-        if done.open.is_some() || done.is_left || !is_in_effect {
+        if done.open.is_some() || !is_in_effect {
             let _ = tokio::time::timeout(LOOK, changed.notified()).await;
         } else {
             changed.notified().await;
@@ -428,11 +442,15 @@ async fn show(
         Ok(()) => {
             done.not_shown.clear(&());
             done.shown_anew = None;
+            done.obstacle = None;
         }
-        Err(error) if !is_new && done.not_shown.is_new(&(), &error.to_string()) => {
-            warn!(volume = %id.0, %error, "not shown to hosts; it is tried again");
+        Err(error) => {
+            let text = error.to_string();
+            if !is_new && done.not_shown.is_new(&(), &text) {
+                warn!(volume = %id.0, %error, "not shown to hosts; it is tried again");
+            }
+            done.obstacle = Some(text);
         }
-        Err(_) => {}
     }
     if let Some(role) = &wanted.role {
         // Optimized only once the volume is open here, and its reservation is known.
@@ -568,16 +586,20 @@ async fn furnish(
 
 /// Takes the volume away from hosts on this node, until nothing is left of its subsystem.
 async fn withdraw(engine: &Rc<Engine>, running: &Rc<Running>, id: VolumeId, done: &mut Done) {
-    done.is_left = false;
+    (done.is_left, done.obstacle) = (false, None);
     let Some(shown) = running.shown.borrow_mut().remove(&id) else {
         return;
     };
     match delete_subsystem(engine, &shown.nqn).await {
         Ok(()) => done.not_withdrawn.clear(&()),
         Err(error) => {
-            if done.not_withdrawn.is_new(&(), &error.to_string()) {
+            let text = error.to_string();
+            if done.not_withdrawn.is_new(&(), &text) {
                 warn!(volume = %id.0, %error, "hosts still see its subsystem; deleting it again");
             }
+            // At once: the look at listeners below may wait for other calls.
+            running.inbox.set_behind_cause(id, Some(text.clone()));
+            done.obstacle = Some(text);
             done.is_left = true;
             running.shown.borrow_mut().insert(id, shown);
             set_ana(engine, running, id, Ana::Inaccessible);

@@ -340,7 +340,7 @@ fn a_crash_while_growing() {
         devices: vec!["d0".into(), "d1".into()],
         settings: Settings::default(),
         force: false,
-        is_copy: false,
+        origin: None,
     };
     world.create_new(new).unwrap();
     world.open().unwrap();

@@ -82,7 +82,7 @@ fn is_finished(world: &mut World) {
             devices: vec!["d0".into()],
             settings: Settings::default(),
             force: true,
-            is_copy: false,
+            origin: None,
         })
         .unwrap();
 }

@@ -359,7 +359,7 @@ impl World {
             devices: (0..disks).map(|at| format!("d{at}")).collect(),
             settings,
             force: false,
-            is_copy: false,
+            origin: None,
         };
         self.create_new(new)
     }

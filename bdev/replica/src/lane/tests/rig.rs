@@ -257,6 +257,7 @@ pub(crate) fn record(blocks: u64, replicas: usize) -> VolumeRecord {
         settings: Settings::default(),
         limits: None,
         restored: None,
+        origin: None,
     }
 }
 

@@ -68,7 +68,7 @@ fn run<T>(work: impl Future<Output = T>) -> T {
 }
 
 fn page(of: &Node) -> Value {
-    let read = run(read_status(&of.operator()));
+    let read = run(look(&of.operator()));
     serde_json::to_value(ClusterStatus::of(read, Some(of.state()))).expect("plain data")
 }
 
@@ -161,6 +161,7 @@ fn acts_of_operators_on_a_real_etcd() {
             "publication": {
                 "nqn": "nqn.a", "hosts": [], "any_host": false, "listen_addresses": [],
             },
+            "removals": [],
         }])
     );
     assert_eq!(

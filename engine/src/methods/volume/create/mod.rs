@@ -177,7 +177,7 @@ async fn make(
             devices,
             settings,
             force: params.options.force,
-            is_copy: source.is_some(),
+            origin: source.as_deref().map(on_pools::origin),
         };
         volumes::create(engine, new).await
     };
