@@ -421,9 +421,9 @@ impl Drop for Daemon {
     }
 }
 
-/// A free address on `ip`, see [`nacre_tests_ports`].
+/// A free address on `ip`, see [`nacre_random_ports`].
 pub fn free_address(ip: &str) -> SocketAddr {
-    nacre_tests_ports::free_address(ip.parse().expect("an IP address"))
+    nacre_random_ports::free_address(ip.parse().expect("an IP address"))
 }
 
 /// The program under test, from the same build as the calling test. Cargo does not know this

@@ -4,8 +4,9 @@
 //!
 //! Versions of Nacre that do not confirm publications do not write the key either. While such a
 //! node has a lease, no publication counts as confirmed. Later versions wrote the key only when a
-//! volume was unpublished, not when it was deleted. So a node that is asked also knows the deletions
-//! that it saw itself. A deletion without the key before that node started is not covered.
+//! volume was unpublished, not when it was deleted. So a node that is asked also knows the
+//! deletions that it saw itself. A deletion without the key before that node started is not
+//! covered.
 
 use nacre_cluster_core::VolumeId;
 use serde_json::json;

@@ -272,7 +272,7 @@ fn flatten(path: &str, value: Value, into: &mut Effective) {
 mod tests {
     //! Goal: a changed file is applied where possible, and each other difference is reported.
 
-    use nacre_tests_ports::local_port;
+    use nacre_random_ports::local_port;
 
     use super::*;
     use crate::config::load_text;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use nacre_nvmf::tls::{Alert, Derivation, Identity, Psk, PskKey, PskSource, Refused, Version};
 use nacre_nvmf_wire::Nqn;
-use nacre_tests_ports::local_port;
+use nacre_random_ports::local_port;
 use proptest::prelude::*;
 
 use crate::records::{HEADER, MOST_DATA, MOST_PROTECTED, MOST_RECORDS};

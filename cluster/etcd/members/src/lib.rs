@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use nacre_cluster_etcd::{Endpoints, Tls};
-use nacre_tests_ports::local_port;
+use nacre_random_ports::local_port;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 

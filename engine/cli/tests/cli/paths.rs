@@ -4,7 +4,7 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nacre_tests_ports::local_port;
+use nacre_random_ports::local_port;
 
 use super::real::Daemon;
 

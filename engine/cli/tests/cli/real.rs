@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nacre_tests_ports::free_address;
+use nacre_random_ports::free_address;
 use serde_json::{Value, json};
 
 use super::fake::{Outcome, cells, nacre};

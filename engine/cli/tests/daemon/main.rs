@@ -16,7 +16,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use nacre_engine_rpc::client::Client;
-use nacre_tests_ports::local_port;
+use nacre_random_ports::local_port;
 use serde_json::{Value, json};
 
 struct Place {

@@ -4,8 +4,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpStream};
 use std::time::{Duration, Instant};
 
 use nacre_nvmf::transport::{Address, HostTransport, ListenerId, ListenerOptions, Plug};
+use nacre_random_ports::free_port;
 use nacre_reactor::Clock;
-use nacre_tests_ports::free_port;
 
 use crate::{TcpConfig, TcpHostOptions, TcpPlug, connect_host};
 

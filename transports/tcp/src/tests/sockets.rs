@@ -18,8 +18,8 @@ use nacre_nvmf_wire::cqe::Cqe;
 use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::sqe::{Sgl, Sqe};
 use nacre_nvmf_wire::tcp::{CapsuleCmd, DataAlignment, Digests, IcReq};
+use nacre_random_ports::local_port;
 use nacre_reactor::{Clock, Idle, Interest, Nanos};
-use nacre_tests_ports::local_port;
 use zerocopy::IntoBytes;
 
 use super::conformance::TcpRig;

@@ -16,9 +16,9 @@ use uuid::Uuid;
 
 use super::super::init::init;
 use super::super::nodes::{DrainParams, drain};
-use super::super::status::ClusterStatus;
+use super::super::status::{ClusterStatus, look};
 use super::super::volumes::{volume, volumes};
-use super::super::{LIMIT, node, read_status, within};
+use super::super::{LIMIT, node, within};
 use crate::config::settings::VolumeStoreSettings;
 
 const ANT: Uuid = Uuid::from_u128(1);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nacre_cluster_etcd_members::{Members, program};
 use nacre_cluster_node::Node;
-use nacre_tests_ports::local_port;
+use nacre_random_ports::local_port;
 use uuid::Uuid;
 
 use crate::config::Settings;

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nacre_tests_ports::local_port;
+use nacre_random_ports::local_port;
 use nacre_transport_rdma_verbs::sim::attributes;
 use serde_json::{Map, Value, json};
 

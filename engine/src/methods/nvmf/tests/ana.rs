@@ -1,7 +1,7 @@
 //! Goal: ANA states are set, shown, stored and restored as SPDK's tools expect, and listeners match
 //! the configuration file.
 
-use nacre_tests_ports::local_port;
+use nacre_random_ports::local_port;
 use serde_json::{Value, json};
 
 use super::super::super::testing::{TestDaemon, test_daemon};

@@ -1,7 +1,7 @@
 //! Goal: objects and settings that RPC adds to a subsystem of the configuration file are restored
 //! before hosts reconnect after a restart. Objects of the file stay out of the store.
 
-use nacre_tests_ports::local_port;
+use nacre_random_ports::local_port;
 use serde_json::{Value, json};
 
 use super::super::super::testing::TestDaemon;

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use nacre_tests_ports::local_port;
+use nacre_random_ports::local_port;
 use serde_json::{Value, json};
 
 use super::super::super::testing::TestDaemon;

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use nacre_tests_ports::local_port;
+use nacre_random_ports::local_port;
 use nacre_transport_rdma_verbs::sim::attributes;
 use serde_json::{Value, json};
 
