@@ -20,7 +20,8 @@ fn short(mut cause: BehindCause) -> BehindCause {
     if let Some(why) = &mut cause.why
         && why.len() > MAX_CAUSE
     {
-        why.truncate(why.floor_char_boundary(MAX_CAUSE));
+        let end = (0..=MAX_CAUSE).rev().find(|at| why.is_char_boundary(*at));
+        why.truncate(end.unwrap_or(0));
         why.push('…');
     }
     cause

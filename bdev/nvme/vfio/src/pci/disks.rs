@@ -120,7 +120,7 @@ impl System {
         let mut links = self.entries(LINKS);
         links.retain(|link| self.link(&format!("{LINKS}/{link}")).as_deref() == Some(name));
         let has_serial = |link: &&String| serial.is_some_and(|serial| link.contains(serial));
-        match links.iter().find(has_serial).or(links.first()) {
+        match links.iter().find(has_serial).or_else(|| links.first()) {
             Some(link) => format!("/{LINKS}/{link}"),
             None => format!("/dev/{name}"),
         }
