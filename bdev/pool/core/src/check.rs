@@ -150,9 +150,6 @@ impl Accounts {
                     self.own(unit, at, report);
                     continue;
                 }
-                if part.is_external() && self.state.versions[&id].is_external {
-                    continue;
-                }
                 match self.origin(parent, place, unit) {
                     Origin::Known => {}
                     Origin::Lost => self.adopt(unit, at, report),
@@ -312,7 +309,7 @@ pub(crate) fn uses(state: &State) -> Result<HashMap<u64, Use>, u64> {
         each_leaf(state, version, |leaf, entries| {
             let first = leaf * entries.len() as u64;
             for (at, entry) in entries.iter().enumerate() {
-                for part in entry.units() {
+                for part in entry.parts() {
                     let place = (family, first + at as u64);
                     if *uses.entry(part.unit).or_insert(place) != place {
                         wrong = Some(part.unit);
@@ -374,7 +371,7 @@ fn walk(
         return;
     }
     match node {
-        Node::External(_) | Node::Lost { .. } => {}
+        Node::Lost { .. } => {}
         Node::Leaf(leaf) => visit(first, &leaf.entries),
         Node::Interior(interior) => {
             for (at, child) in interior.children.iter().enumerate() {

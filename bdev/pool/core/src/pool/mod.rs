@@ -22,7 +22,7 @@
 //! | `leaving` | a disk that is emptied, and dropped |
 //! | `naming` | a new name of the pool |
 //! | `features` | the features that the superblocks name |
-//! | `parents`, `external` | other parents of volumes, and their end of change; external ones |
+//! | `parents` | other parents of volumes, and their end of change |
 //! | `full` | writes that wait for space |
 //! | `jobs` | requests of many steps |
 //! | `follow` | changes of the map, for copies of it |
@@ -35,7 +35,6 @@ mod checks;
 mod deletion;
 mod discards;
 mod durable;
-mod external;
 mod features;
 mod follow;
 mod full;
