@@ -190,7 +190,7 @@ export const CASES = {
     await button(page, 'Create').click();
     await page.getByRole('main').getByText('Bdev disk2 was created.').waitFor();
     await page.getByLabel('NVMe drive', { exact: true }).check();
-    await page.getByLabel('PCI address').selectOption('0000:61:00.0');
+    await page.getByLabel('Drive', { exact: true }).selectOption('0000:61:00.0');
     await page.getByText('nacre bdev attach pcie://0000:61:00.0 --name Nvme0', { exact: true }).waitFor();
     await page.reload();
     await heading(page, 'First run');

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use nacre_cluster_core::{NodeId, VolumeId};
-use nacre_cluster_etcd::{KeyValue, LeaseKey, Prefix};
+use nacre_cluster_etcd::{LeaseKey, Prefix};
 
 use crate::error::Error;
 use crate::export::{Export, Is, Want};
@@ -56,10 +56,11 @@ impl PendingRemoval {
     /// All of the cluster, by volume and node.
     pub async fn all(operator: &Operator) -> Result<Vec<Self>, Error> {
         let prefix = &operator.prefix;
-        let (leases, key) = (operator.leases(), prefix.leases());
-        let keys = operator.list(&key).await?;
-        let decode = |kv: &KeyValue| leases.decode(kv).map_err(Error::at(&key));
-        let leases: Vec<LeaseKey> = keys.iter().map(decode).collect::<Result<_, _>>()?;
+        let keys = operator.list(&prefix.leases()).await?;
+        // A lease of a later version has nothing that this one could show.
+        let leases = operator.leases();
+        let leases = keys.iter().filter_map(|kv| leases.decode(kv).ok());
+        let leases: Vec<LeaseKey> = leases.collect();
         // The exports before the records: an export that gets its record in between is named.
         let exports = operator.list(&prefix.all_exports()).await?;
         let volumes = prefix.volumes();

@@ -136,13 +136,24 @@ impl SeenKeys {
         }
     }
 
+    /// A key of a former list is missing in a later one, of `revision`. The deletion is older, and
+    /// other nodes may have seen it at its own revision, so that of the list is not known as one of
+    /// a deletion.
+    pub(crate) fn not_listed(&self, kind: Kind, id: Uuid, revision: i64) {
+        self.removed(kind, id, revision, false);
+    }
+
     pub(crate) fn deleted(&self, kind: Kind, id: Uuid, revision: i64) {
+        self.removed(kind, id, revision, true);
+    }
+
+    fn removed(&self, kind: Kind, id: Uuid, revision: i64, is_exact: bool) {
         let mut keys = self.keys.lock();
         let Some(of_kind) = keys.of_kind.get_mut(&kind) else {
             return;
         };
         if of_kind.remove(&id).is_some() {
-            if kind == Kind::Publications {
+            if kind == Kind::Publications && is_exact {
                 keys.unpublished.note(id, revision);
             }
             keys.revision = keys.revision.max(revision);
@@ -323,6 +334,10 @@ mod tests {
             SeenDeletion::Until(11)
         );
         seen.begin_anew();
+        assert_eq!(seen.unpublished(volume), SeenDeletion::Until(0));
+        // Other nodes may have seen it long before this list, and confirm no later revision.
+        publish(volume, 20);
+        seen.not_listed(Kind::Publications, volume, 100);
         assert_eq!(seen.unpublished(volume), SeenDeletion::Until(0));
     }
 

@@ -138,7 +138,7 @@ impl Own {
 
     fn reply(&self, disk: MachineDisk, on: &[(String, &String)]) -> DiskReply {
         let address = disk.address.map(|address| address.to_string());
-        let is_on = |node: &str| disk.name.as_deref() == Some(node);
+        let is_on = |node: &str| disk.devices.iter().any(|device| device == node);
         let bdevs = on.iter().filter(|(node, _)| is_on(node));
         let mut bdevs: Vec<String> = bdevs.map(|(_, bdev)| (*bdev).clone()).collect();
         if disk.name.is_none() {
@@ -157,7 +157,7 @@ impl Own {
             size: disk.bytes,
             block_size: disk.block_size,
             read_only: disk.is_read_only,
-            partitions: disk.partitions,
+            partitions: disk.devices.len().saturating_sub(1) as u32,
             uses: disk.uses.iter().map(ToString::to_string).collect(),
             bdevs,
         }

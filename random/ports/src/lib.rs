@@ -14,18 +14,23 @@ use parking_lot::Mutex;
 /// A port of `ip` that no process listens on. No other caller gets it, in any process on this
 /// machine, before this process ends: two tests that are about to listen would otherwise get the
 /// same port. Ports from 32768 on are those of outgoing connections, and never returned.
+///
+/// # Panics
+/// If none is found, for example because this machine does not have the address.
 pub fn free_port(ip: IpAddr) -> u16 {
-    loop {
+    let reserved = (0..ATTEMPTS).find_map(|_| {
         let port = candidate();
-        let Some(reserved) = reserve(port) else {
-            continue;
-        };
-        if TcpListener::bind((ip, port)).is_ok() {
-            RESERVED.lock().push(reserved);
-            return port;
-        }
-    }
+        let reserved = reserve(port)?;
+        TcpListener::bind((ip, port)).ok()?;
+        Some((port, reserved))
+    });
+    let (port, reserved) = reserved.unwrap_or_else(|| panic!("no free port of {ip}"));
+    RESERVED.lock().push(reserved);
+    port
 }
+
+/// Some of these ports may be in use, never most of them.
+const ATTEMPTS: u32 = 1000;
 
 /// A port of 127.0.0.1, see [`free_port`].
 pub fn local_port() -> u16 {

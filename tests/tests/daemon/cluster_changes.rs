@@ -119,7 +119,6 @@ fn a_lost_node_is_replaced() {
     daemon.stop();
 }
 
-/// The block device of the volume on a node.
 /// Waits until the removal of the former replica's device waits for this node, and for it only.
 fn until_waits(on: &mut Node, node: &str) {
     let end = Instant::now() + PATIENCE;

@@ -55,6 +55,7 @@ impl Driver {
                 }
                 for id in self.known(kind) {
                     if !ids.contains(&id) {
+                        self.shared.seen_keys.not_listed(kind, id, revision);
                         self.deleted(kind, id, revision);
                     }
                 }

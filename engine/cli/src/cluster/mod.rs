@@ -251,8 +251,8 @@ fn cordon(args: NodeArgs, cordon: bool) -> Result<(), Failure> {
 
 /// Follows the work on a node until none is left, or the time of `--wait` is over. `call` has the
 /// wait of a call in seconds; `None`: the first one, which starts the work and answers at once. The
-/// others only look: an operator may end the work meanwhile. A call that is refused with EAGAIN (no
-/// answer from etcd in time) is repeated while there is time.
+/// others only look: an operator may end the work meanwhile. A call that is refused because etcd has
+/// not answered in time (EAGAIN, ETIMEDOUT) is repeated while there is time.
 fn follow(
     args: &NodeWaitArgs,
     act: &str,
@@ -260,12 +260,17 @@ fn follow(
 ) -> Result<Value, Failure> {
     let end = Instant::now() + args.wait.unwrap_or_default();
     let mut shown = None;
+    let mut reason = String::new();
     loop {
         let left = end.saturating_duration_since(Instant::now());
         let wait = shown.as_ref().map(|_| seconds(left.min(PART)));
         let answer = match call(wait) {
             Err(failure) if is_passing(&failure) && !left.is_zero() => {
-                eprintln!("{failure}; trying again");
+                let text = failure.to_string();
+                if text != reason {
+                    eprintln!("{text}; trying again");
+                    reason = text;
+                }
                 std::thread::sleep(left.min(AGAIN));
                 continue;
             }
@@ -293,7 +298,9 @@ fn is_passing(failure: &Failure) -> bool {
     let Failure::Daemon(ClientError::Refused { error, .. }) = failure else {
         return false;
     };
-    error.code == -(Errno::EAGAIN as i32)
+    [Errno::EAGAIN, Errno::ETIMEDOUT]
+        .iter()
+        .any(|errno| error.code == -(*errno as i32))
 }
 
 /// The work that is left on a node.
@@ -401,8 +408,9 @@ mod tests {
         let minute = Some(Duration::from_secs(60));
         let held = |held: u64| Ok(json!({ "drain": true, "held": held }));
         let passing = || Err(refused(Errno::EAGAIN));
+        let late = Err(refused(Errno::ETIMEDOUT));
         assert_eq!(
-            follow_with(minute, vec![passing(), held(1), passing(), held(0)]),
+            follow_with(minute, vec![passing(), held(1), late, held(0)]),
             (4, true)
         );
         assert_eq!(follow_with(None, vec![passing()]), (1, false));

@@ -291,21 +291,20 @@ impl Method<Engine> for GetClusterStatus {
     }
 }
 
-/// The state of the cluster, and the removals that wait for a node.
-pub(super) async fn look(operator: &Operator) -> Result<(Status, Vec<PendingRemoval>), RpcError> {
+/// The state of the cluster, and the removals that wait for a node, if etcd answers that, too.
+pub(super) type Found = (Status, Option<Vec<PendingRemoval>>);
+
+pub(super) async fn look(operator: &Operator) -> Result<Found, RpcError> {
     let operator = operator.clone();
     let work = move || async move {
-        let removals = PendingRemoval::all(&operator).await?;
-        Ok((operator.status().await?, removals))
+        let status = operator.status().await?;
+        Ok((status, PendingRemoval::all(&operator).await.ok()))
     };
     read(work).await
 }
 
 impl ClusterStatus {
-    pub(super) fn of(
-        found: Result<(Status, Vec<PendingRemoval>), RpcError>,
-        state: Option<NodeState>,
-    ) -> Self {
+    pub(super) fn of(found: Result<Found, RpcError>, state: Option<NodeState>) -> Self {
         let this_node = state.clone().unwrap_or(NodeState::Left).into();
         match found {
             Err(error) => Self {
@@ -325,7 +324,7 @@ impl ClusterStatus {
             Ok((status, removals)) => Self {
                 this_node,
                 problem: None,
-                removals: Some(ClusterRemovals::of(&removals, &names(&status))),
+                removals: removals.map(|all| ClusterRemovals::of(&all, &names(&status))),
                 nodes: ClusterNode::all(&status, state.as_ref()),
                 cluster: Some(status.cluster.into()),
                 etcd: status.etcd.into_iter().map(Into::into).collect(),

@@ -112,15 +112,21 @@ pub fn refuse_by_hand(engine: &Engine, nqn: &Nqn, host: Option<&Nqn>) -> Result<
         Some(host) => ("host", host.as_str(), "this host and the present ones"),
         None => ("allow_any_host", "any host", "allow_any_host"),
     };
+    let says = if publication.any_host {
+        format!("allows any host, and does not name {who}")
+    } else {
+        format!("does not allow {who}")
+    };
     let cause = format!(
-        "this is the subsystem of volume \"{name}\", and the volume's publication does not allow \
-         {who}: the cluster would take the permission again"
+        "this is the subsystem of volume \"{name}\", and the volume's publication {says}: the \
+         cluster would take the permission again"
     );
-    Err(RpcError::errno(Errno::EPERM, cause)
-        .field(field)
-        .remedy(format!(
-            "publish the volume again, with {with}: volume_publish"
-        )))
+    let remedy = format!(
+        "publish the volume again, with {with}: volume_publish; after a publication on another \
+         node, try again"
+    );
+    let refused = RpcError::errno(Errno::EPERM, cause);
+    Err(refused.field(field).remedy(remedy))
 }
 
 #[cfg(test)]

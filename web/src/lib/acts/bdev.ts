@@ -34,7 +34,7 @@ export const createFile = (disks: MachineDisk[] = []): Act => {
     label: 'Create',
     fields: [
       { key: 'name', label: 'Name', kind: 'text', hint: 'Such as disk0.' },
-      ...(offered.length > 0 ? [{ key: 'disk', label: 'Disk', kind: 'select' as const, initial: TYPED, options: [[TYPED, 'a path, typed below'], ...offered.map((disk) => [disk.path!, diskLabel(disk)])] as [string, string][], hint: others.length > 0 ? `By serial number. Not offered: ${named.join('; ')}${more}.` : 'By serial number.' }] : []),
+      ...(offered.length > 0 ? [{ key: 'disk', label: 'Disk', kind: 'select' as const, initial: TYPED, options: [[TYPED, 'a path, typed below'], ...offered.map((disk) => [disk.path!, diskLabel(disk)])] as [string, string][], hint: `By serial number. Data on a disk without partitions is not detected.${others.length > 0 ? ` Not offered: ${named.join('; ')}${more}.` : ''}` }] : []),
       { key: 'filename', label: 'Path', kind: 'text', when: isTyped, hint: 'Such as /dev/disk/by-id/… or /srv/nacre/disk0.img.' },
       { key: 'size', label: 'Size', kind: 'size', optional: true, when: isTyped, hint: 'Only for a file that does not exist yet, such as 100 GiB.' },
     ],
@@ -61,22 +61,25 @@ export const createRam = (): Act => ({
   },
 });
 
-export const attachDrive = (disks: MachineDisk[] = []): Act => ({
-  title: 'Attach an NVMe drive',
-  about: 'The drive must be given to userspace first: nacre nvme bind ADDRESS, on this machine. That command refuses a drive in use.',
-  label: 'Attach',
-  fields: [
-    { key: 'name', label: 'Name of the controller', kind: 'text', initial: 'Nvme0', hint: 'Its namespaces become bdevs named Nvme0n1, Nvme0n2 and so on.' },
-    freeDisks(disks, true).length > 0
-      ? { key: 'traddr', label: 'PCI address', kind: 'select', options: freeDisks(disks, true).map((disk) => [disk.name, diskLabel(disk)]), hint: 'Drives that were given to userspace.' }
-      : { key: 'traddr', label: 'PCI address', kind: 'text', hint: 'Such as 0000:5e:00.0; nacre nvme list shows all.' },
-  ],
-  command: (v) => line('bdev', 'attach', `pcie://${or(v.traddr, 'BDF')}`, '--name', or(v.name, 'NAME')),
-  async run(v) {
-    const names = await rpc<string[]>('bdev_nvme_attach_controller', { name: v.name, trtype: 'PCIe', traddr: v.traddr });
-    return `Attached: ${names.join(', ')}.`;
-  },
-});
+export const attachDrive = (disks: MachineDisk[] = []): Act => {
+  const offered = freeDisks(disks, true);
+  const address = (v: Values) => (v.drive && v.drive !== TYPED ? v.drive : v.traddr);
+  return {
+    title: 'Attach an NVMe drive',
+    about: 'The drive must be given to userspace first: nacre nvme bind ADDRESS, on this machine. That command refuses a drive in use.',
+    label: 'Attach',
+    fields: [
+      { key: 'name', label: 'Name of the controller', kind: 'text', initial: 'Nvme0', hint: 'Its namespaces become bdevs named Nvme0n1, Nvme0n2 and so on.' },
+      ...(offered.length > 0 ? [{ key: 'drive', label: 'Drive', kind: 'select' as const, options: [...offered.map((disk) => [disk.name, diskLabel(disk)]), [TYPED, 'a PCI address, typed below']] as [string, string][], hint: 'Drives that were given to userspace.' }] : []),
+      { key: 'traddr', label: 'PCI address', kind: 'text', when: (v: Values) => offered.length === 0 || v.drive === TYPED, hint: 'Such as 0000:5e:00.0; nacre nvme list shows all.' },
+    ],
+    command: (v) => line('bdev', 'attach', `pcie://${or(address(v), 'BDF')}`, '--name', or(v.name, 'NAME')),
+    async run(v) {
+      const names = await rpc<string[]>('bdev_nvme_attach_controller', { name: v.name, trtype: 'PCIe', traddr: address(v) });
+      return `Attached: ${names.join(', ')}.`;
+    },
+  };
+};
 
 export const attachRemote = (): Act => ({
   title: 'Attach remote namespaces',

@@ -31,8 +31,10 @@ pub struct MachineDisk {
     pub bytes: u64,
     pub block_size: u32,
     pub is_read_only: bool,
-    pub partitions: u32,
-    /// Users of the disk and of its partitions.
+    /// The kernel's names of the disk and of its partitions.
+    pub devices: Vec<String>,
+    /// Users of the disk and of its partitions. A use by the kernel alone, such as ZFS, is not seen:
+    /// looking for it would be a use for a moment.
     pub uses: Vec<Use>,
 }
 
@@ -48,29 +50,32 @@ impl System {
             .into_iter()
             .map(|name| self.machine_disk(name, &drives))
             .collect();
-        let devices = disks.iter().filter_map(|disk| disk.name.as_ref());
-        let devices: Vec<Vec<String>> = devices.map(|name| self.with_partitions(name)).collect();
-        let mut uses = self.uses_of(&devices.concat());
-        for (disk, devices) in disks.iter_mut().zip(&devices) {
+        let devices = disks.iter().flat_map(|disk| disk.devices.clone());
+        let devices: Vec<String> = devices.collect();
+        let mut uses = self.uses_of(&devices, false);
+        for disk in &mut disks {
             let (own, others) = uses
                 .into_iter()
-                .partition(|of| devices.iter().any(|name| name == of.device()));
+                .partition(|of| disk.devices.iter().any(|name| name == of.device()));
             (disk.uses, uses) = (own, others);
         }
         let taken = drives
             .iter()
             .filter(|drive| drive.driver == Driver::VfioPci);
         let room = DISKS_MAX - disks.len();
-        disks.extend(taken.take(room).map(of_vfio));
+        disks.extend(taken.take(room).map(|drive| self.of_vfio(drive)));
         disks
     }
 
-    /// Loop devices, RAM disks, RAID and device mapper have no device. Optical drives have one.
+    /// Loop devices, RAM disks, RAID and device mapper have no device. Optical and floppy drives
+    /// have one. A hidden entry is one path to an NVMe disk, without a device node.
     fn is_disk(&self, name: &str) -> bool {
         let at = format!("{BLOCK}/{name}");
         let is_there = |file: &str| self.path(&format!("{at}/{file}")).exists();
-        let has_size = self.number(name, "size") > 0;
-        is_there("device") && !is_there("partition") && !name.starts_with("sr") && has_size
+        let is_disk = is_there("device") && !is_there("partition");
+        let has_removable_medium = name.starts_with("sr") || name.starts_with("fd");
+        let is_hidden = self.number(name, "hidden") != 0;
+        is_disk && !has_removable_medium && !is_hidden && self.number(name, "size") > 0
     }
 
     fn machine_disk(&self, name: String, drives: &[Drive]) -> MachineDisk {
@@ -83,6 +88,7 @@ impl System {
         let controller = drive.and_then(|drive| drive.controller.as_ref());
         let serial = controller
             .map(|controller| controller.serial.clone())
+            .filter(|serial| !serial.is_empty())
             .or_else(|| text("device/serial"))
             .or_else(|| text("serial"))
             .or_else(|| self.scsi_serial(&name));
@@ -96,7 +102,7 @@ impl System {
             bytes: self.number(&name, "size").saturating_mul(512),
             block_size: self.number(&name, "queue/logical_block_size") as u32,
             is_read_only: self.number(&name, "ro") != 0,
-            partitions: self.partitions(&name).len() as u32,
+            devices: self.with_partitions(&name),
             uses: Vec::new(),
             name: Some(name),
         }
@@ -109,10 +115,9 @@ impl System {
 
     fn scsi_serial(&self, name: &str) -> Option<String> {
         let page = fs::read(self.path(&format!("{BLOCK}/{name}/device/vpd_pg80"))).ok()?;
-        let serial = String::from_utf8_lossy(page.get(PAGE_HEADER..)?)
-            .trim()
-            .to_owned();
-        (!serial.is_empty()).then_some(serial)
+        let serial = String::from_utf8_lossy(page.get(PAGE_HEADER..)?);
+        let serial = serial.trim_matches(|c: char| c.is_whitespace() || c == '\0');
+        (!serial.is_empty()).then(|| serial.to_owned())
     }
 
     /// The link with the serial number, which a person can compare with the label of the disk.
@@ -125,20 +130,22 @@ impl System {
             None => format!("/dev/{name}"),
         }
     }
-}
 
-fn of_vfio(drive: &Drive) -> MachineDisk {
-    MachineDisk {
-        name: None,
-        path: None,
-        address: Some(drive.address),
-        serial: None,
-        model: None,
-        bytes: 0,
-        block_size: 0,
-        is_read_only: false,
-        partitions: 0,
-        uses: Vec::new(),
+    fn of_vfio(&self, drive: &Drive) -> MachineDisk {
+        let group = drive.iommu.node().map(|node| format!("vfio/{node}"));
+        let group: Vec<String> = group.into_iter().collect();
+        MachineDisk {
+            name: None,
+            path: None,
+            address: Some(drive.address),
+            serial: None,
+            model: None,
+            bytes: 0,
+            block_size: 0,
+            is_read_only: false,
+            devices: Vec::new(),
+            uses: self.openers(&group),
+        }
     }
 }
 
@@ -178,8 +185,12 @@ mod tests {
         }
         machine.file(
             "sys/class/block/sda/device/vpd_pg80",
-            b"\0\x80\0\x08  SCSI-1",
+            b"\0\x80\0\x08 SCSI-1\0",
         );
+        for file in ["size", "hidden"] {
+            machine.file(&format!("sys/class/block/nvme0c0n1/{file}"), "1\n");
+        }
+        machine.file("sys/class/block/nvme0c0n1/device/serial", "S1\n");
         machine.file("sys/class/block/vda/serial", "VIRT-1\n");
         machine.partition("vda", "vda1", "253:1");
         machine.link("dev/disk/by-id/wwn-0x5000", "../../sda");
@@ -193,6 +204,8 @@ mod tests {
         let system = machine.system();
         let address = "0000:03:00.0".parse().unwrap();
         system.bind(address, &Default::default()).unwrap();
+        machine.process(7, "spdk_tgt", "1", "");
+        machine.link("proc/7/fd/3", "/dev/vfio/16");
 
         let disks = system.machine_disks();
         let shown: Vec<_> = disks
@@ -213,15 +226,15 @@ mod tests {
         let expected = expected.map(|(a, b, c)| (a.to_owned(), b.to_owned(), c.to_owned()));
         assert_eq!(shown, expected);
         let (sda, vda, taken) = (&disks[3], &disks[4], &disks[5]);
-        assert_eq!(
-            (sda.bytes, sda.block_size, sda.partitions),
-            (2 << 20, 512, 0)
-        );
+        assert_eq!((sda.bytes, sda.block_size), (2 << 20, 512));
+        assert_eq!(sda.devices, ["sda"]);
         assert_eq!(sda.uses, []);
-        assert_eq!(vda.partitions, 1);
+        assert_eq!(vda.devices, ["vda", "vda1"]);
         let device = "vda1".to_owned();
         assert_eq!(vda.uses, [Use::Swap { device }]);
         assert_eq!(taken.address, Some(address));
+        let user = taken.uses[0].to_string();
+        assert_eq!(user, "vfio/16 is open in spdk_tgt (process 7)");
         assert_eq!(disks[0].address, Some("0000:01:00.0".parse().unwrap()));
     }
 }

@@ -83,11 +83,12 @@ impl System {
         let devices: Vec<String> = disks
             .flat_map(|disk| self.with_partitions(&disk.name))
             .collect();
-        self.uses_of(&devices)
+        self.uses_of(&devices, true)
     }
 
-    /// All users of these block devices, by their names.
-    pub(super) fn uses_of(&self, devices: &[String]) -> Vec<Use> {
+    /// All users of these block devices, by their names. `exclusive`: also those that only an
+    /// exclusive open finds, which keeps others out for a moment.
+    pub(super) fn uses_of(&self, devices: &[String], exclusive: bool) -> Vec<Use> {
         if devices.is_empty() {
             return Vec::new();
         }
@@ -107,7 +108,7 @@ impl System {
         uses.extend(self.openers(devices));
         for device in devices {
             let known = uses.iter().any(|known| known.device() == device);
-            if !known && self.is_exclusive(device) {
+            if exclusive && !known && self.is_exclusive(device) {
                 uses.push(Use::Exclusive {
                     device: device.clone(),
                 });
@@ -249,7 +250,7 @@ impl System {
             .then_some("swap space")
     }
 
-    fn openers(&self, devices: &[String]) -> Vec<Use> {
+    pub(super) fn openers(&self, devices: &[String]) -> Vec<Use> {
         let mut uses: Vec<Use> = Vec::new();
         for pid in self.processes() {
             for target in self.open_files(pid) {
