@@ -1,6 +1,5 @@
 # A drive is pulled and put back under load, without another replica behind its namespace: the
-# host's I/O waits, none fails, and every block has the written data. Before, the locate light of
-# its slot is switched, by the daemon and by the command.
+# host's I/O waits, none fails, and every block has the written data.
 # hardware: drives
 # limit: 1500
 nacre_only "it drives NVMe drives"
@@ -18,18 +17,6 @@ rpc bdev_nvme_attach_controller "{\"name\":\"Nvme0\",\"trtype\":\"PCIe\",\"tradd
 subsystem_create "$NQN" any
 rpc nvmf_subsystem_add_ns "{\"nqn\":\"$NQN\",\"namespace\":{\"nsid\":1,\"bdev_name\":\"Nvme0n1\"}}"
 connect_and_find "$NQN" --ctrl-loss-tmo=600
-
-step "the locate light of the slot"
-SLOT=$(grep -lx "${FIRST%.*}" /sys/bus/pci/slots/*/address | xargs dirname)
-light() { cat "$SLOT/attention"; }
-expect "the light" "$(light)" 0
-expect "the slot" "$(rpc disk_get_bay '{"name":"Nvme0n1"}' | jq -c '.bay | [.kind, .bay, .lit]')" "[\"slot\",\"${SLOT##*/}\",false]"
-rpc disk_locate '{"name":"Nvme0","on":true}'
-expect "the light" "$(light)" 1
-"$NACRE" nvme locate "$FIRST" | grep -q "is on"
-"$NACRE" nvme locate "$FIRST" off
-expect "the light" "$(light)" 0
-
 head -c 3000000 /dev/urandom >"$WORK/content"
 dd if="$WORK/content" of="$DEV" bs=1M seek=32 conv=fsync oflag=direct iflag=fullblock status=none
 load_start "$DEV" 24m

@@ -69,8 +69,6 @@ fn options(out: &Path, accelerated: bool, media: Media) -> String {
     let mut options = vec![
         format!("-machine {machine}"),
         "-device intel-iommu,intremap=on,aw-bits=48".into(),
-        // Hot-plug by PCI Express, as on a server: only that has attention indicators.
-        "-global ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off".into(),
     ];
     for name in IMAGES {
         // Separate block nodes outlive the devices on them, so that a pulled drive can be put back.

@@ -251,8 +251,8 @@ fn cordon(args: NodeArgs, cordon: bool) -> Result<(), Failure> {
 
 /// Follows the work on a node until none is left, or the time of `--wait` is over. `call` has the
 /// wait of a call in seconds; `None`: the first one, which starts the work and answers at once. The
-/// others only look: an operator may end the work meanwhile. A call that is refused because etcd has
-/// not answered in time (EAGAIN, ETIMEDOUT) is repeated while there is time.
+/// others only look: an operator may end the work meanwhile. A call that is refused because etcd
+/// has not answered in time (EAGAIN, ETIMEDOUT) is repeated while there is time.
 fn follow(
     args: &NodeWaitArgs,
     act: &str,

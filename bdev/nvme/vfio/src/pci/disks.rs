@@ -33,8 +33,8 @@ pub struct MachineDisk {
     pub is_read_only: bool,
     /// The kernel's names of the disk and of its partitions.
     pub devices: Vec<String>,
-    /// Users of the disk and of its partitions. A use by the kernel alone, such as ZFS, is not seen:
-    /// looking for it would be a use for a moment.
+    /// Users of the disk and of its partitions. A use by the kernel alone, such as ZFS, is not
+    /// seen: looking for it would be a use for a moment.
     pub uses: Vec<Use>,
 }
 
