@@ -50,7 +50,7 @@ pub struct InEffect {
     /// The volumes whose publications are not in effect yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<Uuid>,
-    /// The cause of each of these, for operators. An earlier version says none.
+    /// The causes of some of these, for operators. An earlier version says none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub causes: BTreeMap<Uuid, BehindCause>,
 }

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use nacre_cluster_core::{NodeId, VolumeId};
+use nacre_cluster_core::{Incarnation, NodeId, VolumeId};
 use nacre_cluster_etcd::{LeaseKey, Prefix};
 
 use crate::error::Error;
@@ -57,7 +57,11 @@ impl PendingRemoval {
     pub async fn all(operator: &Operator) -> Result<Vec<Self>, Error> {
         let prefix = &operator.prefix;
         let keys = operator.list(&prefix.leases()).await?;
-        // A lease of a later version has nothing that this one could show.
+        let standing = keys.iter().filter_map(|kv| {
+            let incarnation = Incarnation(kv.create_revision as u64);
+            Some((prefix.node_of(&kv.key)?, incarnation))
+        });
+        // A lease of a later version stands, and says nothing that this one could show.
         let leases = operator.leases();
         let leases = keys.iter().filter_map(|kv| leases.decode(kv).ok());
         let leases: Vec<LeaseKey> = leases.collect();
@@ -73,12 +77,19 @@ impl PendingRemoval {
             let (node, id) = prefix.export_of(&kv.key)?;
             Some((node, id.0.to_string(), Export::decode(kv).ok()?))
         });
-        Ok(pending(&leases, exports, &records.collect()))
+        Ok(pending(
+            &leases,
+            &standing.collect(),
+            exports,
+            &records.collect(),
+        ))
     }
 }
 
+/// `standing`: the incarnation of each node that has a lease.
 fn pending(
     leases: &[LeaseKey],
+    standing: &BTreeMap<NodeId, Incarnation>,
     exports: impl Iterator<Item = (NodeId, String, Export)>,
     records: &BTreeMap<VolumeId, &[u8]>,
 ) -> Vec<PendingRemoval> {
@@ -103,11 +114,9 @@ fn pending(
             Some(record) => record::names_device(record, &name),
             None => Ok(false),
         };
-        let stands = |of: NodeId| leases.iter().find(|lease| lease.node == of);
-        let is_made = export.by().is_none_or(|by| {
-            let lease = stands(by.node);
-            lease.is_none_or(|lease| lease.incarnation != by.incarnation)
-        });
+        let is_made = export
+            .by()
+            .is_none_or(|by| standing.get(&by.node) != Some(&by.incarnation));
         // A record that cannot be read may name it.
         let is_left = is_made && matches!(is_named, Ok(false));
         if export.want == Want::There && !is_left {
@@ -117,7 +126,7 @@ fn pending(
         found.push(PendingRemoval {
             volume: export.volume(),
             node,
-            obstacle: match stands(node) {
+            obstacle: match standing.get(&node) {
                 None => Obstacle::NodeAway,
                 // Before the node knows the wish, its report is one about the export.
                 Some(_) if export.want == Want::There => Obstacle::Working,
@@ -138,29 +147,28 @@ fn pending(
 mod tests {
     use std::collections::BTreeMap;
 
-    use nacre_cluster_core::{Holder, Incarnation, Revision};
+    use nacre_cluster_core::Holder;
     use nacre_cluster_etcd::{BehindCause, InEffect};
     use serde_json::json;
     use uuid::Uuid;
 
     use super::*;
+    use crate::testing;
 
     const VOLUME: Uuid = Uuid::from_u128(7);
 
     fn lease(number: u128, behind: Option<BehindCause>) -> LeaseKey {
-        LeaseKey {
-            node: NodeId(Uuid::from_u128(number)),
-            incarnation: Incarnation(number as u64),
-            revision: Revision(90),
-            number: 1,
-            process: Uuid::nil(),
-            machine: None,
-            in_effect: behind.map(|cause| InEffect {
-                revision: 50,
-                behind: vec![VOLUME],
-                causes: BTreeMap::from([(VOLUME, cause)]),
-            }),
-        }
+        let in_effect = behind.map(|cause| InEffect {
+            revision: 50,
+            behind: vec![VOLUME],
+            causes: BTreeMap::from([(VOLUME, cause)]),
+        });
+        testing::lease(number, in_effect)
+    }
+
+    fn standing(leases: &[LeaseKey]) -> BTreeMap<NodeId, Incarnation> {
+        let all = leases.iter().map(|lease| (lease.node, lease.incarnation));
+        all.collect()
     }
 
     fn short(found: &[PendingRemoval]) -> Vec<(u128, Removed, Obstacle, Option<u64>)> {
@@ -200,9 +208,13 @@ mod tests {
             export(1, "dead", "", &|export| *export = made_by(0)),
             export(2, "named", "away", &gone),
             export(3, "other", "failed", &failed),
+            export(4, "later", "later", &gone),
         ];
         let leases = [lease(1, None), lease(3, None)];
-        let found = pending(&leases, exports.into_iter(), &records);
+        let mut standing = standing(&leases);
+        // Its lease is one of a later version.
+        standing.insert(NodeId(Uuid::from_u128(4)), Incarnation(4));
+        let found = pending(&leases, &standing, exports.into_iter(), &records);
         let device = |name: &str| Removed::Device(name.to_owned());
         let why = "in use".to_owned();
         let expected = [
@@ -210,12 +222,14 @@ mod tests {
             (1, device("made"), Obstacle::Working, None),
             (2, device("away"), Obstacle::NodeAway, Some(1000)),
             (3, device("failed"), Obstacle::Failed { why }, Some(1000)),
+            (4, device("later"), Obstacle::Working, Some(1000)),
         ];
         assert_eq!(short(&found), expected);
         // A record of a later version may name the device.
         let later = BTreeMap::from([(VolumeId(VOLUME), &b"{\"v\":99}"[..])]);
         let exports = [export(1, "left", "left", &|_| {})];
-        assert_eq!(pending(&leases, exports.into_iter(), &later), []);
+        let found = pending(&leases, &standing, exports.into_iter(), &later);
+        assert_eq!(found, []);
     }
 
     /// Goal: the node whose hosts still use a volume is named, with the cause.
@@ -227,7 +241,8 @@ mod tests {
             lease(1, Some(cause(why.clone()))),
             lease(2, Some(cause(None))),
         ];
-        let found = pending(&leases, std::iter::empty(), &BTreeMap::new());
+        let exports = std::iter::empty();
+        let found = pending(&leases, &standing(&leases), exports, &BTreeMap::new());
         let expected = [
             (1, Removed::Hosts, Obstacle::of(why), Some(900)),
             (2, Removed::Hosts, Obstacle::Working, Some(900)),

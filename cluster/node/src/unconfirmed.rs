@@ -135,26 +135,20 @@ mod tests {
     use std::collections::BTreeMap;
 
     use nacre_cluster_core::record::{Replica, ReplicaState};
-    use nacre_cluster_core::{Incarnation, ReplicaId, Revision};
+    use nacre_cluster_core::{Incarnation, ReplicaId};
     use nacre_cluster_etcd::InEffect;
     use uuid::Uuid;
 
     use super::*;
+    use crate::testing;
 
     fn lease(number: u128, in_effect: Option<(i64, &[u128])>) -> LeaseKey {
-        LeaseKey {
-            node: NodeId(Uuid::from_u128(number)),
-            incarnation: Incarnation(number as u64),
-            revision: Revision(90),
-            number: 1,
-            process: Uuid::nil(),
-            machine: None,
-            in_effect: in_effect.map(|(revision, behind)| InEffect {
-                revision,
-                behind: behind.iter().map(|id| Uuid::from_u128(*id)).collect(),
-                causes: BTreeMap::new(),
-            }),
-        }
+        let in_effect = in_effect.map(|(revision, behind)| InEffect {
+            revision,
+            behind: behind.iter().map(|id| Uuid::from_u128(*id)).collect(),
+            causes: BTreeMap::new(),
+        });
+        testing::lease(number, in_effect)
     }
 
     fn record(epoch: u64, serving: u64, holder: Option<(u128, u64)>) -> Record {

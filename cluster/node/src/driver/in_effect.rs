@@ -1,10 +1,11 @@
 //! The publications that this node has seen, and those of them that its lease says are in effect.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use nacre_cluster_core::VolumeId;
 use nacre_cluster_etcd::{BehindCause, InEffect};
 
+use crate::clock::seconds;
 use crate::follow::{KeyChange, Kind};
 use crate::serving::Serving;
 
@@ -12,8 +13,11 @@ use crate::serving::Serving;
 /// the key, and all nodes' keys are read at once.
 const MAX_BEHIND: usize = 32;
 
-/// Most bytes of a cause.
+/// Most causes in a lease, and most bytes of one.
+const MAX_CAUSES: usize = 8;
 const MAX_CAUSE: usize = 160;
+
+const UNREADABLE: &str = "its publication is damaged, or of a later version";
 
 /// The cause with as much of its text as a lease takes.
 fn short(mut cause: BehindCause) -> BehindCause {
@@ -35,7 +39,7 @@ pub(super) struct SeenPublications {
     /// The revision of the last whole list.
     listed: Option<i64>,
     /// Volumes whose publication cannot be read. The former one is in effect.
-    unread: BTreeSet<VolumeId>,
+    unread: BTreeMap<VolumeId, BehindCause>,
 }
 
 impl SeenPublications {
@@ -74,7 +78,10 @@ impl SeenPublications {
         if is_read {
             self.unread.remove(&volume);
         } else {
-            self.unread.insert(volume);
+            self.unread.entry(volume).or_insert_with(|| BehindCause {
+                since: seconds(),
+                why: Some(UNREADABLE.to_owned()),
+            });
         }
     }
 
@@ -83,15 +90,19 @@ impl SeenPublications {
     pub(super) fn in_effect(&self, serving: &mut dyn Serving) -> Option<InEffect> {
         let revision = self.revision?;
         let mut behind: BTreeSet<VolumeId> = serving.behind().into_iter().collect();
-        behind.extend(&self.unread);
+        behind.extend(self.unread.keys());
         if behind.len() > MAX_BEHIND {
             return None;
         }
-        let causes = serving.causes().into_iter();
-        let causes = causes.filter(|(volume, _)| behind.contains(volume));
+        let mut causes = serving.causes();
+        causes.extend(self.unread.clone());
+        let causes = causes
+            .into_iter()
+            .filter(|(volume, _)| behind.contains(volume));
         Some(InEffect {
             revision,
             causes: causes
+                .take(MAX_CAUSES)
                 .map(|(volume, cause)| (volume.0, short(cause)))
                 .collect(),
             behind: behind.into_iter().map(|volume| volume.0).collect(),
@@ -123,24 +134,22 @@ mod tests {
         seen.shown(6, false);
         seen.shown(8, false);
         assert!(seen.are_listed_since(8) && !seen.are_listed_since(9));
-        let in_effect = |revision, behind: &[u128]| {
-            let behind = behind.iter().map(|number| Uuid::from_u128(*number));
-            let behind = behind.collect();
-            Some(InEffect {
-                revision,
-                behind,
-                ..InEffect::default()
-            })
+        let says = |seen: &SeenPublications, engine: &mut Engine| {
+            let found = seen.in_effect(engine).expect("few are behind");
+            let behind = found.behind.iter().map(Uuid::as_u128);
+            (found.revision, behind.collect::<Vec<_>>())
         };
-        assert_eq!(seen.in_effect(&mut engine), in_effect(8, &[]));
+        assert_eq!(says(&seen, &mut engine), (8, vec![]));
         seen.set_read(volume(2), false);
         seen.shown(9, false);
-        assert_eq!(seen.in_effect(&mut engine), in_effect(9, &[2]));
+        assert_eq!(says(&seen, &mut engine), (9, vec![2]));
+        let causes = seen.in_effect(&mut engine).expect("one is").causes;
+        assert_eq!(causes[&volume(2).0].why.as_deref(), Some(UNREADABLE));
         engine.set_behind(&[volume(1), volume(2)]);
-        assert_eq!(seen.in_effect(&mut engine), in_effect(9, &[1, 2]));
+        assert_eq!(says(&seen, &mut engine), (9, vec![1, 2]));
         seen.set_read(volume(2), true);
         engine.set_behind(&[]);
-        assert_eq!(seen.in_effect(&mut engine), in_effect(9, &[]));
+        assert_eq!(says(&seen, &mut engine), (9, vec![]));
         // A cause of a volume that is not behind any more does not count, and a long one is cut.
         let cause = |why: String| BehindCause {
             since: 9,
@@ -157,6 +166,12 @@ mod tests {
             found.causes.into_iter().collect::<Vec<_>>(),
             [(volume(1).0, expected)]
         );
+        let some: Vec<VolumeId> = (0..20).map(volume).collect();
+        engine.set_behind(&some);
+        let causes = some.iter().map(|id| (*id, cause("late".to_owned())));
+        engine.set_causes(&causes.collect::<Vec<_>>());
+        let found = seen.in_effect(&mut engine).expect("few are behind");
+        assert_eq!((found.behind.len(), found.causes.len()), (20, MAX_CAUSES));
         let many: Vec<VolumeId> = (0..=MAX_BEHIND as u128).map(volume).collect();
         engine.set_behind(&many);
         assert_eq!(seen.in_effect(&mut engine), None, "too many to name");

@@ -132,7 +132,10 @@ fn removal_lines(removals: &Value) -> Vec<String> {
     let line = |one: &Value| format!("waits      {}", removal(one));
     let mut lines: Vec<String> = first.iter().map(line).collect();
     if more > 0 {
-        lines.push(format!("waits      {more} more removals"));
+        lines.push(format!(
+            "waits      {}",
+            output::count(more as u64, "more removal")
+        ));
     }
     lines
 }
@@ -422,7 +425,7 @@ mod tests {
         let expected = [
             "waits      removal of a device: node ant has no lease (volume 7, since now)",
             "waits      removal of a host: node bee failed (volume 8)",
-            "waits      1 more removals",
+            "waits      1 more removal",
         ];
         assert_eq!(removal_lines(&removals), expected);
         assert_eq!(removal_lines(&Value::Null), [""; 0]);

@@ -60,7 +60,8 @@ pub struct ClusterRemoval {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RemovedPart {
-    /// Hosts that lost their permission, by a changed publication or by the end of it.
+    /// A change of the publication, or its end, is not in effect: a host that lost its permission
+    /// may still be connected.
     Hosts,
     /// The device of a former replica: its node exports it to the cluster until then.
     Device,
@@ -99,11 +100,11 @@ impl ClusterRemoval {
         };
         let (removed, device, what) = match &found.removed {
             Removed::Hosts => {
-                let what = "the hosts that lost their permission".to_owned();
+                let what = "change of the hosts that may use it".to_owned();
                 (RemovedPart::Hosts, None, what)
             }
             Removed::Device(device) => {
-                let what = format!("the former replica's device \"{device}\"");
+                let what = format!("removal of the former replica's device \"{device}\"");
                 (RemovedPart::Device, Some(device.clone()), what)
             }
         };
@@ -128,7 +129,7 @@ impl ClusterRemoval {
             waits_for,
             why,
             since: found.since.and_then(moment_of),
-            text: format!("removal of {what}: node {shown} {state}"),
+            text: format!("{what}: node {shown} {state}"),
         }
     }
 }

@@ -132,9 +132,10 @@ impl Method<Engine> for RemoveReplica {
             replica: replica(&engine, &params.name, &params.replica),
             force: params.force,
         };
-        let id = engine.volumes.find(&params.name)?.id();
         let reply = run(&engine, &params.name, command).await?;
-        cluster::end_exports_of_former(&engine, id).await;
+        if let Ok(volume) = engine.volumes.find(&params.name) {
+            cluster::end_exports_of_former(&engine, volume.id()).await;
+        }
         Ok(reply)
     }
 }

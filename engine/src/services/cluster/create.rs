@@ -18,6 +18,7 @@ use nacre_cluster_node::export::Want;
 use nacre_cluster_node::{Portal, Publication, PublishRequest};
 use nacre_nvmf::address::adrfam;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 use tracing::{debug, info};
 use uuid::Uuid;
 
@@ -34,6 +35,8 @@ const ENDED: Duration = Duration::from_secs(20);
 /// Time for the holder of a volume that is not published any more to release it.
 const RELEASED: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(100);
+/// The removal of a replica is done when this begins, so its answer may not wait for long.
+const FORMER: Duration = Duration::from_secs(2);
 
 /// Creates a volume. It is not published, and no node holds it.
 pub async fn create(
@@ -188,14 +191,19 @@ async fn end_unused(running: &Running, volume: VolumeId) -> Result<(), RpcError>
     Ok(())
 }
 
-/// After the removal of a replica. Its node ends the export by itself when it sees the record. One
-/// that is away reads the wish when it returns, and until then operators see since when.
+/// Asks the node of a removed replica to end its export; gives up after [`FORMER`]. A node that is
+/// there ends it by itself when it sees the volume's record. One that is away finds the request
+/// when it returns, and until then operators see since when.
 pub async fn end_exports_of_former(engine: &Engine, id: Uuid) {
     let Ok(running) = engine.cluster.joined() else {
         return;
     };
-    if let Err(error) = end_unused(&running, VolumeId(id)).await {
-        debug!(volume = %id, %error, "the node of the former replica ends its export");
+    match timeout(FORMER, end_unused(&running, VolumeId(id))).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            debug!(volume = %id, %error, "the node of the former replica ends its export");
+        }
+        Err(_) => debug!(volume = %id, "etcd is slow; the former replica's node ends its export"),
     }
 }
 

@@ -26,6 +26,7 @@ export const createFile = (disks: MachineDisk[] = []): Act => {
   const others = disks.filter((disk) => disk.path !== undefined && taken(disk) !== '');
   const named = others.slice(0, MOST_NAMED).map((disk) => `${disk.name} (${taken(disk)})`);
   const more = others.length > MOST_NAMED ? `; ${plural(others.length - MOST_NAMED, 'more disk')}` : '';
+  const refused = others.length > 0 ? ` Not offered: ${named.join('; ')}${more}.` : '';
   const path = (v: Values) => (v.disk && v.disk !== TYPED ? v.disk : v.filename);
   const isTyped = (v: Values) => offered.length === 0 || v.disk === TYPED;
   return {
@@ -34,8 +35,8 @@ export const createFile = (disks: MachineDisk[] = []): Act => {
     label: 'Create',
     fields: [
       { key: 'name', label: 'Name', kind: 'text', hint: 'Such as disk0.' },
-      ...(offered.length > 0 ? [{ key: 'disk', label: 'Disk', kind: 'select' as const, initial: TYPED, options: [[TYPED, 'a path, typed below'], ...offered.map((disk) => [disk.path!, diskLabel(disk)])] as [string, string][], hint: `By serial number. Data on a disk without partitions is not detected.${others.length > 0 ? ` Not offered: ${named.join('; ')}${more}.` : ''}` }] : []),
-      { key: 'filename', label: 'Path', kind: 'text', when: isTyped, hint: 'Such as /dev/disk/by-id/… or /srv/nacre/disk0.img.' },
+      ...(offered.length > 0 ? [{ key: 'disk', label: 'Disk', kind: 'select' as const, initial: TYPED, options: [[TYPED, 'a path, typed below'], ...offered.map((disk) => [disk.path!, diskLabel(disk)])] as [string, string][], hint: `By serial number. Data on a disk without partitions is not detected.${refused}` }] : []),
+      { key: 'filename', label: 'Path', kind: 'text', when: isTyped, hint: `Such as /dev/disk/by-id/… or /srv/nacre/disk0.img.${offered.length > 0 ? '' : refused}` },
       { key: 'size', label: 'Size', kind: 'size', optional: true, when: isTyped, hint: 'Only for a file that does not exist yet, such as 100 GiB.' },
     ],
     command: (v) => line('bdev', 'create', 'file', or(v.name, 'NAME'), or(path(v), 'PATH'), ...(v.size ? ['--size', sizeWord(v.size)] : [])),
