@@ -440,6 +440,37 @@ export const CASES = {
     return { mock, page };
   },
 
+  async 'receivers of alerts: added, changed and removed, with sealed secrets'({ browser }) {
+    const mock = await new Mock({ world: busy() }).start();
+    const page = await open(browser, mock);
+    await signIn(page, mock, '#/settings');
+    await page.getByRole('rowheader', { name: 'oncall' }).waitFor();
+    assert.equal(await button(page, 'Change: oncall').count(), 0, 'a receiver of the file is not changed here');
+    await button(page, 'Add webhook').click();
+    await page.getByLabel('Name', { exact: true }).fill('pager');
+    await page.getByLabel('URL', { exact: true }).fill('https://hooks.example.org/T0/abc');
+    await page.getByText('nacre alert webhook pager --url-key KEY').waitFor();
+    await button(page, 'Add', 'dialog').click();
+    await page.getByRole('rowheader', { name: 'pager' }).waitFor();
+    await page.getByRole('row', { name: /storage-team/ }).getByRole('button', { name: /Change/ }).click();
+    await page.getByLabel('Recipients').fill('a@example.com\nb@example.com');
+    await button(page, 'Change', 'dialog').click();
+    await page.getByText('a@example.com, b@example.com').waitFor();
+    await page.getByRole('row', { name: /pager/ }).getByRole('button', { name: /Remove/ }).click();
+    await page.locator('dialog[open]').getByRole('textbox').fill('pager');
+    await button(page, 'Remove', 'dialog').click();
+    await page.getByRole('rowheader', { name: 'pager' }).waitFor({ state: 'detached' });
+    const mail = { name: 'storage-team', server: 'mail.example.com:587', tls: 'starttls', from: 'nacre@example.com', to: ['a@example.com', 'b@example.com'], user: 'nacre', categories: ['volume', 'replica'], gather_s: 30, retry_for_s: 3600, password_key: 'alert-storage-team-password', severity: 'error' };
+    assert.deepEqual(mock.calls, [
+      ['key_import', { name: 'alert-pager-url', kind: 'text', text: 'https://hooks.example.org/T0/abc' }],
+      ['alert_set_webhook', { name: 'pager', url_key: 'alert-pager-url', severity: 'warning' }],
+      ['alert_set_mail', mail],
+      ['alert_remove', { name: 'pager' }],
+      ['keyring_file_remove_key', { name: 'alert-pager-url' }],
+    ]);
+    return { mock, page };
+  },
+
   ...ADMINISTRATION,
 
   async 'only a person prolongs the session: refreshing calls say that they are none'({ browser }) {

@@ -105,8 +105,8 @@ export function busy(now = Date.now()) {
     events: EVENTS.map(([ago, category, severity, type, ctx, text, left_out], id) => ({ id, time: new Date(now - ago * 1000).toISOString(), category, severity, type, ctx, text, ...(left_out ? { left_out } : {}) })),
     alerts: {
       receivers: [
-        { name: 'oncall', kind: 'webhook', target: 'https://hooks.example.com', severity: 'warning', categories: [], except: ['nvme_limits'], pending: 0, delivered: 112, dropped: 0, last_delivery: new Date(now - 40_000).toISOString() },
-        { name: 'storage-team', kind: 'mail', target: 'storage@example.com', severity: 'error', categories: ['volume', 'replica'], except: [], pending: 3, delivered: 9, dropped: 1, failing_since: new Date(now - 7_200_000).toISOString(), error: 'mail.example.com:587: connection refused' },
+        { name: 'oncall', kind: 'webhook', target: 'https://hooks.example.com', severity: 'warning', categories: [], except: ['nvme_limits'], declared: true, settings: null, pending: 0, delivered: 112, dropped: 0, last_delivery: new Date(now - 40_000).toISOString() },
+        { name: 'storage-team', kind: 'mail', target: 'storage@example.com', severity: 'error', categories: ['volume', 'replica'], except: [], declared: false, settings: { name: 'storage-team', server: 'mail.example.com:587', tls: 'starttls', user: 'nacre', password_key: 'alert-storage-team-password', from: 'nacre@example.com', to: ['storage@example.com'], severity: 'error', categories: ['volume', 'replica'], except: [], gather_s: 30, retry_for_s: 3600 }, pending: 3, delivered: 9, dropped: 1, failing_since: new Date(now - 7_200_000).toISOString(), error: 'mail.example.com:587: connection refused' },
       ],
       silences: [{ id: 1, until: new Date(now + 3_600_000).toISOString(), types: ['replica_out'], object: 'scratch' }],
     },

@@ -164,7 +164,10 @@ export class Mock {
         w.keys = [...w.keys, { name: p.name, state: 'ok', kind: p.kind, hash: p.hash, fingerprint: '5c55e05d', source: 'sealed', used_by: [], removed: false, ...(p.expires ? { expires: p.expires } : {}) }];
         return { name: p.name, kind: p.kind, hash: p.hash, fingerprint: '5c55e05d', ...(p.reveal ? { text: 'DHHC-1:01:c2VjcmV0IG9mIHRoZSBtb2Nr:' } : {}) };
       }
-      case 'key_import': w.keys = [...w.keys, { name: p.name, state: 'ok', kind: 'dhchap', hash: 'none', fingerprint: 'c5307614', source: 'sealed', used_by: [], removed: false }]; return { name: p.name, kind: 'dhchap', hash: 'none', fingerprint: 'c5307614' };
+      case 'alert_set_webhook':
+      case 'alert_set_mail': w.alerts = { ...w.alerts, receivers: [...w.alerts.receivers.filter((r) => r.name !== p.name), { name: p.name, kind: method.slice(10), target: p.to?.join(', ') ?? p.url ?? `key ${p.url_key}`, severity: p.severity ?? 'warning', categories: p.categories ?? [], except: p.except ?? [], declared: false, settings: p, pending: 0, delivered: 0, dropped: 0 }] }; return true;
+      case 'alert_remove': w.alerts = { ...w.alerts, receivers: w.alerts.receivers.filter((r) => r.name !== p.name) }; return true;
+      case 'key_import': w.keys = [...w.keys, { name: p.name, state: 'ok', ...(p.kind === 'text' ? { kind: 'text' } : { kind: 'dhchap', hash: 'none', fingerprint: 'c5307614' }), source: 'sealed', used_by: [], removed: false }]; return p.kind === 'text' ? { name: p.name, kind: 'text' } : { name: p.name, kind: 'dhchap', hash: 'none', fingerprint: 'c5307614' };
       case 'key_expire': w.keys = w.keys.map((k) => (k.name === p.name ? { ...k, expires: p.expires } : k)); return true;
       case 'keyring_file_remove_key': w.keys = w.keys.filter((k) => k.name !== p.name); return true;
       case 'key_store_rotate': return { keys: 1, store_key: '009fc1a5' };

@@ -55,10 +55,11 @@ pub enum Failure {
     #[error("{0}")]
     Address(#[from] super::AddressError),
     /// A secret of the receiver cannot be read.
-    #[error("{key} {path}: {cause}", path = path.display())]
+    #[error("{setting} {place}: {cause}")]
     Secret {
-        key: &'static str,
-        path: PathBuf,
+        setting: &'static str,
+        /// A file, or the name of a key.
+        place: String,
         cause: String,
     },
 }

@@ -18,12 +18,12 @@ use super::reply::items;
 use super::{Connection, Failure, output};
 use nacre_engine::methods::keyring::keys::{Expire, ExpireParams, ListKeys};
 use nacre_engine::methods::keyring::stored::{
-    Generate, GenerateParams, Import, ImportParams, RotateStore, Seal, SealParams,
+    Generate, GenerateParams, Import, ImportParams, ImportedKind, RotateStore, Seal, SealParams,
 };
 use nacre_engine::methods::keyring::{AddKey, AddKeyParams, RemoveKey, RemoveKeyParams};
 use nacre_engine::methods::nvmf::rotate::{KeyKind, Rotate, RotateParams};
 use nacre_engine::services::keyring::text::kind_name;
-use nacre_engine::services::keyring::{self, KeyText};
+use nacre_engine::services::keyring::{self, KeyForm, KeyText};
 use nacre_engine_rpc::NoParams;
 use nacre_engine_rpc::client::to_json;
 use nacre_engine_values::time;
@@ -81,6 +81,9 @@ enum KeyCommand {
         /// Let the daemon store the key sealed; then the file may be deleted
         #[arg(long)]
         sealed: bool,
+        /// Any line of text, such as the password of a mail server, instead of a key of NVMe
+        #[arg(long, requires = "sealed")]
+        text: bool,
     },
     /// Store the key of a file sealed; then the file may be deleted
     Seal {
@@ -190,8 +193,23 @@ pub(crate) fn run(args: KeyArgs) -> Result<(), Failure> {
             file,
             expires,
             sealed,
+            text: is_text,
         } => {
             let file = std::path::absolute(&file).map_err(|error| problem(&file, &error))?;
+            if is_text {
+                let form = KeyForm::Text;
+                let read = keyring::file::read_at_most(&file, form.longest());
+                let (text, _) = read.map_err(|error| problem(&file, &error))?;
+                let text = form.parse(&text).map_err(|error| problem(&file, &error))?;
+                let params = ImportParams {
+                    name,
+                    kind: Some(ImportedKind::Text),
+                    text: Some(text.into()),
+                    expires,
+                    ..ImportParams::default()
+                };
+                return done(connection, connection.call_for_json::<Import>(&params)?);
+            }
             let text = keyring::read(&file).map_err(|error| problem(&file, &error))?;
             let secret = KeyText::parse(&text).map_err(|error| problem(&file, &error))?;
             if sealed {

@@ -11,7 +11,7 @@
 
 pub mod alert;
 mod capabilities;
-mod check;
+pub(crate) mod check;
 pub mod cluster;
 pub mod declared;
 mod hints;

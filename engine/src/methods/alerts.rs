@@ -1,4 +1,5 @@
-//! `alert_*`, a Nacre extension: the receivers of `[alert]`, test messages and silences.
+//! `alert_*`, a Nacre extension: the state of receivers, test messages and silences. Receivers of
+//! calls: [`super::alert_receivers`].
 
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
@@ -7,6 +8,7 @@ use futures_util::future::join_all;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::alert_receivers::record_key;
 use crate::config::alert::ReceiverKind;
 use crate::notify::{Category, Severity, TYPES};
 use crate::rpc::error::Errno;
@@ -48,6 +50,10 @@ pub struct ReceiverState {
     categories: Vec<Category>,
     /// Types of events that the receiver does not get.
     except: Vec<String>,
+    /// True: from the configuration file. False: a call has added it, and calls can change it.
+    declared: bool,
+    /// The settings of a receiver that a call has added, as the call has them; null for others.
+    settings: Option<serde_json::Value>,
     /// Events that wait to be sent.
     pending: usize,
     /// Messages since the daemon's start.
@@ -64,8 +70,9 @@ pub struct ReceiverState {
 }
 
 impl ReceiverState {
-    fn of(running: &AlertTask) -> Self {
+    fn of(engine: &Engine, running: &AlertTask) -> Self {
         let (receiver, state) = (&running.receiver, running.state());
+        let added = engine.journal.find(&record_key(receiver.name()));
         let selection = receiver.selection();
         Self {
             name: receiver.name().to_owned(),
@@ -74,6 +81,8 @@ impl ReceiverState {
             severity: selection.severity,
             categories: selection.categories.to_vec(),
             except: selection.except.to_vec(),
+            declared: added.is_none(),
+            settings: added.map(|entry| entry.record.params),
             pending: running.pending(),
             delivered: state.delivered,
             dropped: state.dropped,
@@ -118,7 +127,9 @@ impl Method<Engine> for ListAlerts {
     async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<AlertList, RpcError> {
         let alerts = &engine.alerts;
         let receivers = alerts.receivers();
-        let receivers = receivers.iter().map(|task| ReceiverState::of(task));
+        let receivers = receivers
+            .iter()
+            .map(|task| ReceiverState::of(&engine, task));
         Ok(AlertList {
             receivers: receivers.collect(),
             silences: alerts
@@ -177,7 +188,7 @@ impl Method<Engine> for TestAlerts {
         }
         let testing = receivers.iter().map(async |running| {
             let (receiver, begun) = (&running.receiver, Instant::now());
-            let outcome = alerts.test(running).await;
+            let outcome = alerts.test(&engine, running).await;
             AlertTestResult {
                 name: receiver.name().to_owned(),
                 kind: receiver.kind(),

@@ -211,12 +211,13 @@ impl Method<Engine> for WaitInit {
 }
 
 /// Subsystems with saved configuration and their dependencies, in load order.
-const SUBSYSTEMS: [(&str, &[&str]); 5] = [
+const SUBSYSTEMS: [(&str, &[&str]); 6] = [
     ("keyring", &[]),
     ("sock", &[]),
     ("iobuf", &[]),
     ("bdev", &["iobuf", "keyring"]),
     ("nvmf", &["bdev", "keyring", "sock"]),
+    ("alert", &["keyring"]),
 ];
 
 struct GetFrameworkSubsystems;
@@ -337,6 +338,7 @@ pub fn config_of(engine: &Engine, subsystem: &str) -> Option<Vec<Value>> {
             Some(calls)
         }
         "nvmf" => Some(super::nvmf::config(engine)),
+        "alert" => Some(made(crate::services::alerts::PREFIX)),
         _ => None,
     }
 }
@@ -455,6 +457,7 @@ mod tests {
                 { "subsystem": "iobuf", "depends_on": [] },
                 { "subsystem": "bdev", "depends_on": ["iobuf", "keyring"] },
                 { "subsystem": "nvmf", "depends_on": ["bdev", "keyring", "sock"] },
+                { "subsystem": "alert", "depends_on": ["keyring"] },
             ])
         );
     }

@@ -1,5 +1,6 @@
 //! The RPC methods, one family per file. The parameter and reply types are the schema.
 
+pub mod alert_receivers;
 pub mod alerts;
 pub mod appliance;
 pub mod audit;
@@ -36,6 +37,7 @@ use crate::services::Engine;
 pub fn all() -> Registry<Engine> {
     let mut registry = Registry::default();
     alerts::register(&mut registry);
+    alert_receivers::register(&mut registry);
     appliance::register(&mut registry);
     network::register(&mut registry);
     audit::register(&mut registry);

@@ -101,11 +101,22 @@ impl Category {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
+    /// Something happened as it should.
     Info,
     /// A degradation without an effect on hosts.
     Warning,
     /// Hosts are affected.
     Error,
+}
+
+impl clap::ValueEnum for Severity {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::Info, Self::Warning, Self::Error]
+    }
+
+    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
+        Some(self.word().into())
+    }
 }
 
 impl Severity {

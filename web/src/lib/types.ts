@@ -206,6 +206,10 @@ export interface Alerts {
     severity: string;
     categories: string[];
     except: string[];
+    /** From the configuration file: calls do not change it. */
+    declared: boolean;
+    /** Of a receiver that a call has added. */
+    settings?: Record<string, unknown> | null;
     pending: number;
     delivered: number;
     dropped: number;
@@ -238,7 +242,7 @@ export interface Key {
   name: string;
   state: 'ok' | 'expired' | 'unreadable';
   why?: string;
-  kind?: 'dhchap' | 'tls';
+  kind?: 'dhchap' | 'tls' | 'text';
   hash?: string;
   fingerprint?: string;
   source: 'file' | 'credential' | 'sealed';

@@ -1,23 +1,34 @@
 //! Checks of the receivers of alerts.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use nacre_engine_alerts::{AddressError, Url, check_mailbox};
 
-use super::{Check, Settings};
+use super::Check;
+use crate::config::Problem;
 use crate::config::alert::{AlertSettings, MailSettings, MailTls, WebhookSettings};
 use crate::config::names::check_key_name;
 use crate::notify::TYPES;
 
+/// Checks receivers that are in no file. Keys of problems are `alert.webhook[0].url`.
+pub(crate) fn check(settings: &AlertSettings) -> Vec<Problem> {
+    let mut check = Check {
+        origins: &BTreeMap::new(),
+        problems: Vec::new(),
+    };
+    check.alerts(settings);
+    check.problems
+}
+
 impl Check<'_> {
-    pub(super) fn alerts(&mut self, settings: &Settings) {
+    pub(super) fn alerts(&mut self, settings: &AlertSettings) {
         let mut names = BTreeSet::new();
-        for (at, webhook) in settings.alert.webhook.iter().enumerate() {
+        for (at, webhook) in settings.webhook.iter().enumerate() {
             let key = format!("alert.webhook[{at}]");
             self.receiver(&key, &webhook.name, &webhook.selection.except, &mut names);
             self.webhook(&key, webhook);
         }
-        for (at, mail) in settings.alert.mail.iter().enumerate() {
+        for (at, mail) in settings.mail.iter().enumerate() {
             let key = format!("alert.mail[{at}]");
             self.receiver(&key, &mail.name, &mail.selection.except, &mut names);
             self.mail(&key, mail);
@@ -52,16 +63,20 @@ impl Check<'_> {
 
     fn webhook(&mut self, key: &str, webhook: &WebhookSettings) {
         let field = format!("{key}.url");
+        self.key_name(&format!("{key}.url_key"), &webhook.url_key);
+        self.key_name(&format!("{key}.secret_key"), &webhook.secret_key);
+        self.key_name(&format!("{key}.token_key"), &webhook.token_key);
+        let has_token = webhook.token_file.is_some() || webhook.token_key.is_some();
         match &webhook.url {
-            _ if webhook.url_file.is_some() => {}
+            _ if webhook.url_file.is_some() || webhook.url_key.is_some() => {}
             None => {
-                let remedy = "add url, or url_file with the name of a file that has it";
+                let remedy = "add url, or url_file or url_key with the file or key that has it";
                 self.refuse_unless_refused_with(&field, "a webhook without a URL".into(), remedy);
             }
             Some(url) => match Url::parse(url) {
                 Err(error) => self.address(&field, &error),
-                Ok(url) if webhook.token_file.is_some() && !url.is_private() => {
-                    let cause = "the token of token_file would cross the network in clear";
+                Ok(url) if has_token && !url.is_private() => {
+                    let cause = "the token would cross the network in clear";
                     self.refuse(&field, cause, "use https://");
                 }
                 Ok(_) => {}
@@ -69,7 +84,16 @@ impl Check<'_> {
         }
     }
 
+    /// Keys are named as `[[key]]` and the calls name them.
+    fn key_name(&mut self, field: &str, name: &Option<String>) {
+        if let Some(Err(error)) = name.as_deref().map(check_key_name) {
+            self.refused(field, &error);
+        }
+    }
+
     fn mail(&mut self, key: &str, mail: &MailSettings) {
+        self.key_name(&format!("{key}.password_key"), &mail.password_key);
+        let has_password = mail.password_file.is_some() || mail.password_key.is_some();
         let server = mail.server();
         if let Err(error) = &server {
             self.address(&format!("{key}.server"), error);
@@ -87,17 +111,13 @@ impl Check<'_> {
                 self.address(&format!("{key}.to[{at}]"), &error);
             }
         }
-        if mail.user.is_some() != mail.password_file.is_some() {
-            let missing = match mail.user {
-                Some(_) => "password_file",
-                None => "user",
+        if mail.user.is_some() != has_password {
+            let (missing, remedy) = match mail.user {
+                Some(_) => ("password_file", "add password_file or password_key"),
+                None => ("user", "add user"),
             };
             let cause = "authentication needs a user and a password";
-            self.refuse(
-                &format!("{key}.{missing}"),
-                cause,
-                &format!("add {missing}"),
-            );
+            self.refuse(&format!("{key}.{missing}"), cause, remedy);
         } else if mail.tls == MailTls::Off
             && mail.user.is_some()
             && server.is_ok_and(|server| !server.is_local())

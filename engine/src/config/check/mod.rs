@@ -3,7 +3,7 @@
 //! Devices and subsystems are created in a temporary registry and target. So the rules are those of
 //! the RPC calls that create them.
 
-mod alert;
+pub(crate) mod alert;
 mod cluster;
 mod ranges;
 mod remote;
@@ -51,7 +51,7 @@ pub(super) fn everywhere(settings: &Settings, origins: &BTreeMap<String, String>
     check.devices(&settings.bdev);
     check.listeners(settings);
     check.subsystems(settings);
-    check.alerts(settings);
+    check.alerts(&settings.alert);
     check.problems
 }
 

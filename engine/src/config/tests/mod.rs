@@ -452,7 +452,7 @@ fn receivers_of_alerts_are_checked() {
         ),
         (
             whole(webhook, "token_file = \"/t\""),
-            "the token of token_file would cross the network in clear",
+            "the token would cross the network in clear",
         ),
         (
             whole(webhook, "except = [\"storm\"]"),

@@ -38,7 +38,7 @@ fn context(key: &str) -> &'static [(&'static str, &'static str)] {
         _ if key.starts_with("remote.") => {
             &[("address", "\"tcp://192.0.2.7/nqn.2026-01.org.example:a\"")]
         }
-        "alert.webhook.url_file" => &[("name", "\"a\"")],
+        "alert.webhook.url_file" | "alert.webhook.url_key" => &[("name", "\"a\"")],
         _ if key.starts_with("alert.webhook.") => {
             &[("name", "\"a\""), ("url", "\"https://a.example.org\"")]
         }
@@ -49,7 +49,9 @@ fn context(key: &str) -> &'static [(&'static str, &'static str)] {
             MAIL[3],
             ("password_file", "\"/a\""),
         ],
-        "alert.mail.password_file" => &[MAIL[0], MAIL[1], MAIL[2], MAIL[3], ("user", "\"a\"")],
+        "alert.mail.password_file" | "alert.mail.password_key" => {
+            &[MAIL[0], MAIL[1], MAIL[2], MAIL[3], ("user", "\"a\"")]
+        }
         _ if key.starts_with("alert.mail.") => &MAIL,
         _ if key.starts_with("key.") => &[("name", "\"a\""), ("path", "\"/a\"")],
         _ if key.starts_with("nvmf.subsystem.host.") => &[

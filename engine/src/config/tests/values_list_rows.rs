@@ -42,7 +42,10 @@ pub(super) const ROWS: &[Row] = &[
         &["\"/etc/nacre/keys/a\""],
         NO_FILE,
     ),
+    ("alert.webhook.url_key", &["\"a\""], NO_NAME),
     ("alert.webhook.secret_file", &["\"/a\""], NO_FILE),
+    ("alert.webhook.secret_key", &["\"a\""], NO_NAME),
+    ("alert.webhook.token_key", &["\"a\""], NO_NAME),
     ("alert.webhook.token_file", &["\"/a\""], NO_FILE),
     ("alert.webhook.ca", &["\"/a.pem\""], NO_FILE),
     ("alert.webhook.severity", SEVERITY, NO_SEVERITY),
@@ -67,6 +70,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     ("alert.mail.user", &["\"nacre\""], &[NO_TEXT]),
     ("alert.mail.password_file", &["\"/a\""], NO_FILE),
+    ("alert.mail.password_key", &["\"a\""], NO_NAME),
     ("alert.mail.ca", &["\"/a.pem\""], NO_FILE),
     (
         "alert.mail.from",

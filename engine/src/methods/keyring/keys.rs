@@ -37,7 +37,7 @@ pub struct ListedReply {
     /// Why it is unreadable.
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
-    /// `dhchap` (for authentication) or `tls`; left out if unreadable.
+    /// `dhchap` (for authentication), `tls`, or `text` (of another server); left out if unreadable.
     #[serde(skip_serializing_if = "Option::is_none")]
     kind: Option<&'static str>,
     /// The hash function that ties the key to its owner's name: `none`, `sha256`, ...
@@ -55,7 +55,8 @@ pub struct ListedReply {
     /// The file of the secret.
     #[serde(skip_serializing_if = "Option::is_none")]
     path: Option<String>,
-    /// Hosts (`HOST at SUBSYSTEM`) and remote controllers (`controller NAME`) that use it.
+    /// Hosts (`HOST at SUBSYSTEM`), remote controllers (`controller NAME`) and receivers of alerts
+    /// (`alert NAME`) that use it.
     used_by: Vec<String>,
     /// When the secret was made: the last change of its file.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -106,8 +107,8 @@ impl Method<Engine> for ListKeys {
                 },
                 why,
                 kind: known.map(|facts| facts.kind),
-                hash: known.map(|facts| facts.hash),
-                fingerprint: known.map(|facts| facts.fingerprint.clone()),
+                hash: known.and_then(|facts| facts.hash),
+                fingerprint: known.and_then(|facts| facts.fingerprint.clone()),
                 source,
                 credential,
                 path: key.path().map(|path| path.display().to_string()),
@@ -148,6 +149,12 @@ fn users(engine: &Engine) -> BTreeMap<String, Vec<String>> {
                     add(psk.name(), &user);
                 }
             }
+        }
+    }
+    for task in engine.alerts.receivers() {
+        let user = format!("alert {}", task.receiver.name());
+        for (_, key) in task.receiver.keys() {
+            add(Some(key.to_owned()), &user);
         }
     }
     for (name, remote) in engine.remotes.list() {

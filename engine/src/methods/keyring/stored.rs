@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use nacre_nvmf::auth::{Hash, Secret, SecretError, SystemRandom};
+use nacre_nvmf::auth::{Hash, Secret, SystemRandom};
 use nacre_nvmf::tls::Psk;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -25,7 +25,9 @@ use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError, When};
 use crate::services::Engine;
 use crate::services::keyring::seal::{SealError, Sealed, StoreKey};
 use crate::services::keyring::store_key::{InUse, StoreKeys};
-use crate::services::keyring::{KeyFacts, KeyPlace, KeyText, NamedKey, PREFIX, file, no_key};
+use crate::services::keyring::{
+    KeyFacts, KeyForm, KeyPlace, KeyText, NamedKey, PREFIX, file, no_key,
+};
 use crate::store::{Change, Record};
 use crate::values::time;
 
@@ -38,7 +40,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct MadeReply {
     name: String,
-    /// `dhchap` or `tls`.
+    /// `dhchap`, `tls` or `text`.
     #[serde(skip_serializing_if = "Option::is_none")]
     kind: Option<&'static str>,
     /// The hash function that ties the key to its owner's name: `none`, `sha256`, ...
@@ -58,8 +60,8 @@ impl MadeReply {
         Self {
             name,
             kind: facts.map(|facts| facts.kind),
-            hash: facts.map(|facts| facts.hash),
-            fingerprint: facts.map(|facts| facts.fingerprint.clone()),
+            hash: facts.and_then(|facts| facts.hash),
+            fingerprint: facts.and_then(|facts| facts.fingerprint.clone()),
             text: None,
         }
     }
@@ -109,7 +111,7 @@ impl Method<Engine> for Generate {
         let text = text.to_text();
         let now = engine.keyring.clock.now();
         let place = sealed(&engine, &params.name, text.clone(), now).await?;
-        let facts = add(&engine, &params.name, place, expires).await?;
+        let facts = add(&engine, &params.name, KeyForm::Nvme, place, expires).await?;
         Ok(MadeReply {
             text: params.reveal.then(|| text.into()),
             ..MadeReply::of(params.name, facts)
@@ -134,11 +136,22 @@ fn hash(name: Option<&str>) -> Result<Option<Hash>, RpcError> {
 
 pub struct Import;
 
+/// The kind of a key that its text does not show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ImportedKind {
+    /// A line of text of at most 4096 bytes, such as the password of a mail server.
+    Text,
+}
+
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImportParams {
     /// Name for the key: 1 to 128 bytes, no control characters.
     pub name: String,
+    /// Left out: a key of NVMe, whose text says whether it is for authentication or TLS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<ImportedKind>,
     /// The text of the key. It is stored sealed.
     #[serde(serialize_with = "SecretText::send_some")]
     pub text: Option<SecretText>,
@@ -168,6 +181,7 @@ impl Method<Engine> for Import {
     async fn apply(params: ImportParams, engine: Rc<Engine>) -> Result<MadeReply, RpcError> {
         let ImportParams {
             name,
+            kind,
             text,
             file: path,
             credential,
@@ -176,10 +190,16 @@ impl Method<Engine> for Import {
         } = params;
         check_new(&engine, &name)?;
         let expires = Expiry::parse(expires)?;
+        let form = match kind {
+            None => KeyForm::Nvme,
+            Some(ImportedKind::Text) => KeyForm::Text,
+        };
         let now = engine.keyring.clock.now();
         let place = match (text, path, credential, own) {
             (Some(text), None, None, None) => {
-                let text = checked(text.reveal()).map_err(|error| invalid("text", &error))?;
+                let text = form
+                    .parse(text.reveal())
+                    .map_err(|error| invalid("text", &error))?;
                 sealed(&engine, &name, text, now).await?
             }
             (None, Some(path), None, None) => {
@@ -187,8 +207,9 @@ impl Method<Engine> for Import {
                     invalid("file", &format!("{}: {why}", path.display()))
                 };
                 file::check(&path).map_err(|error| refuse(&error))?;
-                let (text, made) = file::read_with_time(&path).map_err(|error| refuse(&error))?;
-                let text = checked(&text).map_err(|error| refuse(&error))?;
+                let read = file::read_at_most(&path, form.longest());
+                let (text, made) = read.map_err(|error| refuse(&error))?;
+                let text = form.parse(&text).map_err(|error| refuse(&error))?;
                 sealed(&engine, &name, text, made.unwrap_or(now)).await?
             }
             (None, None, Some(credential), None) => of_credential(&engine, credential)?,
@@ -201,7 +222,7 @@ impl Method<Engine> for Import {
                 return Err(RpcError::invalid_params(cause).field("text"));
             }
         };
-        let facts = add(&engine, &name, place, expires).await?;
+        let facts = add(&engine, &name, form, place, expires).await?;
         Ok(MadeReply::of(name, facts))
     }
 }
@@ -252,12 +273,19 @@ impl Method<Engine> for Seal {
             return Err(invalid("name", &cause).remedy(remedy));
         }
         let (text, made) = key.read().map_err(|error| invalid("name", &error))?;
-        let text = checked(&text).map_err(|error| invalid("name", &error))?;
+        let text = key
+            .form()
+            .parse(&text)
+            .map_err(|error| invalid("name", &error))?;
         let made = made.unwrap_or_else(|| engine.keyring.clock.now());
         let place = sealed(&engine, &name, text, made).await?;
         let expires = key.expires().map(time::moment);
         // One record in place of another: a crash leaves the file in use, or the sealed text.
-        let change = Change::put(own, Import::NAME, record(&name, &place, expires.as_deref()));
+        let change = Change::put(
+            own,
+            Import::NAME,
+            record(&name, key.form(), &place, expires.as_deref()),
+        );
         engine.journal.commit(change).await?;
         key.set_place(place);
         Ok(MadeReply::of(name, key.facts().ok()))
@@ -431,11 +459,6 @@ fn check_new(engine: &Engine, name: &str) -> Result<(), RpcError> {
     room.map_err(|error| not_added(error, name))
 }
 
-/// The text of a key in its own form.
-fn checked(text: &str) -> Result<Zeroizing<String>, SecretError> {
-    KeyText::parse(text).map(|text| text.to_text())
-}
-
 /// Seals a text.
 async fn sealed(
     engine: &Engine,
@@ -490,8 +513,11 @@ fn invalid(field: &'static str, cause: &dyn std::fmt::Display) -> RpcError {
 }
 
 /// The call that makes the key again.
-fn record(name: &str, place: &KeyPlace, expires: Option<&str>) -> serde_json::Value {
+fn record(name: &str, form: KeyForm, place: &KeyPlace, expires: Option<&str>) -> serde_json::Value {
     let mut record = json!({ "name": name });
+    if form == KeyForm::Text {
+        record["kind"] = json!(ImportedKind::Text);
+    }
     match place {
         KeyPlace::File(path) => record["file"] = json!(path),
         KeyPlace::Credential { name, .. } => record["credential"] = json!(name),
@@ -508,11 +534,12 @@ fn record(name: &str, place: &KeyPlace, expires: Option<&str>) -> serde_json::Va
 async fn add(
     engine: &Rc<Engine>,
     name: &str,
+    form: KeyForm,
     place: KeyPlace,
     expires: Expiry,
 ) -> Result<Option<KeyFacts>, RpcError> {
-    let record = record(name, &place, expires.text.as_deref());
-    let key = NamedKey::new(name.to_owned(), place, engine.keyring.clock.clone());
+    let record = record(name, form, &place, expires.text.as_deref());
+    let key = NamedKey::new(name.to_owned(), place, engine.keyring.clock.clone()).with_form(form);
     key.set_expiry(expires.at);
     let facts = match key.facts() {
         Ok(facts) => Some(facts),

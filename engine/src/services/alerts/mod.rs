@@ -1,4 +1,4 @@
-//! Alerts: messages about events to the receivers of `[alert]`.
+//! Alerts: messages about events to receivers: those of `[alert]`, and those that calls have added.
 //!
 //! ```text
 //!   Notifications ──▶ EventQueue of a receiver ──▶ gather ─▶ send ─▶ again after a pause
@@ -56,9 +56,16 @@ impl Default for DeliveryPace {
     }
 }
 
+/// Prefix of the journal keys of receivers.
+pub const PREFIX: &str = "alert/";
+
 #[derive(Debug, Default)]
 pub struct Alerts {
     pub silences: Rc<Silences>,
+    /// The receivers of the configuration file.
+    declared: RefCell<Vec<AlertReceiver>>,
+    /// The receivers of calls. One with the name of a declared one takes its place.
+    added: RefCell<Vec<AlertReceiver>>,
     /// `None` before the daemon has started its receivers.
     running: RefCell<Option<Vec<Rc<AlertTask>>>>,
     pace: Cell<DeliveryPace>,
@@ -91,15 +98,57 @@ pub struct DeliveryState {
 }
 
 impl Alerts {
-    /// Sends to these receivers from now on. Unchanged ones continue; a changed one has the events
-    /// and the state of its former self. A new one gets the events from now on, and at the daemon's
-    /// start also those that the daemon has.
+    /// Sends to the receivers of the configuration file from now on.
     pub fn declare(&self, engine: &Rc<Engine>, settings: &AlertSettings) {
+        self.declared.replace(settings.receivers());
+        self.update(engine);
+    }
+
+    /// Sends also to this receiver, in place of the one of this name that a call has added.
+    pub fn add(&self, engine: &Rc<Engine>, receiver: AlertReceiver) {
+        let mut added = self.added.borrow_mut();
+        match added.iter_mut().find(|one| one.name() == receiver.name()) {
+            Some(former) => *former = receiver,
+            None => added.push(receiver),
+        }
+        drop(added);
+        self.update(engine);
+    }
+
+    /// Sends no longer to the receiver of this name that a call has added. Its waiting events are
+    /// lost.
+    pub fn remove(&self, engine: &Rc<Engine>, name: &str) {
+        self.added.borrow_mut().retain(|one| one.name() != name);
+        self.update(engine);
+    }
+
+    /// True if a call has added a receiver of this name.
+    pub fn is_added(&self, name: &str) -> bool {
+        self.added.borrow().iter().any(|one| one.name() == name)
+    }
+
+    /// Number of receivers that calls have added.
+    pub fn added(&self) -> usize {
+        self.added.borrow().len()
+    }
+
+    /// True if the configuration file has a receiver of this name.
+    pub fn is_declared(&self, name: &str) -> bool {
+        self.declared.borrow().iter().any(|one| one.name() == name)
+    }
+
+    /// Unchanged receivers continue; a changed one has the events and the state of its former self.
+    /// A new one gets the events from now on, and at the daemon's start also those that the daemon
+    /// has.
+    fn update(&self, engine: &Rc<Engine>) {
         let old = self.running.take();
-        let is_start = old.is_none();
+        let is_start = old.is_none() || crate::journal::is_replaying();
         let mut old = old.unwrap_or_default();
         let mut running = Vec::new();
-        for receiver in settings.receivers() {
+        let mut wanted = self.declared.borrow().clone();
+        wanted.retain(|one| !self.is_added(one.name()));
+        wanted.extend(self.added.borrow().iter().cloned());
+        for receiver in wanted {
             let former = old
                 .iter()
                 .position(|old| old.receiver.name() == receiver.name());
@@ -135,16 +184,18 @@ impl Alerts {
     }
 
     /// Sends a test message, once.
-    pub async fn test(&self, task: &AlertTask) -> Result<(), Failure> {
+    pub async fn test(&self, engine: &Engine, task: &AlertTask) -> Result<(), Failure> {
         let node = node();
         let text = format!("nacre on {node}: test message");
         let message = message("test", (node, text), Vec::new(), 0);
         let to = (&task.receiver, &task.permit);
+        let limit = self.pace.get().attempt;
         send::once(
             to,
+            &engine.keyring,
             &message,
             &mut Progress::default(),
-            self.pace.get().attempt,
+            limit,
         )
         .await
     }
@@ -205,7 +256,8 @@ impl AlertTask {
         let (begun, to) = (Instant::now(), (&self.receiver, &self.permit));
         let mut progress = Progress::default();
         for attempt in 1.. {
-            let failure = match send::once(to, message, &mut progress, pace.attempt).await {
+            let sending = send::once(to, &engine.keyring, message, &mut progress, pace.attempt);
+            let failure = match sending.await {
                 Ok(()) => {
                     self.succeeded(engine);
                     return true;

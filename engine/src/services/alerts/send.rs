@@ -1,6 +1,7 @@
-//! One attempt to deliver a message: reads the receiver's files, then sends.
+//! One attempt to deliver a message: reads the receiver's secrets, then sends.
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,21 +12,25 @@ use tokio::sync::Semaphore;
 use zeroize::Zeroizing;
 
 use crate::config::alert::{AlertReceiver, MailSettings, MailTls, WebhookSettings};
-use crate::services::keyring::file;
+use crate::services::keyring::text::{LONGEST_LINE, line};
+use crate::services::keyring::{Keyring, NamedKey, file};
 
-/// Longest secret in bytes: URLs of webhooks can be long.
-const LONGEST_SECRET: usize = 4096;
 /// Largest file of `ca` in bytes. The system's authorities have a quarter of it.
 const LARGEST_CA: usize = 1 << 20;
+
+/// The keys with a receiver's secrets, by the settings that name them.
+type NamedKeys = BTreeMap<&'static str, Arc<NamedKey>>;
 
 /// `permit`: at most one helper thread reads for a receiver, also one that hangs.
 pub(super) async fn once(
     (receiver, permit): (&AlertReceiver, &Arc<Semaphore>),
+    keyring: &Keyring,
     message: &Message,
     progress: &mut Progress,
     limit: Duration,
 ) -> Result<(), Failure> {
-    let reading = read(receiver.clone(), Arc::clone(permit));
+    let keys = keys_of(receiver, keyring)?;
+    let reading = read(receiver.clone(), keys, Arc::clone(permit));
     let read = tokio::time::timeout(limit, reading).await;
     match read.map_err(|_| Failure::Late(limit))?? {
         Ready::Webhook(webhook) => webhook.send(message, limit).await,
@@ -33,15 +38,32 @@ pub(super) async fn once(
     }
 }
 
+/// Looks the keys up at each attempt: another key of the same name counts at once.
+fn keys_of(receiver: &AlertReceiver, keyring: &Keyring) -> Result<NamedKeys, Failure> {
+    let found = receiver.keys().into_iter().map(|(setting, name)| {
+        let found = keyring.find(name).map(|key| (setting, key));
+        found.ok_or_else(|| Failure::Secret {
+            setting,
+            place: name.to_owned(),
+            cause: "there is no such key".into(),
+        })
+    });
+    found.collect()
+}
+
 /// Reads the files, which can be on a disk that does not respond, and asks the resolver. Both
 /// happen each time, so that changes count at once.
-async fn read(receiver: AlertReceiver, permit: Arc<Semaphore>) -> Result<Ready, Failure> {
+async fn read(
+    receiver: AlertReceiver,
+    keys: NamedKeys,
+    permit: Arc<Semaphore>,
+) -> Result<Ready, Failure> {
     let permit = permit.acquire_owned().await;
     let reading = tokio::task::spawn_blocking(move || {
         let _until_the_end = permit;
         match receiver {
-            AlertReceiver::Webhook(webhook) => webhook_of(&webhook).map(Ready::Webhook),
-            AlertReceiver::Mail(mail) => mail_of(mail).map(Ready::Mail),
+            AlertReceiver::Webhook(webhook) => webhook_of(&webhook, &keys).map(Ready::Webhook),
+            AlertReceiver::Mail(mail) => mail_of(mail, &keys).map(Ready::Mail),
         }
     });
     let read = reading.await;
@@ -53,33 +75,45 @@ enum Ready {
     Mail(Mail),
 }
 
-fn webhook_of(settings: &WebhookSettings) -> Result<Webhook, Failure> {
-    let url_file = secret("url_file", settings.url_file.as_deref())?;
-    let of_file = url_file.as_ref().map(|url| url.as_str());
-    let url = Url::parse(of_file.or(settings.url.as_deref()).unwrap_or_default())?;
-    if !url.is_private() && settings.url_file.is_some() {
+fn webhook_of(settings: &WebhookSettings, keys: &NamedKeys) -> Result<Webhook, Failure> {
+    let hidden = secret(("url_file", settings.url_file.as_deref()), "url_key", keys)?;
+    let of_secret = hidden.as_ref().map(|url| url.as_str());
+    let url = Url::parse(of_secret.or(settings.url.as_deref()).unwrap_or_default())?;
+    if !url.is_private() && hidden.is_some() {
         return Err(Failure::UrlInClear);
     }
-    let signing = secret("secret_file", settings.secret_file.as_deref())?;
+    let of_file = ("secret_file", settings.secret_file.as_deref());
+    let signing = secret(of_file, "secret_key", keys)?;
     let signing = signing.map(|text| {
-        SigningSecret::parse(&text).map_err(|error| Failure::Secret {
-            key: "secret_file",
-            path: settings.secret_file.clone().unwrap_or_default(),
-            cause: error.to_string(),
+        SigningSecret::parse(&text).map_err(|error| {
+            let (setting, place) = match (&settings.secret_key, &settings.secret_file) {
+                (Some(key), _) => ("secret_key", key.clone()),
+                (None, path) => ("secret_file", shown(path.as_deref())),
+            };
+            Failure::Secret {
+                setting,
+                place,
+                cause: error.to_string(),
+            }
         })
     });
     let authorities = || authorities(settings.ca.as_deref());
     Ok(Webhook {
         trust: url.is_https().then(authorities).transpose()?,
         secret: signing.transpose()?,
-        token: secret("token_file", settings.token_file.as_deref())?,
+        token: secret(
+            ("token_file", settings.token_file.as_deref()),
+            "token_key",
+            keys,
+        )?,
         addresses: url.server().resolve()?,
         url,
     })
 }
 
-fn mail_of(settings: MailSettings) -> Result<Mail, Failure> {
-    let password = secret("password_file", settings.password_file.as_deref())?;
+fn mail_of(settings: MailSettings, keys: &NamedKeys) -> Result<Mail, Failure> {
+    let of_file = ("password_file", settings.password_file.as_deref());
+    let password = secret(of_file, "password_key", keys)?;
     let server = settings.server()?;
     let authorities = || authorities(settings.ca.as_deref());
     let security = match settings.tls {
@@ -109,19 +143,34 @@ fn authorities(ca: Option<&Path>) -> Result<Trust, Failure> {
     Trust::of_pem(path, &text)
 }
 
-/// The line in a file, which no other user can read.
-fn secret(key: &'static str, path: Option<&Path>) -> Result<Option<Zeroizing<String>>, Failure> {
+fn shown(path: Option<&Path>) -> String {
+    path.map_or_else(String::new, |path| path.display().to_string())
+}
+
+/// The line of a key, or in a file that no other user can read.
+fn secret(
+    (file_setting, path): (&'static str, Option<&Path>),
+    key_setting: &'static str,
+    keys: &NamedKeys,
+) -> Result<Option<Zeroizing<String>>, Failure> {
+    if let Some(key) = keys.get(key_setting) {
+        let refuse = |cause: String| Failure::Secret {
+            setting: key_setting,
+            place: key.name.clone(),
+            cause,
+        };
+        return key
+            .line()
+            .map(Some)
+            .map_err(|error| refuse(error.to_string()));
+    }
     let Some(path) = path else { return Ok(None) };
     let refuse = |cause: String| Failure::Secret {
-        key,
-        path: PathBuf::from(path),
+        setting: file_setting,
+        place: shown(Some(path)),
         cause,
     };
-    let read = file::read_at_most(path, LONGEST_SECRET);
+    let read = file::read_at_most(path, LONGEST_LINE + 2);
     let (text, _) = read.map_err(|error| refuse(error.to_string()))?;
-    let line = text.trim_matches(['\r', '\n']);
-    if line.is_empty() || line.contains(char::is_control) {
-        return Err(refuse("one line of text is needed".into()));
-    }
-    Ok(Some(Zeroizing::new(line.to_owned())))
+    line(&text).map(Some).map_err(refuse)
 }

@@ -361,14 +361,24 @@ fn a_receiver_reads_its_files_once_at_a_time() {
             ..FAST
         };
         daemon.engine.alerts.set_pace(short);
-        let failure = daemon.engine.alerts.test(&task).await.unwrap_err();
+        let failure = daemon
+            .engine
+            .alerts
+            .test(&daemon.engine, &task)
+            .await
+            .unwrap_err();
         assert!(matches!(failure, Failure::Late(_)), "{failure}");
         // A receiver with other settings reads the same files.
         declare(&daemon, &webhook("a", port, "severity = \"error\""));
         let task = daemon.engine.alerts.receivers().remove(0);
         assert_eq!(task.permit.available_permits(), 0);
         drop(hanging);
-        daemon.engine.alerts.test(&task).await.unwrap();
+        daemon
+            .engine
+            .alerts
+            .test(&daemon.engine, &task)
+            .await
+            .unwrap();
     });
 }
 
@@ -479,4 +489,167 @@ fn test_messages_return_the_cause_of_a_failure() {
     let listed = daemon.call("alert_list", json!(null));
     let target = listed["receivers"][0]["target"].as_str().unwrap();
     assert_eq!(target, format!("http://127.0.0.1:{port}"));
+}
+
+/// Goal: receivers of calls have sealed secrets, survive a restart and a rotation of the store key,
+/// and never change those of the file.
+#[test]
+fn receivers_of_calls() {
+    let folder = tempfile::tempdir().unwrap();
+    let on = || {
+        let store = crate::store::Store::open(folder.path()).unwrap();
+        TestDaemon::with(Settings::default(), Some(store))
+    };
+    let daemon = on();
+    let (server, port) = daemon.run(Server::start(&[]));
+    let url = format!("http://127.0.0.1:{port}/hidden-path");
+    let text = |name: &str, text: &str| {
+        let params = json!({ "name": name, "kind": "text", "text": text });
+        daemon.call("key_import", params)
+    };
+    let made = text("pager-url", &format!("{url}\n"));
+    assert_eq!(made, json!({ "name": "pager-url", "kind": "text" }));
+    text("pager-token", "s3cret");
+    daemon.call("key_generate", json!({ "name": "nvme", "kind": "tls" }));
+    daemon.run(async { declare(&daemon, &webhook("of-file", port, "")) });
+    let pager = json!({ "name": "pager", "url_key": "pager-url", "token_key": "pager-token" });
+    daemon.call("alert_set_webhook", pager.clone());
+    daemon.call("key_store_rotate", Value::Null);
+    let tested = daemon.call("alert_test", json!({ "name": "pager" }));
+    assert_eq!(tested[0]["delivered"], true, "{tested}");
+    assert_eq!(server.bodies.borrow()[0]["type"], "test");
+
+    let mail = json!({ "name": "ops", "server": "127.0.0.1:1", "tls": "off", "from": "a@example.org", "to": ["b@example.org"], "severity": "error", "gather_s": 0 });
+    let with = |key: &str, value: Value| {
+        let mut mail = mail.clone();
+        mail[key] = value;
+        mail
+    };
+    for (method, params, code, field) in [
+        (
+            "alert_set_webhook",
+            json!({ "name": "of-file", "url": "http://127.0.0.1/" }),
+            -17,
+            "name",
+        ),
+        ("alert_set_webhook", json!({ "name": "x" }), -32602, "url"),
+        (
+            "alert_set_webhook",
+            json!({ "name": "x", "url": "ftp://h/" }),
+            -32602,
+            "url",
+        ),
+        (
+            "alert_set_webhook",
+            json!({ "name": "x", "url_key": "none" }),
+            -126,
+            "url_key",
+        ),
+        (
+            "alert_set_webhook",
+            json!({ "name": "x", "url_key": "nvme" }),
+            -22,
+            "url_key",
+        ),
+        (
+            "alert_set_webhook",
+            json!({ "name": "x", "url_file": "f" }),
+            -32602,
+            "url_file",
+        ),
+        ("alert_set_mail", with("to", json!([])), -32602, "to"),
+        (
+            "alert_set_mail",
+            with("user", json!("u")),
+            -32602,
+            "password_file",
+        ),
+        (
+            "alert_set_mail",
+            with("except", json!(["storm"])),
+            -32602,
+            "except[0]",
+        ),
+        ("alert_set_mail", with("name", json!("")), -32602, "name"),
+        ("alert_remove", json!({ "name": "of-file" }), -22, "name"),
+        ("alert_remove", json!({ "name": "x" }), -2, "name"),
+    ] {
+        let refused = daemon.refused(method, params.clone());
+        assert_eq!(refused.code, code, "{params}: {refused:?}");
+        let of = refused.data.unwrap().field;
+        assert_eq!(of.as_deref(), Some(field), "{params}");
+    }
+    daemon.call("alert_set_mail", mail.clone());
+    daemon.call("alert_set_mail", with("severity", json!("info")));
+    let names = |daemon: &TestDaemon| {
+        let listed = daemon.call("alert_list", Value::Null);
+        let listed = listed["receivers"].as_array().unwrap().clone();
+        let of = |one: &Value| (one["name"].clone(), one["declared"].clone());
+        listed.iter().map(of).collect::<Vec<_>>()
+    };
+    let expected = |all: &[(&str, bool)]| -> Vec<(Value, Value)> {
+        all.iter()
+            .map(|(name, declared)| (json!(name), json!(declared)))
+            .collect()
+    };
+    let three = [("of-file", true), ("pager", false), ("ops", false)];
+    assert_eq!(names(&daemon), expected(&three));
+    let users = |daemon: &TestDaemon| {
+        let keys = daemon.call("key_list", Value::Null);
+        let find = |key: &&Value| key["name"] == "pager-token";
+        keys.as_array().unwrap().iter().find(find).unwrap().clone()
+    };
+    let key = users(&daemon);
+    assert_eq!(key["used_by"], json!(["alert pager"]));
+    assert_eq!(
+        (&key["kind"], key.get("fingerprint")),
+        (&json!("text"), None)
+    );
+    let answers = ["alert_list", "state_get", "key_list", "events_get"];
+    for answer in answers.map(|method| daemon.call(method, Value::Null).to_string()) {
+        assert!(
+            !answer.contains("s3cret") && !answer.contains("hidden-path"),
+            "{answer}"
+        );
+    }
+
+    // A receiver of the file with the name of one that a call added does not take its place.
+    daemon.run(async { declare(&daemon, &webhook("pager", port, "")) });
+    assert_eq!(names(&daemon), expected(&three[1..]));
+    drop(daemon);
+    let daemon = on();
+    assert_eq!(names(&daemon), expected(&three[1..]));
+    let listed = daemon.call("alert_list", Value::Null);
+    assert_eq!(listed["receivers"][0]["settings"], {
+        let mut settings = pager;
+        settings["severity"] = json!("warning");
+        settings["categories"] = json!([]);
+        settings["except"] = json!([]);
+        settings["gather_s"] = json!(2);
+        settings["retry_for_s"] = json!(3600);
+        settings
+    });
+    assert_eq!(listed["receivers"][1]["severity"], "info");
+    // A key that is gone is named, and one that is back counts.
+    daemon.call("keyring_file_remove_key", json!({ "name": "pager-token" }));
+    let tested = daemon.call("alert_test", json!({ "name": "pager" }));
+    assert_eq!(
+        tested[0]["error"],
+        "token_key pager-token: there is no such key"
+    );
+    daemon.call("alert_remove", json!({ "name": "pager" }));
+    assert_eq!(names(&daemon), expected(&three[2..]));
+}
+
+#[test]
+fn events_go_to_a_receiver_of_a_call() {
+    let daemon = test_daemon();
+    let (server, port) = daemon.run(Server::start(&[]));
+    daemon.run(async { declare(&daemon, "") });
+    let params = json!({ "name": "a", "url": format!("http://127.0.0.1:{port}/"), "gather_s": 0 });
+    daemon.call("alert_set_webhook", params);
+    daemon.run(async {
+        daemon.engine.notes.send("nvme_failed", "n1");
+        assert_eq!(subjects(&server.bodies(1).await[0]), ["n1"]);
+    });
 }

@@ -43,13 +43,14 @@ pub fn read(path: &Path) -> Result<Zeroizing<String>, FileError> {
     read_with_time(path).map(|(text, _)| text)
 }
 
-/// Reads a credential of the service manager, which owns the file and decides who reads it.
-pub fn read_credential(path: &Path) -> Result<Zeroizing<String>, FileError> {
+/// Reads a credential of the service manager, which owns the file and decides who reads it; of at
+/// most `most` bytes.
+pub fn read_credential(path: &Path, most: usize) -> Result<Zeroizing<String>, FileError> {
     let (file, metadata) = open(path)?;
     if !metadata.is_file() {
         return Err(FileError::NotAFile);
     }
-    text_of(file, Secret::MAX_TEXT)
+    text_of(file, most)
 }
 
 /// Reads a key file, and when it was changed last.

@@ -1,5 +1,6 @@
-//! A key of the keyring, for DH-HMAC-CHAP or TLS-PSK: its name, the place of its secret (a file, a
-//! credential of systemd, or sealed in the daemon's state), and when it expires.
+//! A key of the keyring: its name, the place of its secret (a file, a credential of systemd, or
+//! sealed in the daemon's state), and when it expires. It is for DH-HMAC-CHAP or TLS-PSK, or any
+//! line of text, such as the password of a mail server.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -20,12 +21,43 @@ use crate::values::time;
 /// A named key. Its secret is read from its place at each use, and not cached.
 pub struct NamedKey {
     pub name: String,
+    form: KeyForm,
     place: Mutex<KeyPlace>,
     /// Unix time in seconds; 0: never.
     expires: AtomicU64,
     /// The event about its expiry was sent.
     announced: AtomicBool,
     clock: WallClock,
+}
+
+/// What the secret of a key is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeyForm {
+    /// `DHHC-1:` or `NVMeTLSkey-1:`, as NVMe defines them.
+    Nvme,
+    /// A line of text.
+    Text,
+}
+
+impl KeyForm {
+    /// Most bytes of the secret, with the end of its line.
+    pub fn longest(self) -> usize {
+        match self {
+            Self::Nvme => Secret::MAX_TEXT,
+            Self::Text => super::text::LONGEST_LINE + 2,
+        }
+    }
+
+    /// The text of a key in its own form.
+    pub fn parse(self, text: &str) -> Result<Zeroizing<String>, String> {
+        match self {
+            Self::Nvme => match KeyText::parse(text) {
+                Ok(text) => Ok(text.to_text()),
+                Err(error) => Err(error.to_string()),
+            },
+            Self::Text => super::text::line(text),
+        }
+    }
 }
 
 /// The place of a key's secret.
@@ -47,12 +79,13 @@ pub enum KeyPlace {
 /// Facts of a key that are safe to show: they do not reveal the secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyFacts {
-    /// `dhchap` or `tls`.
+    /// `dhchap`, `tls` or `text`.
     pub kind: &'static str,
-    /// The hash in the key's text form (`DHHC-1:` or `NVMeTLSkey-1:`), or `none`.
-    pub hash: &'static str,
-    /// Eight hexadecimal digits.
-    pub fingerprint: String,
+    /// The hash in the key's text form (`DHHC-1:` or `NVMeTLSkey-1:`), or `none`; `None` for a line
+    /// of text.
+    pub hash: Option<&'static str>,
+    /// Eight hexadecimal digits; `None` for a text, which can be short enough to be guessed by it.
+    pub fingerprint: Option<String>,
     /// When the secret was sealed, or its file last modified; `None` for a credential.
     pub made: Option<SystemTime>,
 }
@@ -76,11 +109,17 @@ impl NamedKey {
     pub fn new(name: String, place: KeyPlace, clock: WallClock) -> Self {
         Self {
             name,
+            form: KeyForm::Nvme,
             place: Mutex::new(place),
             expires: AtomicU64::new(0),
             announced: AtomicBool::new(false),
             clock,
         }
+    }
+
+    /// The same key, with a secret of this form.
+    pub fn with_form(self, form: KeyForm) -> Self {
+        Self { form, ..self }
     }
 
     /// A key in a file, not part of a keyring; it never expires.
@@ -90,6 +129,10 @@ impl NamedKey {
 
     pub fn place(&self) -> KeyPlace {
         self.place.lock().clone()
+    }
+
+    pub fn form(&self) -> KeyForm {
+        self.form
     }
 
     pub fn is_sealed(&self) -> bool {
@@ -151,13 +194,35 @@ impl NamedKey {
 
     /// Reads the secret to describe it; works for an expired key too.
     pub fn facts(&self) -> Result<KeyFacts, KeyError> {
+        if self.form == KeyForm::Text {
+            let (_, made) = self.read()?;
+            return Ok(KeyFacts {
+                kind: super::text::TEXT,
+                hash: None,
+                fingerprint: None,
+                made,
+            });
+        }
         let (text, made) = self.parsed(KeyText::parse)?;
         Ok(KeyFacts {
             kind: super::text::kind_name(text.kind()),
-            hash: text.hash(),
-            fingerprint: text.fingerprint(),
+            hash: Some(text.hash()),
+            fingerprint: Some(text.fingerprint()),
             made,
         })
+    }
+
+    /// Reads the secret as a line of text. Fails if the key has expired or is no text: a key of
+    /// NVMe is not for other servers.
+    pub fn line(&self) -> Result<Zeroizing<String>, KeyError> {
+        self.check_expiry()?;
+        if self.form != KeyForm::Text {
+            return Err(KeyError::Unreadable {
+                name: self.name.clone(),
+                why: "it is a key of NVMe, and a text is needed: import one with kind text".into(),
+            });
+        }
+        self.read().map(|(text, _)| text)
     }
 
     /// Reads and parses the key, for DH-HMAC-CHAP or TLS. Fails if it has expired.
@@ -166,12 +231,17 @@ impl NamedKey {
     }
 
     fn in_force<T>(&self, parse: impl Fn(&str) -> Result<T, SecretError>) -> Result<T, KeyError> {
+        self.check_expiry()?;
+        self.parsed(parse).map(|(key, _)| key)
+    }
+
+    fn check_expiry(&self) -> Result<(), KeyError> {
         match self.expires() {
             Some(at) if self.is_expired() => Err(KeyError::Expired {
                 name: self.name.clone(),
                 at: time::moment(at),
             }),
-            _ => self.parsed(parse).map(|(key, _)| key),
+            _ => Ok(()),
         }
     }
 
@@ -179,18 +249,25 @@ impl NamedKey {
     pub fn read(&self) -> Result<(Zeroizing<String>, Option<SystemTime>), KeyError> {
         let read = match self.place() {
             KeyPlace::File(path) => {
-                file::read_with_time(&path).map_err(|error| format!("{}: {error}", path.display()))
+                let read = file::read_at_most(&path, self.form.longest());
+                read.map_err(|error| format!("{}: {error}", path.display()))
             }
-            KeyPlace::Credential { name, keys } => match keys.read_credential(&name) {
-                Ok(text) => Ok((text, None)),
-                Err(error) => Err(error.to_string()),
-            },
+            KeyPlace::Credential { name, keys } => {
+                match keys.read_credential(&name, self.form.longest()) {
+                    Ok(text) => Ok((text, None)),
+                    Err(error) => Err(error.to_string()),
+                }
+            }
             KeyPlace::Sealed { text, keys } => match keys.open(&self.name, &text) {
                 Ok((text, made)) => Ok((text, Some(made))),
                 Err(error) => Err(error.to_string()),
             },
         };
-        read.map_err(|why| KeyError::Unreadable {
+        let of_form = read.and_then(|(text, made)| match self.form {
+            KeyForm::Nvme => Ok((text, made)),
+            KeyForm::Text => Ok((self.form.parse(&text)?, made)),
+        });
+        of_form.map_err(|why| KeyError::Unreadable {
             name: self.name.clone(),
             why,
         })

@@ -33,7 +33,7 @@ use nacre_nvmf_wire::Nqn;
 use parking_lot::Mutex;
 
 pub use file::{FileError, read};
-pub use key::{KeyFacts, KeyPlace, NamedKey, WallClock};
+pub use key::{KeyFacts, KeyForm, KeyPlace, NamedKey, WallClock};
 pub use rotation::Rotations;
 pub use text::KeyText;
 
@@ -413,7 +413,7 @@ mod tests {
         let path = |name: &str| folder.path().join(name);
         let read = |name: &str| {
             let (path, (done, outcome)) = (path(name), std::sync::mpsc::channel());
-            std::thread::spawn(move || done.send(file::read_credential(&path)));
+            std::thread::spawn(move || done.send(file::read_credential(&path, 128)));
             let outcome = outcome.recv_timeout(Duration::from_secs(10));
             outcome.unwrap_or_else(|_| panic!("reading {name} does not end"))
         };

@@ -22,6 +22,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use nacre_nvmf::auth::Secret;
 use tracing::{info, warn};
 use zeroize::Zeroizing;
 
@@ -57,11 +58,11 @@ impl StoreKeys {
         }
     }
 
-    /// Reads a credential of the service manager.
-    pub fn read_credential(&self, name: &str) -> Result<Zeroizing<String>, SealError> {
+    /// Reads a credential of the service manager, of at most `most` bytes.
+    pub fn read_credential(&self, name: &str, most: usize) -> Result<Zeroizing<String>, SealError> {
         let folder = self.credentials.as_ref().ok_or(SealError::NoCredentials)?;
         let path = folder.join(name);
-        file::read_credential(&path).map_err(|error| unreadable(&path, &error))
+        file::read_credential(&path, most).map_err(|error| unreadable(&path, &error))
     }
 
     /// Opens the sealed text of a key, and returns when the secret was made.
@@ -209,7 +210,7 @@ impl StoreKeys {
 
     fn credential(&self, name: &str) -> Result<Option<StoreKey>, SealError> {
         let path = self.credentials.as_ref().map(|folder| folder.join(name));
-        found(path, file::read_credential)
+        found(path, |path| file::read_credential(path, Secret::MAX_TEXT))
     }
 
     fn file(&self, name: &str) -> Result<Option<StoreKey>, SealError> {

@@ -1,11 +1,11 @@
-//! The text of a key of either kind.
+//! The text of a key of either kind of NVMe, and other secrets of one line.
 
 use nacre_nvmf::auth::{Hash, Secret, SecretError};
 use nacre_nvmf::subsystems::SecretKind;
 use nacre_nvmf::tls::Psk;
 use zeroize::Zeroizing;
 
-/// A key of either kind.
+/// A key of either kind of NVMe.
 pub enum KeyText {
     /// For DH-HMAC-CHAP.
     Dhchap(Secret),
@@ -59,4 +59,22 @@ pub fn kind_name(kind: SecretKind) -> &'static str {
         SecretKind::Keys => "dhchap",
         SecretKind::Psk => "tls",
     }
+}
+
+/// The name of the kind of a key that is any line of text.
+pub const TEXT: &str = "text";
+
+/// Longest such text in bytes: URLs with a secret can be long.
+pub const LONGEST_LINE: usize = 4096;
+
+/// The one line of a text, without its end.
+pub fn line(text: &str) -> Result<Zeroizing<String>, String> {
+    let line = text.trim_matches(['\r', '\n']);
+    if line.is_empty() || line.contains(char::is_control) {
+        return Err("one line of text is needed".into());
+    }
+    if line.len() > LONGEST_LINE {
+        return Err(format!("it has more than {LONGEST_LINE} bytes"));
+    }
+    Ok(Zeroizing::new(line.to_owned()))
 }
