@@ -150,6 +150,9 @@ impl Accounts {
                     self.own(unit, at, report);
                     continue;
                 }
+                if part.is_external() && self.state.versions[&id].is_external {
+                    continue;
+                }
                 match self.origin(parent, place, unit) {
                     Origin::Known => {}
                     Origin::Lost => self.adopt(unit, at, report),
@@ -309,7 +312,7 @@ pub(crate) fn uses(state: &State) -> Result<HashMap<u64, Use>, u64> {
         each_leaf(state, version, |leaf, entries| {
             let first = leaf * entries.len() as u64;
             for (at, entry) in entries.iter().enumerate() {
-                for part in entry.parts() {
+                for part in entry.units() {
                     let place = (family, first + at as u64);
                     if *uses.entry(part.unit).or_insert(place) != place {
                         wrong = Some(part.unit);
@@ -371,7 +374,7 @@ fn walk(
         return;
     }
     match node {
-        Node::Lost { .. } => {}
+        Node::External(_) | Node::Lost { .. } => {}
         Node::Leaf(leaf) => visit(first, &leaf.entries),
         Node::Interior(interior) => {
             for (at, child) in interior.children.iter().enumerate() {

@@ -113,6 +113,10 @@ pub(crate) enum Mutation {
     DropAfterOneRoot,
     /// Gives a disk up before a root leaves it out.
     DropBeforeRoot,
+    /// Forgets an external device although volumes show it.
+    ForgetShownExternal,
+    /// Writes interior nodes without their external children.
+    OmitExternalNodes,
     /// Puts metadata into units whose records a second import would verify.
     ReuseUnsettledZones,
 }

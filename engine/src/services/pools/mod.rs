@@ -12,6 +12,7 @@ mod closing;
 pub mod copies;
 mod copy;
 mod disks;
+pub mod external;
 mod lvols;
 mod refusals;
 mod removal;
@@ -51,7 +52,7 @@ use disks::ImportDisks;
 pub use disks::{KnownDisk, add_disk, grow};
 pub use lvols::{
     alias, check_alias, check_name, check_same_pool, delete, find_lvol, register, register_new,
-    resize, set_parent, undo_growth,
+    resize, set_parent, set_parent_bdev, undo_growth,
 };
 pub use removal::{keep_disk, remove_disk};
 pub use report::for_doctor;
@@ -422,6 +423,7 @@ async fn import_one(
     let id = pool.handle.id();
     pools.open.borrow_mut().insert(id, Rc::clone(&pool));
     let imported = async {
+        external::attach_present(engine, &pool).await;
         register_all(engine, &pool).await?;
         store_import(engine, &pool).await
     };

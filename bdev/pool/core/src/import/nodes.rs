@@ -9,7 +9,7 @@ use crate::format::leaf::{decode_own, decode_rest};
 use crate::format::node::{self, Child, is_page_pair};
 use crate::format::{FormatError, Page, lsn_of};
 use crate::geometry::Geometry;
-use crate::ids::{Lsn, Place};
+use crate::ids::{Generation, Lsn, Place};
 use crate::map::{
     Entry, Interior, Leaf, Node, NodePages, PageGarbage, PagePair, Part, Shape, Tree,
 };
@@ -31,6 +31,8 @@ pub(super) struct Nodes {
     loaded: HashMap<NodeKey, Loaded>,
     /// Nodes in their final form.
     built: HashMap<NodeKey, Arc<Node>>,
+    /// The external node of each generation: all its places look alike.
+    external: HashMap<Generation, Arc<Node>>,
     pages: Vec<u64>,
 }
 
@@ -61,6 +63,7 @@ impl Nodes {
             wanted: Vec::new(),
             loaded: HashMap::new(),
             built: HashMap::new(),
+            external: HashMap::new(),
             pages: Vec::new(),
         }
     }
@@ -212,6 +215,7 @@ impl Nodes {
                     match child {
                         Child::None => None,
                         Child::Lost => Some(lost()),
+                        Child::External { generation } => Some(self.external(generation)),
                         Child::Linear(linear) => Some(Arc::new(Node::Leaf(Leaf {
                             entries: linear.entries(&self.geometry).into_boxed_slice(),
                             pages: OnceLock::new(),
@@ -240,6 +244,14 @@ impl Nodes {
         };
         self.built.insert(key, Arc::clone(&node));
         node
+    }
+}
+
+impl Nodes {
+    fn external(&mut self, generation: Generation) -> Arc<Node> {
+        let part = Part::external(generation, self.geometry.whole());
+        let node = self.external.entry(generation);
+        Arc::clone(node.or_insert_with(|| Arc::new(Node::External(part))))
     }
 }
 

@@ -266,6 +266,7 @@ fn version(entry: &VersionEntry, tree: Tree) -> Version {
         is_thick: entry.is_thick,
         is_hidden: entry.is_hidden,
         is_read_only: entry.is_read_only,
+        is_external: entry.is_external,
         units: entry.units,
         pass: entry.pass,
         tree,

@@ -22,7 +22,7 @@
 //! | `leaving` | a disk that is emptied, and dropped |
 //! | `naming` | a new name of the pool |
 //! | `features` | the features that the superblocks name |
-//! | `parents` | other parents of volumes, and their end of change |
+//! | `parents`, `external` | other parents of volumes, and their end of change; external ones |
 //! | `full` | writes that wait for space |
 //! | `jobs` | requests of many steps |
 //! | `follow` | changes of the map, for copies of it |
@@ -35,6 +35,7 @@ mod checks;
 mod deletion;
 mod discards;
 mod durable;
+mod external;
 mod features;
 mod follow;
 mod full;

@@ -60,6 +60,12 @@ impl Pool {
             } => self
                 .changes()
                 .attempt_clone(token, *source, identity, *thick),
+            Request::CloneExternal { device, identity } => self
+                .changes()
+                .attempt_clone_external(token, device, identity),
+            Request::SetExternal { version, device } => {
+                self.changes().attempt_set_external(token, *version, device)
+            }
             Request::Resize { version, units } => {
                 self.changes().attempt_resize(token, *version, *units)
             }

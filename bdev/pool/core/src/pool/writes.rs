@@ -14,7 +14,7 @@ use crate::format::record::Record;
 use crate::geometry::granules_of;
 use crate::ids::{Generation, Lsn, Token, VersionId};
 use crate::interface::{Answer, Intent, IoFailed, Refusal, Write};
-use crate::map::Part;
+use crate::map::{EXTERNAL_UNIT, Part};
 use crate::mutation::Mutation;
 
 #[derive(Debug, Default)]
@@ -146,12 +146,23 @@ impl Writes {
     /// Reads the next granules of a copy.
     fn read(&mut self, store: &mut Store, token: Token, source: Source) {
         let (unit, granules) = source.reads[0];
+        let (version, place) = (source.write.version, source.write.place);
         self.sources.insert(token, source);
-        store.out.push_back(Intent::ReadSource {
-            token,
-            unit,
-            granules,
-        });
+        let intent = if unit == EXTERNAL_UNIT {
+            Intent::ReadExternal {
+                token,
+                version,
+                place,
+                granules,
+            }
+        } else {
+            Intent::ReadSource {
+                token,
+                unit,
+                granules,
+            }
+        };
+        store.out.push_back(intent);
     }
 
     fn occupy(&mut self, version: VersionId, place: u64, granules: u16, is_switch: bool) {
@@ -574,7 +585,7 @@ impl Pool {
                 .unwrap_or_default(),
             None => Default::default(),
         };
-        let goal = (!before.own.is_none()).then_some(before.own.unit + 1);
+        let goal = before.next_unit();
         let unit = if self.store.space.free() > kept {
             let (state, reserve) = (&self.store.state, self.store.superblock.reserve_units);
             let home = || state.first_unit(write.version);

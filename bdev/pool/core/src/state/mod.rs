@@ -10,11 +10,13 @@
 //!   snapshot    online ── HIDE ──▶ hidden ── PASS, STEP …, END ──▶ gone (no child, or one)
 //!                                   ▲ └───── PASS, STEP …, END ──┐
 //!                                   └── several children ────────┘
+//!   external    known ── HIDE ──▶ hidden ── PASS, STEP …, END ──▶ gone (once it has no child)
 //! ```
 //!
 //! While a version is merged into its only child, the places before the pass's cursor belong to the
 //! child: its floor there is that of the merged version, whose own entries there are void.
 
+mod external;
 mod moving;
 mod parents;
 mod versions;
@@ -35,6 +37,9 @@ pub struct Version {
     pub identity: Identity,
     pub parent: Option<VersionId>,
     pub generation: Generation,
+    /// A block device outside of the pool, which users do not see among the volumes. Its whole map
+    /// is external.
+    pub is_external: bool,
     pub is_snapshot: bool,
     /// The pool keeps room for every place of the volume.
     pub is_thick: bool,
@@ -134,7 +139,7 @@ impl State {
     pub fn first_mapped_leaf(&self, id: VersionId, from: u64) -> Option<u64> {
         let (shape, tree) = (self.shape(), &self.versions[&id].tree);
         let per_leaf = shape.units_per_leaf as u64;
-        let mut next = tree.next_difference(None, shape, self.leaf_of(from));
+        let mut next = tree.next_present(shape, self.leaf_of(from));
         while let Some(leaf) = next {
             let mut places = from.max(leaf * per_leaf)..(leaf + 1) * per_leaf;
             if places.any(|place| {
@@ -143,7 +148,7 @@ impl State {
             }) {
                 return Some(leaf);
             }
-            next = tree.next_difference(None, shape, leaf + 1);
+            next = tree.next_present(shape, leaf + 1);
         }
         None
     }
@@ -160,7 +165,7 @@ impl State {
             });
             let unit = places.find_map(|place| {
                 let entry = version.tree.entry(self.shape(), place).ok()?;
-                entry.parts().next().map(|part| part.unit)
+                entry.units().next().map(|part| part.unit)
             });
             if unit.is_some() {
                 return unit;
@@ -270,6 +275,11 @@ impl State {
             Record::Adopt { version, new } => self.adopt(lsn, *version, *new),
             Record::Cancel { .. } => Ok(()),
             Record::Move { place, from, to } => self.relocate(*place, *from, *to, released),
+            Record::External {
+                version,
+                units,
+                identity,
+            } => self.create_external(*version, identity, *units),
             Record::Clear { version, leaf } => {
                 let shape = self.shape();
                 self.version_mut(*version)?.tree.clear_lost(shape, *leaf);
@@ -385,6 +395,7 @@ impl State {
             is_thick,
             is_hidden: false,
             is_read_only: false,
+            is_external: false,
             units,
             pass: None,
             tree: Tree::default(),
@@ -435,6 +446,7 @@ impl State {
             is_snapshot: false,
             is_thick,
             is_read_only: false,
+            is_external: false,
             owned: 0,
             ..version.clone()
         };
@@ -461,6 +473,7 @@ impl State {
             generation: self.next_generation,
             is_snapshot: false,
             is_thick: volume.is_thick,
+            is_external: false,
             owned: 0,
             ..snapshot.clone()
         };
@@ -522,7 +535,7 @@ impl State {
     ) -> Result<Option<u64>, LostNode> {
         let (shape, tree) = (self.shape(), &self.versions[&id].tree);
         let per_leaf = shape.units_per_leaf as u64;
-        let mut next = tree.next_difference(None, shape, self.leaf_of(from));
+        let mut next = tree.next_present(shape, self.leaf_of(from));
         while let Some(leaf) = next {
             let floor = self.floor(id, leaf);
             for place in from.max(leaf * per_leaf)..(leaf + 1) * per_leaf {
@@ -531,7 +544,7 @@ impl State {
                     return Ok(Some(place));
                 }
             }
-            next = tree.next_difference(None, shape, leaf + 1);
+            next = tree.next_present(shape, leaf + 1);
         }
         Ok(None)
     }

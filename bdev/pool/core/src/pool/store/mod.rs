@@ -205,8 +205,8 @@ impl Store {
             | Record::Step { .. }
             | Record::Rename { .. }
             | Record::Cancel { .. } => {}
-            // The move notes them, as it knows the users.
-            Record::Move { .. } => {}
+            // The move notes them, as it knows the users. Nothing reads an external device's map.
+            Record::Move { .. } | Record::External { .. } => {}
         }
     }
 

@@ -3,6 +3,7 @@
 //! A run is determined by its seed. After each crash the pool is imported, sometimes twice, and
 //! every granule of every version is compared with the model.
 
+mod external;
 mod parents;
 mod removals;
 
@@ -38,6 +39,8 @@ pub(super) struct World {
     slow: Option<Slow>,
     /// Many requests of this run change parents.
     prefers_parents: bool,
+    /// Volumes of this run show external devices.
+    has_external: bool,
     /// The disks whose state is sure.
     removals: HashMap<Uuid, Removal>,
 }
@@ -51,6 +54,15 @@ enum Slow {
 
 /// Runs a seed on so many disks. An error describes the fault.
 pub(super) fn run(seed: u64, steps: u64, disks: u64) -> Result<Report, String> {
+    run_with(seed, steps, disks, false)
+}
+
+/// The same, with external devices.
+pub(super) fn run_external(seed: u64, steps: u64, disks: u64) -> Result<Report, String> {
+    run_with(seed, steps, disks, true)
+}
+
+fn run_with(seed: u64, steps: u64, disks: u64, has_external: bool) -> Result<Report, String> {
     let mut random = Random::new(seed);
     let is_volatile = !random.one_in(4);
     let fails_data = random.one_in(3);
@@ -81,6 +93,7 @@ pub(super) fn run(seed: u64, steps: u64, disks: u64) -> Result<Report, String> {
         fails_data,
         slow,
         prefers_parents: seed.is_multiple_of(3),
+        has_external,
         removals: HashMap::new(),
     };
     for _ in 0..steps {
@@ -290,6 +303,7 @@ impl World {
                 let request = Request::Resize { version, units };
                 (self.rig.submit(request), Op::Other)
             }
+            _ if versions < 3 && self.has_external => self.create_beside_devices(),
             _ if versions < 3 => {
                 let number = self.number();
                 self.model
@@ -656,6 +670,7 @@ impl World {
         if !self.rig.pending.is_empty() || !self.ops.is_empty() {
             return Err(format!("stuck: {:?} {:?}", self.rig.pending, self.ops));
         }
+        self.check_devices()?;
         let findings = self.rig.pool.check();
         if !findings.is_empty() {
             return Err(format!("at rest: {findings:?}"));
