@@ -140,17 +140,21 @@ impl Accounts {
             return self.count_lost(id, leaf, lost.end, report);
         }
         let first = leaf * shape.units_per_leaf as u64;
+        let has_device = self.state.external_parent(id).is_some();
         for place in first..first + shape.units_per_leaf as u64 {
             let entry = self.state.entry(id, place).unwrap_or_default();
             self.places += u64::from(entry.own.is_exclusive(floor));
             let at = self.extent(id, place, 1);
             for part in entry.parts() {
                 let unit = part.unit;
-                if part.is_exclusive(floor) {
-                    self.own(unit, at, report);
+                if part.is_external() {
+                    if !has_device {
+                        report.find(Finding::Stray { unit, at });
+                    }
                     continue;
                 }
-                if part.is_external() && self.state.versions[&id].is_external {
+                if part.is_exclusive(floor) {
+                    self.own(unit, at, report);
                     continue;
                 }
                 match self.origin(parent, place, unit) {

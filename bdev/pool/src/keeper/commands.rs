@@ -526,7 +526,7 @@ fn some_places(
     let per_leaf = u64::from(state.geometry.units_per_leaf);
     let (mut places, mut next) = (Vec::new(), from);
     for _ in 0..LEAVES {
-        let Some(leaf) = state.first_mapped_leaf(version, next) else {
+        let Some(leaf) = state.next_leaf(version, next) else {
             return Ok(Outcome::Places { places, next: None });
         };
         let first = leaf * per_leaf;

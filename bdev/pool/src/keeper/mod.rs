@@ -120,6 +120,14 @@ enum Stage {
     Closed,
 }
 
+impl Stage {
+    /// True when a scan, or a search of the core, goes on without an event.
+    fn searches(&self, commands: &Commands) -> bool {
+        let is_searching = matches!(self, Self::Open(pool) if pool.is_searching());
+        is_searching || commands.has_scan()
+    }
+}
+
 /// Removes the poller that is calling this function from its reactor.
 pub(crate) fn remove_current(core: &CoreHandle) {
     if let Some(poller) = core.current_poller() {
@@ -647,7 +655,7 @@ impl Poller for Keeper {
         let disks = disks.and(self.departures.due(now));
         let disks = disks.and(self.commands.due(now));
         let idle = idle.fold(disks, |idle, at| idle.and(Idle::Until(at)));
-        if self.commands.has_scan() || !self.backlog.is_empty() || self.full.has_new() {
+        if self.stage.searches(&self.commands) || !self.backlog.is_empty() || self.full.has_new() {
             return Idle::Busy;
         }
         idle

@@ -169,6 +169,41 @@ impl Nodes {
         Ok(())
     }
 
+    /// Replaces the lost nodes below the root of an external device, whose whole map is known from
+    /// its size. Maps of volumes that share these nodes have them again, too. Returns their number.
+    pub(super) fn restore(&mut self, root: Place, map: &Tree) -> u64 {
+        let key = (root.a, self.geometry.levels, 0);
+        match &map.root {
+            Some(known) if !root.is_none() => self.restore_node(key, known),
+            _ => 0,
+        }
+    }
+
+    fn restore_node(&mut self, key: NodeKey, known: &Arc<Node>) -> u64 {
+        let (_, levels, first) = key;
+        let children = match self.loaded.get(&key) {
+            Some(Loaded::Lost) if !self.built.contains_key(&key) => {
+                self.built.insert(key, Arc::clone(known));
+                return 1;
+            }
+            Some(Loaded::Interior { children, .. }) => children.clone(),
+            _ => return 0,
+        };
+        let Node::Interior(interior) = &**known else {
+            return 0;
+        };
+        let span = self.shape.span(levels - 1);
+        let below = children.into_iter().zip(&interior.children).enumerate();
+        let restored = below.filter_map(|(at, (child, known))| {
+            let Child::Page { place, .. } = child else {
+                return None;
+            };
+            let key = (place.a, levels - 1, first + at as u64 * span);
+            Some(self.restore_node(key, known.as_ref()?))
+        });
+        restored.sum()
+    }
+
     /// Builds the map below a root, when no page is wanted any more. Maps share their common nodes.
     pub(super) fn tree(&mut self, root: Place, garbage: &PageGarbage) -> Tree {
         if root.is_none() {

@@ -210,6 +210,27 @@ impl Tree {
         None
     }
 
+    /// The external node that has a leaf: its part, and the first leaf behind it.
+    pub fn external_span(&self, shape: Shape, leaf: u64) -> Option<(Part, u64)> {
+        if leaf >= shape.span(shape.levels) {
+            return None;
+        }
+        let mut node = self.root.as_deref()?;
+        for levels in (0..=shape.levels).rev() {
+            match node {
+                Node::External(part) => {
+                    let span = shape.span(levels);
+                    return Some((*part, (leaf / span + 1) * span));
+                }
+                Node::Interior(interior) if levels > 0 => {
+                    node = interior.children[shape.child(levels, leaf)].as_deref()?;
+                }
+                Node::Interior(_) | Node::Leaf(_) | Node::Lost { .. } => return None,
+            }
+        }
+        None
+    }
+
     /// The entry at `place`, counted in units.
     pub fn entry(&self, shape: Shape, place: u64) -> Result<Entry, LostNode> {
         let units = shape.units_per_leaf as u64;
@@ -230,19 +251,51 @@ impl Tree {
         let mut copied = 0;
         let mut at = &mut self.root;
         for levels in (1..=shape.levels).rev() {
-            expand(at, shape, levels);
+            expand(at, shape, levels, &mut copied);
             let empty = || interior(vec![None; shape.fan_out]);
             let Node::Interior(interior) = own(at, empty, &mut copied) else {
                 return Err(LostNode);
             };
             at = &mut interior.children[shape.child(levels, leaf)];
         }
-        expand(at, shape, 0);
+        expand(at, shape, 0, &mut copied);
         let empty = || leaf_of(vec![Entry::default(); shape.units_per_leaf]);
         match own(at, empty, &mut copied) {
             Node::Leaf(leaf) => Ok((&mut leaf.entries, copied)),
             _ => Err(LostNode),
         }
+    }
+
+    /// Makes all places of a leaf empty, which leaves no node behind. Returns the number of nodes
+    /// that the change took from the disk's to memory's.
+    pub fn remove_leaf(&mut self, shape: Shape, leaf: u64) -> Result<usize, LostNode> {
+        self.leaf(shape, leaf)?;
+        let mut copied = 0;
+        remove(&mut self.root, shape, shape.levels, leaf, &mut copied);
+        Ok(copied)
+    }
+
+    /// The nodes that a change of a leaf would take to memory, or make: each needs new pages in the
+    /// next image. `removes`: the whole leaf becomes empty.
+    pub fn nodes_to_change(&self, shape: Shape, leaf: u64, removes: bool) -> usize {
+        let (mut count, mut is_shared) = (0, false);
+        let mut node = self.root.as_ref();
+        for levels in (0..=shape.levels).rev() {
+            let Some(present) = node else {
+                return if removes {
+                    0
+                } else {
+                    count + levels as usize + 1
+                };
+            };
+            is_shared |= present.pages().is_some() || Arc::strong_count(present) > 1;
+            is_shared |= matches!(**present, Node::External(_));
+            count += usize::from(is_shared && (levels > 0 || !removes));
+            if let (Node::Interior(interior), true) = (&**present, levels > 0) {
+                node = interior.children[shape.child(levels, leaf)].as_ref();
+            }
+        }
+        count
     }
 
     /// Replaces a lost leaf or subtree on the path to `leaf` by an empty one. Returns whether there
@@ -313,7 +366,7 @@ fn own<'a>(
 }
 
 /// Replaces an external node by one that can be changed in part, with the same places.
-fn expand(at: &mut Option<Arc<Node>>, shape: Shape, levels: u32) {
+fn expand(at: &mut Option<Arc<Node>>, shape: Shape, levels: u32, copied: &mut usize) {
     let Some(node) = at else { return };
     let Node::External(part) = **node else { return };
     let expanded = if levels == 0 {
@@ -325,7 +378,28 @@ fn expand(at: &mut Option<Arc<Node>>, shape: Shape, levels: u32) {
     } else {
         interior(vec![Some(Arc::clone(node)); shape.fan_out])
     };
+    *copied += 1;
     *node = Arc::new(expanded);
+}
+
+/// Removes a leaf, or the external places that it would have, and the interior nodes that have no
+/// child after that.
+fn remove(at: &mut Option<Arc<Node>>, shape: Shape, levels: u32, leaf: u64, copied: &mut usize) {
+    if levels == 0 {
+        *at = None;
+    }
+    if at.is_none() {
+        return;
+    }
+    expand(at, shape, levels, copied);
+    let Node::Interior(interior) = own(at, || unreachable!("present"), copied) else {
+        return;
+    };
+    let child = &mut interior.children[shape.child(levels, leaf)];
+    remove(child, shape, levels - 1, leaf, copied);
+    if interior.children.iter().all(Option::is_none) {
+        *at = None;
+    }
 }
 
 pub(super) fn leaf_of(entries: Vec<Entry>) -> Node {

@@ -12,9 +12,9 @@
 //!
 //! A device without a volume goes as a deleted snapshot does ([`super::deletion`]).
 
-use super::Attempt;
 use super::durable::Until;
 use super::requests::Changes;
+use super::{Attempt, MapGrowth};
 use crate::format::record::{Identity, Record};
 use crate::format::superblock::{Feature, MAX_NAME};
 use crate::ids::{Token, VersionId};
@@ -125,6 +125,10 @@ impl Changes<'_> {
         let version = self.store.state.free_slot(&[]).ok_or(Refusal::TooMany)?;
         if self.store.state.free_slot(&[version]).is_none() {
             return Err(Refusal::TooMany);
+        }
+        let nodes = self.store.state.nodes_of_external();
+        if !self.has_room_for(nodes, MapGrowth::Split, 0)? {
+            return Ok(None);
         }
         let record = Record::External {
             version,

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::store::Store;
-use super::{Attempt, Pool, Purpose};
+use super::{Attempt, MapGrowth, Pool, Purpose};
 use crate::format::record::Record;
 use crate::geometry::granules_of;
 use crate::ids::{Generation, Lsn, Token, VersionId};
@@ -77,6 +77,11 @@ struct Occupied {
 impl Writes {
     pub(super) fn is_empty(&self) -> bool {
         self.records.is_empty() && self.sources.is_empty()
+    }
+
+    /// Records in flight, and those that wait for their sources.
+    pub(super) fn records(&self) -> usize {
+        self.records.len() + self.sources.len()
     }
 
     /// Units that were allocated for writes in flight.
@@ -373,6 +378,9 @@ impl Pool {
             return Ok(Attempt::Wait);
         }
         let is_switch = !entry.own.is_exclusive(floor);
+        if !self.has_room_for_write(version, leaf, is_switch)? {
+            return Ok(Attempt::Wait);
+        }
         let reads: Vec<Part> = entry
             .parts()
             .filter(|part| is_switch || part.unit != entry.own.unit)
@@ -430,6 +438,9 @@ impl Pool {
             .collect();
         let covered = owned.iter().fold(0, |set, part| set | part.granules);
         let third = below.to_copy(covered);
+        if !self.has_room_for_write(version, leaf, true)? {
+            return Ok(Attempt::Wait);
+        }
         let write = copy_of(version, place);
         let unit = self.allocate_unit(&write)?;
         self.writes.occupy(version, place, u16::MAX, true);
@@ -513,6 +524,11 @@ impl Pool {
         if !self.may_record(version, leaf) || !self.store.log_takes(&record) {
             return Attempt::Wait;
         }
+        match self.has_room_for_write(version, leaf, false) {
+            Ok(true) => {}
+            Ok(false) => return Attempt::Wait,
+            Err(refusal) => return refusal.into(),
+        }
         self.writes
             .begin_record(&mut self.store, token, write, record, false, 0);
         Attempt::Begun
@@ -544,6 +560,12 @@ impl Pool {
         if !self.store.log_takes(&largest_record()) {
             return Attempt::Wait;
         }
+        let leaf = self.store.state.leaf_of(write.place);
+        match self.has_room_for_write(write.version, leaf, true) {
+            Ok(true) => {}
+            Ok(false) => return Attempt::Wait,
+            Err(refusal) => return refusal.into(),
+        }
         let unit = match self.allocate_unit(write) {
             Ok(unit) => unit,
             Err(refusal) => return refusal.into(),
@@ -566,6 +588,18 @@ impl Pool {
         source.reads.push((second.unit, second_valid));
         self.writes.read(&mut self.store, token, source);
         Attempt::Begun
+    }
+
+    /// True when the next root has room after a write.
+    fn has_room_for_write(
+        &mut self,
+        version: VersionId,
+        leaf: u64,
+        takes_unit: bool,
+    ) -> Result<bool, Refusal> {
+        let units = u64::from(takes_unit);
+        self.changes()
+            .has_room(version, leaf, MapGrowth::Change, units)
     }
 
     fn allocate_unit(&mut self, write: &Write) -> Result<u64, Refusal> {

@@ -3,7 +3,20 @@
 use super::{ApplyError, State, Version};
 use crate::format::record::Identity;
 use crate::ids::VersionId;
-use crate::map::{Part, Tree};
+use crate::map::{LostNode, Node, Part, Tree};
+
+/// What an unmap does to the nodes of a map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnmapEffect {
+    /// No place is mapped.
+    None,
+    /// The entries of a leaf change.
+    Change,
+    /// External places go, without a leaf for them.
+    Removal,
+    /// A part of external places goes: the rest needs a leaf.
+    Split,
+}
 
 impl State {
     /// The external device that a version shows where no version of its family has data.
@@ -17,8 +30,31 @@ impl State {
 
     /// The external devices of the pool, as versions.
     pub fn externals(&self) -> impl Iterator<Item = (VersionId, &Version)> {
-        let versions = self.versions.iter().map(|(id, version)| (*id, version));
-        versions.filter(|(_, version)| version.is_external && !version.is_hidden)
+        let versions = self.versions.externals();
+        let versions = versions.map(|id| (id, &self.versions[&id]));
+        versions.filter(|(_, version)| !version.is_hidden)
+    }
+
+    /// True while the pool knows an external device, or a deletion of one is in progress.
+    pub fn has_externals(&self) -> bool {
+        self.versions.externals().len() > 0
+    }
+
+    /// What an unmap of granules of one leaf does to the nodes of the map.
+    pub fn effect_of_unmap(&self, id: VersionId, first: u64, granules: u64) -> UnmapEffect {
+        let per_unit = u64::from(self.geometry.granules_per_unit);
+        let leaf = self.leaf_of(first / per_unit);
+        let Some(version) = self.versions.get(&id) else {
+            return UnmapEffect::None;
+        };
+        match version.tree.leaf(self.shape(), leaf) {
+            Ok(Some(node)) if !matches!(**node, Node::External(_)) => UnmapEffect::Change,
+            Ok(Some(_)) if granules == per_unit * u64::from(self.geometry.units_per_leaf) => {
+                UnmapEffect::Removal
+            }
+            Ok(Some(_)) => UnmapEffect::Split,
+            Ok(None) | Err(LostNode) => UnmapEffect::None,
+        }
     }
 
     /// The version of an external device of this size.
@@ -32,6 +68,11 @@ impl State {
     pub fn first_leaf_with_units(&self, id: VersionId, from: u64) -> Option<u64> {
         let tree = &self.versions[&id].tree;
         tree.next_difference(None, self.shape(), self.leaf_of(from))
+    }
+
+    /// Most nodes with pages of a new external device: those on the path to its end.
+    pub fn nodes_of_external(&self) -> usize {
+        self.geometry.levels as usize + 1
     }
 
     pub(super) fn create_external(
@@ -60,8 +101,7 @@ impl State {
             owned: 0,
             hidden_at: 0,
         };
-        // At most the nodes on the path to the end of the device.
-        self.changed_nodes += self.geometry.levels as usize + 1;
+        self.changed_nodes += self.nodes_of_external();
         self.insert(id, version)
     }
 }

@@ -202,6 +202,18 @@ impl Run {
                     granules: 2,
                 })
             }
+            Op::UnmapLeaf => {
+                state[0].1 = [0; GRANULES];
+                self.rig.submit(Request::Unmap {
+                    version: volume,
+                    first: 0,
+                    granules: 16,
+                })
+            }
+            Op::Shrink => self.rig.submit(Request::Resize {
+                version: volume,
+                units: GRANULES as u64 / 4,
+            }),
             Op::Snapshot => {
                 let contents = state[0].1;
                 state.push((next, contents));
@@ -327,7 +339,8 @@ impl Run {
                 if self.rig.answers.iter().any(|(of, _)| of == token) {
                     self.rig.take_answer(*token).unwrap();
                     self.answered = self.answered.max(state);
-                    if !matches!(op, Op::Write | Op::Overwrite | Op::Partial | Op::Unmap) {
+                    let trims = matches!(op, Op::Unmap | Op::UnmapLeaf);
+                    if !trims && !matches!(op, Op::Write | Op::Overwrite | Op::Partial) {
                         self.durable = self.durable.max(state);
                     }
                 }

@@ -72,21 +72,21 @@ impl Rig {
     }
 }
 
-fn contents(rig: &Rig, version: VersionId) -> Vec<Value> {
+pub(super) fn contents(rig: &Rig, version: VersionId) -> Vec<Value> {
     let units = rig.pool.state().versions[&version].units;
     let read = |granule| rig.read(version, granule).unwrap().unwrap();
     (0..units * 4).map(read).collect()
 }
 
 /// The pool after a loss of power that keeps nothing that was not flushed.
-fn again(rig: &Rig) -> Rig {
+pub(super) fn again(rig: &Rig) -> Rig {
     let (mut rig, _) = rig::import(rig.crashed(Crash::Power, |_| 0)).unwrap();
     assert_eq!(rig.pool.check(), []);
     rig.finish();
     rig
 }
 
-fn checkpoint(rig: &mut Rig) {
+pub(super) fn checkpoint(rig: &mut Rig) {
     rig.pool.settle();
     rig.finish();
     rig.pool.checkpoint();
@@ -396,7 +396,13 @@ fn the_feature_is_named_before_its_use() {
 /// `every_short_history`, with a volume on a device, and its changes of devices.
 #[test]
 fn short_histories_on_a_device() {
-    let ops = [&OPS[..], &[Op::CloneExternal, Op::SetExternal]].concat();
+    let on_device = [
+        Op::CloneExternal,
+        Op::SetExternal,
+        Op::UnmapLeaf,
+        Op::Shrink,
+    ];
+    let ops = [&OPS[..], &on_device].concat();
     let at_length = Length::of_environment() != Length::Short;
     let mut sequences: Vec<Vec<Op>> = ops.iter().map(|op| vec![*op]).collect();
     let changes = [
@@ -406,6 +412,7 @@ fn short_histories_on_a_device() {
         Op::Unmap,
         Op::Delete,
         Op::CloneExternal,
+        Op::UnmapLeaf,
     ];
     for first in &ops {
         for second in &ops {

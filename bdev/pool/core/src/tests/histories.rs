@@ -25,6 +25,10 @@ pub(super) enum Op {
     /// With external devices: a volume on the first one; the volume gets the second one as parent.
     CloneExternal,
     SetExternal,
+    /// A trim of a whole leaf.
+    UnmapLeaf,
+    /// To the places whose contents are compared.
+    Shrink,
 }
 
 /// The disks of a run.

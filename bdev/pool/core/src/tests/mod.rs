@@ -8,6 +8,7 @@ mod disk;
 mod disks;
 mod enumeration;
 mod external;
+mod growth;
 mod histories;
 mod importing;
 mod leaving;

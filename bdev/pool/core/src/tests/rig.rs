@@ -270,7 +270,12 @@ impl Rig {
     /// Turns the pool's intents into I/O in flight.
     pub(crate) fn pump(&mut self) {
         self.pool.allow_moves(self.moves, false);
-        while let Some(intent) = self.pool.poll() {
+        loop {
+            let intent = match self.pool.poll() {
+                Some(intent) => intent,
+                None if self.pool.is_searching() => continue,
+                None => break,
+            };
             let pending = match intent {
                 Intent::Write { io, at, bytes } => {
                     let block = self.disk.block(at);

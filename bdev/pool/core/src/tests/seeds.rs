@@ -187,6 +187,11 @@ fn omitting_external_nodes() {
 }
 
 #[test]
+fn forgetting_trims_of_whole_leaves() {
+    is_found_in(run_external, Mutation::ForgetRemovedLeaf, 1, 1);
+}
+
+#[test]
 fn separating_from_devices_unsettled() {
     is_found_in(run_external, Mutation::DetachUnsettled, 1, 1);
 }

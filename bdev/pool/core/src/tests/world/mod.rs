@@ -73,7 +73,14 @@ fn run_with(seed: u64, steps: u64, disks: u64, has_external: bool) -> Result<Rep
     };
     let more = random.below(3) * 20;
     let further: Vec<u64> = (1..disks).map(|_| random.within(9, 40)).collect();
-    let mut rig = Rig::create_beside(UNITS, more, RESERVE, is_volatile, &further);
+    // Some pools are full from the start, and some have a small reserve.
+    let (units, reserve) = match seed % 4 {
+        1 if has_external => (320, RESERVE),
+        2 if has_external => (150, RESERVE),
+        3 if has_external => (140, 110),
+        _ => (UNITS, RESERVE),
+    };
+    let mut rig = Rig::create_beside(units, more, reserve, is_volatile, &further);
     while disks > 1
         && random.one_in(2)
         && let Some(addition) = rig.addition()
@@ -365,7 +372,11 @@ impl World {
     fn unmap(&mut self, (number, version): (Number, VersionId)) -> Option<(Token, Op)> {
         // A unit without granules is freed.
         let whole = self.random.one_in(2);
-        let granules = self.granules(number, whole)?;
+        let granules = if self.has_external && self.random.one_in(3) {
+            self.granules_of_leaf(number)?
+        } else {
+            self.granules(number, whole)?
+        };
         for granule in &granules {
             self.model.begin_write(number, *granule, 0);
         }
