@@ -305,6 +305,9 @@ pub struct PoolStatus {
     /// The devices outside of the pool that its volumes show.
     #[serde(skip)]
     pub externals: Vec<ExternalStatus>,
+    /// The devices that the pool has claims on for its volumes, and for commands in progress.
+    #[serde(skip)]
+    pub external_claims: Vec<Uuid>,
 }
 
 pub(crate) struct CommandRequest {

@@ -25,7 +25,7 @@ impl Keeper {
         let device = claim.layer().uuid();
         let wanted = request_of(pool, &claim, work);
         let opened = wanted.and_then(|request| {
-            self.externals.open(&self.disks, claim)?;
+            self.externals.open(&self.disks, &self.shared, claim)?;
             Ok(request)
         });
         match opened {

@@ -44,8 +44,13 @@ struct Device {
 }
 
 impl Externals {
-    /// Opens a queue on a device, unless there is one.
-    pub(super) fn open(&mut self, disks: &Disks, claim: Arc<Claim>) -> Result<(), PoolError> {
+    /// Opens a queue on a device, unless there is one. Fails if the device is being removed.
+    pub(super) fn open(
+        &mut self,
+        disks: &Disks,
+        shared: &Shared,
+        claim: Arc<Claim>,
+    ) -> Result<(), PoolError> {
         let device = claim.layer().uuid();
         let known = self.claim(device);
         if known.is_some_and(|known| Arc::ptr_eq(known.layer(), claim.layer())) {
@@ -55,10 +60,23 @@ impl Externals {
         // One that went, and whose end was not noted yet.
         let pins = self.present.get(&device).map_or(0, |of| of.pins);
         self.remove(device);
+        let layer = Arc::clone(claim.layer());
         let new = Device { disk, pins, claim };
         self.present.insert(device, new);
         self.has_new_fds = true;
+        // A device that goes from here on is seen among the claims, and detached.
+        self.publish(shared);
+        if layer.is_gone() {
+            self.remove(device);
+            self.publish(shared);
+            let why = "it is being removed".to_owned();
+            return Err(PoolError::Unfit { what: "bdev", why });
+        }
         Ok(())
+    }
+
+    fn publish(&self, shared: &Shared) {
+        shared.status.lock().external_claims = self.present.keys().copied().collect();
     }
 
     /// Reads granules of the device below a version.
@@ -116,6 +134,7 @@ impl Externals {
             is_new |= self.remove(device);
         }
         shared.status.lock().externals = statuses;
+        self.publish(shared);
         if is_new {
             shared.announce_external();
         }

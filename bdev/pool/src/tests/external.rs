@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nacre_bdev::registry::{Removal, Usage};
+use nacre_bdev::registry::{DeleteTicket, Removal, Usage};
 use nacre_bdev::{Bdev, Claim, Holder, Io, Op, Status, malloc};
 use uuid::Uuid;
 
@@ -352,4 +352,106 @@ fn devices_that_do_not_fit() {
     let unknown = block_on(pool.attach(claim(&home, "gold"))).unwrap_err();
     assert_eq!(unknown, PoolError::Unknown { id: GOLD });
     is_freed(&home);
+}
+
+/// Goal: a device that is pulled out while a command uses it is free again. Method: before the pool
+/// gets it, and during the copies of a volume.
+#[test]
+fn a_device_that_goes_during_a_command() {
+    let home = Home::with_disk(64);
+    let pool = home.create();
+    let lvol = rig::volume(&pool, 1, 16);
+    let mut host = Host::on(&pool, lvol);
+    for unit in 0..256 {
+        assert_eq!(host.write(unit * UNIT, UNIT as u32, 7), Status::Ok);
+    }
+    let is_done = |ticket: DeleteTicket, host: &mut Host| {
+        let began = std::time::Instant::now();
+        while !ticket.is_done() {
+            assert!(began.elapsed().as_secs() < 60, "the pool keeps the device");
+            host.rest();
+            std::thread::yield_now();
+        }
+    };
+    device(&home, "gold", 16);
+    let held = claim(&home, "gold");
+    let ticket = home.registry.remove("gold", Removal::Hot).unwrap();
+    let id = Uuid::from_u128(9);
+    block_on(pool.clone_external(held, id, "e".to_owned())).unwrap_err();
+    is_done(ticket, &mut host);
+    assert!(pool.status().external_claims.is_empty());
+
+    device(&home, "gold", 16);
+    let held = claim(&home, "gold");
+    let copies = {
+        let pool = pool.clone();
+        std::thread::spawn(move || block_on(pool.set_external_parent(held, lvol)))
+    };
+    let began = std::time::Instant::now();
+    while pool.status().external_claims != [GOLD] {
+        assert!(began.elapsed().as_secs() < 60);
+        std::thread::yield_now();
+    }
+    let ticket = home.registry.remove("gold", Removal::Hot).unwrap();
+    block_on(pool.detach(GOLD)).unwrap();
+    is_done(ticket, &mut host);
+    // The copies may have ended before the device went.
+    let _ = copies.join().unwrap();
+    assert!(pool.status().external_claims.is_empty());
+    shows(&mut host, 0, 16, |_| 7);
+}
+
+/// Goal: in a full pool, a trim of a part of a device's leaf is refused, as a write would be, and a
+/// trim of the whole leaf is done. The pool opens again.
+#[test]
+fn trims_in_a_full_pool() {
+    let home = Home::with_disk(32);
+    device(&home, "gold", 512);
+    let pool = home.create();
+    // Little is left of the 14 MiB for units.
+    let other = rig::volume(&pool, 100, 16);
+    {
+        let mut host = Host::on(&pool, other);
+        for unit in 0..160 {
+            assert_eq!(host.write(unit * UNIT, UNIT as u32, 7), Status::Ok);
+        }
+    }
+    let mut lvols = Vec::new();
+    let leaf = 256 * UNIT;
+    let mut refused = false;
+    'fill: for number in 1..40 {
+        let Ok(lvol) = clone(&home, &pool, "gold", number) else {
+            refused = true;
+            break;
+        };
+        let mut host = Host::on(&pool, lvol);
+        lvols.push(lvol);
+        for at in 0..32 {
+            match host.unmap(at * leaf, 1) {
+                Status::Ok => shows(&mut host, at * leaf, 2, |lba| {
+                    if lba % leaf == 0 { 0 } else { byte(lba) }
+                }),
+                Status::NoSpace | Status::Retry => {
+                    refused = true;
+                    shows(&mut host, at * leaf, 2, byte);
+                    break 'fill;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert!(refused && lvols.len() > 1, "{}", lvols.len());
+    let mut host = Host::on(&pool, lvols[0]);
+    assert_eq!(host.unmap(0, leaf as u32), Status::Ok);
+    shows(&mut host, 0, 64, |_| 0);
+    assert_eq!(host.flush(), Status::Ok);
+    drop((host, pool));
+    let home = Home::new(&home.kill());
+    let (pool, _) = home.import();
+    attach_all(&home, &pool);
+    let mut host = Host::on(&pool, lvols[0]);
+    shows(&mut host, leaf - 4, 8, |lba| {
+        if lba <= leaf { 0 } else { byte(lba) }
+    });
+    rig::check(&pool);
 }

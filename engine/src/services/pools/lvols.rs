@@ -156,9 +156,11 @@ pub async fn set_parent_bdev(
 ) -> Result<(), RpcError> {
     let id = lvol.uuid();
     drop(lvol);
-    let claim = external::claim(engine, pool, (field, bdev))?;
+    let device = external::claim(engine, pool, (field, bdev))?;
     withdraw(engine, &id.to_string()).await?;
-    let changed = pool.handle.set_external_parent(claim, id).await;
+    let changed = device
+        .of(pool, |claim| pool.handle.set_external_parent(claim, id))
+        .await;
     // Changed or not, the volume is a device again.
     register_new(engine, pool, id).await?;
     changed

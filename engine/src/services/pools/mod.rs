@@ -71,6 +71,8 @@ pub struct Pools {
     lost: RefCell<BTreeMap<String, Uuid>>,
     /// Those that were open when it went.
     gone: RefCell<BTreeMap<Uuid, Gone>>,
+    /// Devices that pools lack and try to claim again, and those of commands in progress.
+    external: external::Pending,
     /// A lost disk appeared while the daemon was starting.
     came_early: Cell<bool>,
     /// Serialises changes. Its owner waits for a disk no longer than `patience`.
@@ -85,6 +87,7 @@ impl Default for Pools {
             open: RefCell::default(),
             lost: RefCell::default(),
             gone: RefCell::default(),
+            external: external::Pending::default(),
             came_early: Cell::default(),
             changing: Mutex::default(),
             copies: copies::Copies::default(),

@@ -2,11 +2,17 @@
 //! bdev. Method: as in `tests`; an inflated lvol's shallow copy has the data.
 
 use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
 
+use nacre_bdev::{Holder, Removal, Usage, malloc};
+use nacre_bdev_pool::Command;
 use serde_json::{Value, json};
 
 use super::{POOL, disk, start, until};
 use crate::methods::testing::TestDaemon;
+use crate::plane::Plane;
+use crate::services::pools;
 
 const MIB: usize = 1 << 20;
 
@@ -241,4 +247,125 @@ fn parents_and_refusals() {
         daemon.call("bdev_get_bdevs", json!({ "name": "other/s" }))[0]["claimed"] == false
     });
     daemon.call("pool_export", json!({ "pool": "other" }));
+}
+
+fn plane(daemon: &TestDaemon) -> Rc<Plane> {
+    daemon.engine.plane().unwrap()
+}
+
+/// A RAM disk in the place of a bdev, with its UUID.
+fn stand_in(daemon: &TestDaemon, name: &str, uuid: &Value) {
+    let config = json!({ "name": name, "block_size": 512, "num_blocks": 8192, "uuid": uuid });
+    let config = serde_json::from_value(config).unwrap();
+    let device = malloc::create(config).unwrap();
+    plane(daemon).bdevs.register(device).unwrap();
+}
+
+/// Goal: a bdev that is pulled out during `bdev_lvol_set_parent_bdev` is free again.
+#[test]
+fn a_bdev_that_goes_during_a_call() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = with_gold(dir.path());
+    let lvol = json!({ "pool": "lvs", "name": "v", "size": "4MiB" });
+    daemon.call("lvol_create", lvol);
+    let engine = Rc::clone(&daemon.engine);
+    let bdevs = plane(&daemon).bdevs.clone();
+    daemon.run(async move {
+        let (pool, lvol) = pools::find_lvol(&engine, "lvol_name", "lvs/v").unwrap();
+        let call = tokio::task::spawn_local({
+            let engine = Rc::clone(&engine);
+            async move {
+                let bdev = ("parent_name", "gold");
+                pools::set_parent_bdev(&engine, &pool, lvol, bdev).await
+            }
+        });
+        while bdevs.get("gold").unwrap().claims.is_empty() {
+            tokio::task::yield_now().await;
+        }
+        let ticket = bdevs.remove("gold", Removal::Hot).unwrap();
+        let free = tokio::time::timeout(Duration::from_secs(30), ticket);
+        free.await.expect("the pool gives the bdev back");
+        // The call may have ended before the bdev went.
+        let _ = call.await.unwrap();
+    });
+    assert!(plane(&daemon).bdevs.lookup("gold").is_none());
+}
+
+/// Goal: lvols get a bdev that another user has when it appears, as soon as that user has gone.
+#[test]
+fn a_bdev_that_is_in_use_at_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = with_gold(dir.path());
+    daemon.call("bdev_lvol_clone_bdev", clone_of("gold", "e"));
+    let gold = daemon.call("bdev_get_bdevs", json!({ "name": "gold" }))[0]["uuid"].clone();
+    let bdevs = plane(&daemon).bdevs.clone();
+    let ticket = bdevs.remove("gold", Removal::Hot).unwrap();
+    until(&daemon, || ticket.is_done());
+    until(&daemon, || kind(&daemon, "e") == [false, true, true]);
+    stand_in(&daemon, "again", &gold);
+    let user = Holder::User("a test".to_owned());
+    let claim = bdevs.claim("again", user, Usage::Exclusive).unwrap();
+    // The event of its appearance passes, and some tries after that.
+    let pause = Duration::from_millis(100);
+    daemon.run(async move { tokio::time::sleep(pause).await });
+    assert_eq!(kind(&daemon, "e"), [false, true, true]);
+    drop(claim);
+    until(&daemon, || kind(&daemon, "e") == [false, true, false]);
+    let claims = bdevs.get("again").unwrap().claims;
+    assert!(matches!(claims[..], [(_, Usage::ReadOnly)]), "{claims:?}");
+}
+
+/// A second pool, "other", with a snapshot of 4 MiB, "other/s".
+fn with_other(daemon: &TestDaemon, dir: &Path) {
+    let file = std::fs::File::create(dir.join("second")).unwrap();
+    file.set_len(128 << 20).unwrap();
+    file_bdev(daemon, dir, "second");
+    let uuid = "f0000000-0000-4000-8000-000000000001";
+    let create = json!({ "name": "other", "disk": "second", "uuid": uuid });
+    daemon.call("pool_create", create);
+    let lvol = json!({ "pool": "other", "name": "v", "size": "4MiB" });
+    daemon.call("lvol_create", lvol);
+    let snapshot = json!({ "lvol_name": "other/v", "snapshot_name": "s" });
+    daemon.call("bdev_lvol_snapshot", snapshot);
+}
+
+/// A pool gets no disk that depends on one of its lvols, whichever way.
+#[test]
+fn a_disk_on_a_dependent_lvol() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = with_gold(dir.path());
+    with_other(&daemon, dir.path());
+    daemon.call("bdev_lvol_clone_bdev", clone_of("other/s", "e"));
+    let mut add = json!({ "pool": "other", "disk": "lvs/e" });
+    let refused = daemon.refused("pool_add_disk", add.clone());
+    assert!(refused.to_string().contains("depends on one"), "{refused}");
+    daemon.call("bdev_lvol_inflate", json!({ "name": "lvs/e" }));
+    until(&daemon, || {
+        daemon.call("bdev_get_bdevs", json!({ "name": "other/s" }))[0]["claimed"] == false
+    });
+    add["force"] = json!(true);
+    daemon.call("pool_add_disk", add);
+}
+
+/// A pool that is closed already does not keep the devices of the others from their end.
+#[test]
+fn a_closed_pool_among_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = with_gold(dir.path());
+    with_other(&daemon, dir.path());
+    daemon.call("bdev_lvol_clone_bdev", clone_of("gold", "e"));
+    let mut second = clone_of("gold", "f");
+    second["lvs_name"] = json!("other");
+    daemon.call("bdev_lvol_clone_bdev", second);
+    let bdevs = plane(&daemon).bdevs.clone();
+    let claims = || bdevs.get("gold").unwrap().claims.len();
+    assert_eq!(claims(), 2);
+    let engine = Rc::clone(&daemon.engine);
+    daemon.run(async move {
+        let pool = engine.devices.pools.find("lvs").unwrap();
+        let close = Command::Close { export: false };
+        pool.handle.run(close).await.unwrap();
+        pools::external::detach_all(&engine).await;
+    });
+    until(&daemon, || claims() == 0);
 }
