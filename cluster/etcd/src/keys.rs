@@ -136,6 +136,15 @@ impl Prefix {
         self.one("pool", pool.0)
     }
 
+    /// The snapshots of all volumes.
+    pub fn snapshots(&self) -> String {
+        self.all("snap")
+    }
+
+    pub fn snapshot(&self, id: Uuid) -> String {
+        self.one("snap", id)
+    }
+
     /// The brake on replacements. The key keeps its first name.
     pub fn brake(&self) -> String {
         format!("{}steward", self.0)
@@ -232,6 +241,7 @@ mod tests {
         assert!(!export.starts_with(&prefix.exports(other)));
         assert_eq!(prefix.export_of(export.as_bytes()), Some((node, export_id)));
         assert_eq!(prefix.export_of(b"/nacre/lab/member/7"), None);
+        assert!(prefix.snapshot(id).starts_with(&prefix.snapshots()));
         let log = "/nacre/lab/log/000000000000009-00000000-0000-0000-0000-000000000008";
         assert_eq!(prefix.log(9, id), log);
         assert_eq!(range_end(b"/a/"), b"/a0");

@@ -39,6 +39,8 @@ pub struct LeaseKey {
     pub machine: Option<Uuid>,
     /// The publications that the node has put into effect; `None`: not known.
     pub in_effect: Option<InEffect>,
+    /// What the process that wrote it can do, beside what the first version could.
+    pub features: Vec<String>,
 }
 
 /// The publications (lists of a volume's allowed hosts) that a node has put into effect: hosts that
@@ -88,6 +90,8 @@ struct NodeValue {
     machine: Option<Uuid>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     in_effect: Option<InEffect>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    features: Vec<String>,
 }
 
 /// Executes transactions for one process of one node.
@@ -99,6 +103,7 @@ pub struct NodeLeases {
     process: Uuid,
     machine: Option<Uuid>,
     in_effect: Mutex<Option<InEffect>>,
+    features: Vec<String>,
 }
 
 impl NodeLeases {
@@ -120,7 +125,14 @@ impl NodeLeases {
             process,
             machine,
             in_effect: Mutex::default(),
+            features: Vec::new(),
         }
+    }
+
+    /// With these features in each lease key that this process writes.
+    #[must_use]
+    pub fn with_features(self, features: Vec<String>) -> Self {
+        Self { features, ..self }
     }
 
     /// Sets [`LeaseKey::in_effect`] for later renewals. The creation of a lease key never has it.
@@ -242,6 +254,7 @@ impl NodeLeases {
             process: self.process,
             machine: self.machine,
             in_effect,
+            features: self.features.clone(),
         };
         let value = serde_json::to_vec(&value).expect("plain data");
         txn.put(&self.prefix.lease(node), value)
@@ -277,6 +290,7 @@ impl NodeLeases {
             process: value.process,
             machine: value.machine,
             in_effect: value.in_effect,
+            features: value.features,
         })
     }
 }

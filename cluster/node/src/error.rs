@@ -90,6 +90,16 @@ pub enum Error {
     ExportExists { key: String, device: String },
     #[error("key \"{key}\" is absent: the node has no such export. Create it first")]
     NoExport { key: String },
+    #[error(
+        "key \"{key}\": a snapshot of this id is being deleted. Wait for its node, or choose another id"
+    )]
+    SnapshotGoes { key: String },
+    #[error("key \"{key}\": a {of} has at most {most} snapshots. Delete some first")]
+    TooManySnapshots {
+        key: String,
+        most: usize,
+        of: &'static str,
+    },
     #[error("{why}. {}", demand.remedy())]
     NotPlaced {
         key: String,

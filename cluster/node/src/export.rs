@@ -72,6 +72,9 @@ pub struct PoolChoice {
     pub spread: Vec<String>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub strict: bool,
+    /// The snapshot whose clone a new lvol is. Nodes that do not know it make no such lvols.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Uuid>,
 }
 
 /// The reason for which a replica is replaced.

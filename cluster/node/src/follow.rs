@@ -22,6 +22,7 @@ pub(crate) enum Kind {
     Publications,
     Operations,
     Exports,
+    Snapshots,
 }
 
 #[derive(Debug)]

@@ -129,6 +129,10 @@ pub struct Description {
     pub replica_portals: Vec<Portal>,
     #[serde(default)]
     pub version: String,
+    /// What the node can do, beside what the first version could. Its lease has the same words
+    /// from the process that runs now: a node that went back to an earlier version keeps these.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub features: Vec<String>,
 }
 
 const NODE_NQN: &str = "nqn.2025-01.io.nacre:node:";

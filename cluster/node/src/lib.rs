@@ -41,6 +41,8 @@ mod removal;
 mod reservation;
 mod seen_keys;
 pub mod serving;
+mod snapshot;
+mod snapshots;
 #[cfg(test)]
 mod testing;
 mod unconfirmed;
@@ -63,11 +65,16 @@ pub use operator::{
     LeaseStatus, NodeStatus, Operator, Status, VolumeCounts, VolumeState, VolumeStatus,
 };
 pub use own_exports::OwnExports;
-pub use placing::{Placed, Placing};
+pub use placing::{CloneSource, Placed, Placing};
 pub use pools::{MAX_POOLS, PoolKey, PoolReport, PoolState};
 pub use publication::{Publication, volume_nqn};
 pub use publishing::PublishRequest;
 pub use removal::{Obstacle, PendingRemoval, Removed};
 pub use seen_keys::StoreView;
 pub use serving::{Answer, Link, Serving, VolumeRole};
+pub use snapshot::{
+    Cut, CutHolder, CutProblem, CutSource, CutSources, CutState, MAX_CUTS, MAX_OF_VOLUME,
+    MAX_SNAPSHOTS, SNAPSHOTS, SeenSnapshot, SnapshotKey,
+};
+pub use snapshots::{SnapshotChange, Snapshots};
 pub use unconfirmed::{Doubt, Unconfirmed};

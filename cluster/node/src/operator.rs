@@ -396,6 +396,7 @@ impl Operator {
         }
         // Its description goes last: an attempt that is cut off can be repeated.
         self.end_pools_of(node).await?;
+        self.snapshots().end_of(node).await?;
         // The exports of former replicas: no other node deletes them.
         for kv in self.list(&self.prefix.exports(node)).await? {
             let key = String::from_utf8_lossy(&kv.key).into_owned();

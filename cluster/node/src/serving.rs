@@ -21,10 +21,12 @@ use nacre_cluster_core::{ExportId, Holder, Incarnation, NodeId, Record, ReplicaI
 use nacre_cluster_etcd::BehindCause;
 use serde_json::Value;
 use tokio::sync::mpsc;
+use uuid::Uuid;
 
 use crate::export::Export;
 use crate::keys::NodeKey;
 use crate::publication::Publication;
+use crate::snapshot::SeenSnapshot;
 
 /// Reports that may wait for the cluster's thread.
 pub(crate) const WAITING: usize = 16_384;
@@ -69,6 +71,9 @@ pub trait Serving: Send {
     /// The exports of this node, all of them.
     fn exports(&mut self, exports: &BTreeMap<ExportId, Export>);
 
+    /// The snapshots of all volumes.
+    fn snapshots(&mut self, _snapshots: &BTreeMap<Uuid, SeenSnapshot>) {}
+
     /// The volumes whose last call of [`Serving::publish`] is not in effect: a host that the
     /// publication does not name may still have a connection, or a command in flight.
     fn behind(&mut self) -> Vec<VolumeId> {
@@ -83,9 +88,9 @@ pub trait Serving: Send {
     /// The duration of the cluster's leases, each time the node has read it.
     fn lease(&mut self, _lease: Duration) {}
 
-    /// The nodes, leases, volumes, publications and exports of etcd have all been shown by the
-    /// calls above: hosts may come in. Called once after the start, with or without a lease of
-    /// this node.
+    /// The nodes, leases, volumes, publications, exports and snapshots of etcd have all been shown
+    /// by the calls above: hosts may come in. Called once after the start, with or without a lease
+    /// of this node.
     fn listed(&mut self) {}
 }
 

@@ -17,6 +17,7 @@ pub(crate) fn lease(number: u128, in_effect: Option<InEffect>) -> LeaseKey {
         process: Uuid::nil(),
         machine: None,
         in_effect,
+        features: Vec::new(),
     }
 }
 

@@ -52,6 +52,7 @@ fn key(number: u128, incarnation: u64, revision: u64) -> LeaseKey {
         process: Uuid::nil(),
         machine: None,
         in_effect: None,
+        features: Vec::new(),
     }
 }
 

@@ -96,7 +96,7 @@ pub fn refusal(error: &ClientError) -> String {
 }
 
 /// The command of each method that remedies name.
-const COMMANDS: [(&str, &str); 15] = [
+const COMMANDS: [(&str, &str); 16] = [
     (name::<bdev::accept::Accept>(), "bdev accept"),
     (name::<bdev::list::GetBdevs>(), "bdev list"),
     (name::<bdev::nvme::AttachController>(), "bdev attach"),
@@ -121,6 +121,10 @@ const COMMANDS: [(&str, &str); 15] = [
     (name::<volume::list::List>(), "volume list"),
     (name::<volume::replicas::Replace>(), "volume replace"),
     (name::<volume::operate::Thaw>(), "volume thaw"),
+    (
+        name::<volume::snapshots::ListVolumeSnapshots>(),
+        "volume snapshot list",
+    ),
 ];
 
 /// The name of a method.

@@ -45,7 +45,7 @@ const MAX_REFUSED_BYTES: usize = 512;
 const MAX_GROUPS: usize = 32;
 
 /// Parameters that name the object of a call; the first one present counts.
-const OBJECTS: [&str; 23] = [
+const OBJECTS: [&str; 24] = [
     "name",
     "nqn",
     "volume",
@@ -69,6 +69,7 @@ const OBJECTS: [&str; 23] = [
     "backup",
     "subnqn",
     "uuid",
+    "snapshot",
 ];
 
 /// Where the lines go.

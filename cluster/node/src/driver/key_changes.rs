@@ -15,6 +15,7 @@ use crate::follow::{KeyChange, Kind};
 use crate::keys::NodeKey;
 use crate::operations::{OperationKey, Progress};
 use crate::publication::Publication;
+use crate::snapshot::SeenSnapshot;
 
 impl Driver {
     pub(super) fn deleted_lease(&mut self, of: NodeId, revision: i64, now: BootTime) {
@@ -62,7 +63,8 @@ impl Driver {
                 match kind {
                     Kind::Leases => self.nodes.is_listed = true,
                     // The engine learns that there is none.
-                    Kind::Exports => self.has_new_exports = true,
+                    Kind::Exports => self.exports.listed(),
+                    Kind::Snapshots => self.snapshots.listed(),
                     _ => {}
                 }
                 self.shared.seen_keys.listed(kind);
@@ -101,6 +103,7 @@ impl Driver {
             Kind::Publications => self.prefix.publications(),
             Kind::Operations => self.prefix.operations(),
             Kind::Exports => self.prefix.exports(self.me.id),
+            Kind::Snapshots => self.prefix.snapshots(),
         }
     }
 
@@ -114,7 +117,8 @@ impl Driver {
             Kind::Volumes => volumes(self.volumes.ids()),
             Kind::Publications => volumes(self.volumes.published()),
             Kind::Operations => volumes(self.operations.keys().copied().collect()),
-            Kind::Exports => self.exports.keys().map(|export| export.0).collect(),
+            Kind::Exports => self.exports.all.keys().map(|export| export.0).collect(),
+            Kind::Snapshots => self.snapshots.all.keys().copied().collect(),
         }
     }
 
@@ -149,11 +153,21 @@ impl Driver {
             },
             Kind::Exports => match Export::decode(kv) {
                 Ok(export) => {
-                    self.exports.insert(ExportId(id), export);
-                    self.has_new_exports = true;
+                    self.exports.put(ExportId(id), export);
                     None
                 }
                 Err(error) => Some(error.to_string()),
+            },
+            Kind::Snapshots => match SeenSnapshot::read(kv) {
+                Ok(snapshot) => {
+                    self.snapshots.put(id, snapshot);
+                    None
+                }
+                Err(error) => {
+                    // One of a later version: this node carries nothing out for it.
+                    self.snapshots.deleted(&id);
+                    Some(error.to_string())
+                }
             },
             Kind::Operations => match OperationKey::decode(kv) {
                 Ok(operation) => {
@@ -199,10 +213,8 @@ impl Driver {
                 self.publications.set_read(VolumeId(id), true);
             }
             Kind::Operations => drop(self.operations.remove(&VolumeId(id))),
-            Kind::Exports => {
-                self.exports.remove(&ExportId(id));
-                self.has_new_exports = true;
-            }
+            Kind::Exports => self.exports.deleted(&ExportId(id)),
+            Kind::Snapshots => self.snapshots.deleted(&id),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! later.
 
 mod commits;
+mod followed;
 mod in_effect;
 mod jobs;
 mod joining;
@@ -40,9 +41,11 @@ use crate::nodes::{Leases, Nodes, ObservationStep};
 use crate::operations::{self, Progress};
 use crate::seen_keys::SeenKeys;
 use crate::serving::{Report, Serving};
+use crate::snapshot::SeenSnapshot;
 use crate::upkeep;
 use crate::volumes::{Commit, Volumes};
 
+use self::followed::Followed;
 use self::in_effect::SeenPublications;
 use self::jobs::Jobs;
 
@@ -112,12 +115,13 @@ pub(crate) struct Shared {
 }
 
 /// The keys that the engine needs before hosts are let in.
-const AWAITED: [Kind; 5] = [
+const AWAITED: [Kind; 6] = [
     Kind::Leases,
     Kind::Nodes,
     Kind::Volumes,
     Kind::Publications,
     Kind::Exports,
+    Kind::Snapshots,
 ];
 
 type Sender = mpsc::Sender<(Kind, KeyChange)>;
@@ -186,9 +190,9 @@ pub(crate) struct Driver {
     volumes: Volumes,
     operations: BTreeMap<VolumeId, Progress>,
     /// The exports of this node.
-    exports: BTreeMap<ExportId, Export>,
-    /// The engine does not know the present exports yet.
-    has_new_exports: bool,
+    exports: Followed<ExportId, Export>,
+    /// The snapshots of all volumes.
+    snapshots: Followed<Uuid, SeenSnapshot>,
     jobs: Jobs,
     next_turn: BootTime,
     /// The start of the time without a good lease. `None`: the lease is good.
@@ -211,7 +215,8 @@ impl Driver {
             let _ = shared.cluster.set(cluster);
         }
         let leases =
-            NodeLeases::of_process(Arc::clone(&client), prefix.clone(), me.process, me.machine);
+            NodeLeases::of_process(Arc::clone(&client), prefix.clone(), me.process, me.machine)
+                .with_features(me.description.features.clone());
         Self {
             nodes: Nodes::new(me.id, Timing::default()),
             volumes: Volumes::new(me.id, serving),
@@ -233,8 +238,8 @@ impl Driver {
             awaited: BTreeSet::from(AWAITED),
             publications: SeenPublications::default(),
             operations: BTreeMap::new(),
-            exports: BTreeMap::new(),
-            has_new_exports: false,
+            exports: Followed::default(),
+            snapshots: Followed::default(),
             jobs: Jobs::default(),
             next_turn: BootTime::default(),
             away: None,
@@ -310,6 +315,7 @@ impl Driver {
             Kind::Publications,
             Kind::Operations,
             Kind::Exports,
+            Kind::Snapshots,
         ] {
             self.follow_again(kind, &sender);
         }
@@ -406,8 +412,11 @@ impl Driver {
         if is_listed(Kind::Leases) && is_listed(Kind::Nodes) && self.nodes.take_news() {
             serving.nodes(&self.nodes.described, &self.nodes.standing);
         }
-        if std::mem::take(&mut self.has_new_exports) {
-            serving.exports(&self.exports);
+        if let Some(exports) = self.exports.take_news() {
+            serving.exports(exports);
+        }
+        if let Some(snapshots) = self.snapshots.take_news() {
+            serving.snapshots(snapshots);
         }
     }
 

@@ -116,7 +116,7 @@ fn list_at(driver: &Driver, kind: Kind, revision: i64, epoch: u64) -> KeyChange 
             let export_id = ExportId(Uuid::from_u128(200));
             vec![(prefix.export(driver.me.id, export_id), export)]
         }
-        Kind::Operations | Kind::Renewals => Vec::new(),
+        Kind::Operations | Kind::Renewals | Kind::Snapshots => Vec::new(),
     };
     let keys = keys.into_iter().map(|(key, value)| KeyValue {
         key: key.into_bytes(),

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use nacre_cluster_core::placement::{Choice, PoolFacts, Site, Unplaced, Wish, choose};
 use nacre_cluster_core::{ExportId, Holder, Incarnation, NodeId, PoolId, VolumeId};
 use nacre_cluster_etcd::{Prefix, Txn};
+use uuid::Uuid;
 
 use crate::brake::BrakeKey;
 use crate::error::{Error, Unmet};
@@ -34,8 +35,18 @@ pub struct Placing {
     pub resync: Option<Resync>,
     /// Pools not to use.
     pub left_out: Vec<PoolId>,
+    /// The first replica is a clone of this snapshot, on its pool.
+    pub clone_of: Option<CloneSource>,
     /// The daemon that makes the replicas.
     pub by: Holder,
+}
+
+/// The lvol of a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CloneSource {
+    pub node: NodeId,
+    pub pool: PoolId,
+    pub lvol: Uuid,
 }
 
 /// A replica for which a pool was chosen.
@@ -144,14 +155,7 @@ impl Operator {
             for pool in &mut facts.pools {
                 pool.is_left_out = placing.left_out.contains(&pool.id);
             }
-            let Placing {
-                volume,
-                wish,
-                other_nodes,
-                ..
-            } = placing;
-            let chosen = choose(*volume, wish, &facts.sites, &facts.pools, other_nodes);
-            let chosen = chosen.map_err(|refused| facts.refusal(&key, &refused))?;
+            let chosen = facts.choose(&key, placing)?;
             let (txn, placed) = self.promise(placing, &facts, &chosen);
             let txn = match &brake {
                 Some((_, revision)) => txn.if_modified(&self.prefix.brake(), *revision),
@@ -178,8 +182,10 @@ impl Operator {
         let lease = self.prefix.lease(by.node);
         let mut txn = Txn::default().if_created(&lease, by.incarnation.0 as i64);
         let mut placed = Vec::new();
-        for (choice, export_id) in chosen.iter().zip(placing.export_ids.iter().copied()) {
+        for (at, (choice, export_id)) in chosen.iter().zip(&placing.export_ids).enumerate() {
+            let (export_id, source) = (*export_id, placing.clone_of.filter(|_| at == 0));
             let place = PoolChoice {
+                source: source.map(|source| source.lvol),
                 pool: choice.pool.0,
                 bytes: wish.bytes,
                 thin: wish.thin,
@@ -277,6 +283,85 @@ impl Operator {
 }
 
 impl Facts {
+    fn choose(&self, key: &str, placing: &Placing) -> Result<Vec<Choice>, Error> {
+        let Placing {
+            volume,
+            wish,
+            other_nodes,
+            clone_of,
+            ..
+        } = placing;
+        let choose = |wish: &Wish, other_nodes: &[NodeId]| {
+            let chosen = choose(*volume, wish, &self.sites, &self.pools, other_nodes);
+            chosen.map_err(|refused| self.refusal(key, &refused))
+        };
+        let Some(source) = clone_of else {
+            return choose(wish, other_nodes);
+        };
+        let first = self.clone_choice(key, wish, source)?;
+        let mut rest = wish.clone();
+        rest.count = wish.count.saturating_sub(1);
+        rest.nodes.retain(|node| *node != source.node);
+        let mut chosen = vec![first];
+        if rest.nodes.len() > rest.count {
+            let why = format!(
+                "the first replica is on node {}, which has the snapshot, so that the nodes named \
+                 are too many",
+                self.name(source.node)
+            );
+            return Err(not_placed(key, why, Unmet::Request));
+        }
+        if rest.count > 0 {
+            let others: Vec<NodeId> = [&other_nodes[..], &[source.node]].concat();
+            chosen.extend(choose(&rest, &others)?);
+        }
+        Ok(chosen)
+    }
+
+    /// The pool of the snapshot, if a replica may be made there.
+    fn clone_choice(&self, key: &str, wish: &Wish, source: &CloneSource) -> Result<Choice, Error> {
+        let CloneSource { node, pool, .. } = *source;
+        let name = self.name(node);
+        let site = self.sites.iter().find(|site| site.node == node);
+        let refuse = |why: String, demand| Err(not_placed(key, why, demand));
+        match site {
+            Some(site) if site.is_live && !site.is_avoided => {}
+            Some(site) if site.is_live => {
+                let why = format!("node {name}, which has the snapshot, gets no new replicas");
+                return refuse(why, Unmet::Nodes);
+            }
+            _ => {
+                let why = format!("node {name}, which has the snapshot, has no lease");
+                return refuse(why, Unmet::Nodes);
+            }
+        }
+        let found = self
+            .pools
+            .iter()
+            .find(|one| one.id == pool && one.node == node);
+        let Some(facts) = found.filter(|one| one.is_online) else {
+            let why = format!("the pool of the snapshot on node {name} is not online");
+            return refuse(why, Unmet::Pools);
+        };
+        if wish.class.is_some() && facts.class != wish.class {
+            let class = wish.class.clone().unwrap_or_default();
+            let why = format!(
+                "the pool of the snapshot on node {name} is not of class \"{class}\", and the first \
+                 replica shares its space"
+            );
+            return refuse(why, Unmet::Request);
+        }
+        let room = facts.room(wish.thin);
+        if room < wish.bytes {
+            let bytes = wish.bytes;
+            let why = format!(
+                "the pool of the snapshot on node {name} has room for {room} bytes, not for {bytes}"
+            );
+            return refuse(why, Unmet::Room);
+        }
+        Ok(Choice { node, pool })
+    }
+
     fn name(&self, node: NodeId) -> String {
         let known = self.nodes.get(&node);
         known.map_or_else(
@@ -292,6 +377,11 @@ impl Facts {
             demand: refused::kind(unplaced),
         }
     }
+}
+
+fn not_placed(key: &str, why: String, demand: Unmet) -> Error {
+    let key = key.to_owned();
+    Error::NotPlaced { key, why, demand }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! under the brake. Method: a real etcd, and keys as nodes write them. Without etcd, the tests are
 //! skipped aloud.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -114,6 +115,7 @@ impl Lab {
             other_nodes: Vec::new(),
             resync: None,
             left_out: Vec::new(),
+            clone_of: None,
             by: Holder {
                 node: maker,
                 incarnation: self.leases[&maker],
@@ -464,5 +466,63 @@ fn avoided_nodes_get_nothing() {
         lab.delete(&lab.operator.prefix.lease(node(2))).await;
         lab.operator.remove(node(2)).await.expect("removed");
         assert_eq!(lab.operator.pools().await.expect("pools").len(), 1);
+    });
+}
+
+/// The first replica of a clone is on the pool of its snapshot, and no other one is on that node.
+/// A pool or a node that may not have it is a refusal with the demand.
+#[test]
+fn a_clone_is_on_the_pool_of_its_snapshot() {
+    run("a_clone_is_on_the_pool_of_its_snapshot", async |program| {
+        let lab = Lab::start(program, 3).await;
+        let lvol = Uuid::from_u128(70);
+        let source = CloneSource {
+            node: node(2),
+            pool: pool(2),
+            lvol,
+        };
+        let clone = |number, count, bytes| Placing {
+            clone_of: Some(source),
+            ..lab.placing(number, count, bytes)
+        };
+        let placed = lab.operator.place(&clone(1, 3, GIB)).await.expect("room");
+        let nodes: BTreeSet<_> = placed.iter().map(|one| one.node).collect();
+        assert_eq!((placed[0].node, nodes.len()), (node(2), 3));
+        let source_of = |placed: &Placed| placed.export.place.clone().and_then(|one| one.source);
+        let sources: Vec<_> = placed.iter().map(source_of).collect();
+        assert_eq!(sources, [Some(lvol), None, None]);
+        let promised = lab.pool(2).await.promised(false);
+        assert_eq!(promised, GIB, "as any replica");
+
+        let named = |nodes: Vec<NodeId>, count| {
+            let mut placing = clone(2, count, GIB);
+            placing.wish.nodes = nodes;
+            placing
+        };
+        let placed = lab.operator.place(&named(vec![node(2), node(3)], 2)).await;
+        let nodes = placed.expect("room").into_iter().map(|one| one.node);
+        assert_eq!(nodes.collect::<Vec<_>>(), [node(2), node(3)]);
+        let refused = lab.operator.place(&named(vec![node(1), node(3)], 2)).await;
+        let demand = |refused: Result<Vec<Placed>, Error>| match refused {
+            Err(Error::NotPlaced { demand, why, .. }) => {
+                assert!(why.contains("snapshot"), "{why}");
+                demand
+            }
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(demand(refused), Unmet::Request);
+        let mut of_class = clone(3, 1, GIB);
+        of_class.wish.class = Some("nvme".to_owned());
+        let refused = lab.operator.place(&of_class).await;
+        assert_eq!(demand(refused), Unmet::Request);
+        let refused = lab.operator.place(&clone(4, 1, 100 * GIB)).await;
+        assert_eq!(demand(refused), Unmet::Room);
+        lab.operator.set_cordon(node(2), true).await.expect("set");
+        let refused = lab.operator.place(&clone(5, 1, GIB)).await;
+        assert_eq!(demand(refused), Unmet::Nodes);
+        lab.operator.set_cordon(node(2), false).await.expect("set");
+        lab.delete(&lab.operator.prefix.lease(node(2))).await;
+        let refused = lab.operator.place(&clone(6, 1, GIB)).await;
+        assert_eq!(demand(refused), Unmet::Nodes);
     });
 }

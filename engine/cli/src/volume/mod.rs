@@ -1,6 +1,7 @@
 //! `nacre volume`: lists, creates, changes and deletes replicated volumes.
 
 mod show;
+mod snapshots;
 mod wait;
 
 use std::path::PathBuf;
@@ -171,6 +172,9 @@ enum VolumeCommand {
         /// Name of the volume
         name: String,
     },
+    /// Make, list and delete snapshots of volumes of a cluster
+    #[command(subcommand)]
+    Snapshot(snapshots::SnapshotCommand),
     /// Show the events of volumes and their replicas
     Events(events::FollowArgs),
     /// List the hosts that are connected, and over which transport; and the paths to remote
@@ -223,7 +227,8 @@ struct ReplaceArgs {
 #[command(after_help = "Examples:
   nacre volume create vol0 disk0 disk1 disk2 --size 10GiB --min-in-sync 2
   nacre volume create vol1 --pool pool0 --pool pool1 --size 10GiB --thin
-  nacre volume create vol2 --replicas 3 --size 10GiB --spread zone,rack")]
+  nacre volume create vol2 --replicas 3 --size 10GiB --spread zone,rack
+  nacre volume create vol3 --replicas 3 --snapshot monday")]
 struct CreateArgs {
     /// Name of the new volume
     name: String,
@@ -304,6 +309,15 @@ pub(crate) fn run(args: VolumeArgs) -> Result<(), Failure> {
                 return Err(Failure::Usage(
                     "--thin needs --pool or --replicas".to_owned(),
                 ));
+            }
+            let has_snapshot = options.snapshot.is_some();
+            if has_snapshot && !is_placed && args.pool.is_empty() {
+                return Err(Failure::Usage(
+                    "--snapshot needs --pool, or --replicas in a cluster".to_owned(),
+                ));
+            }
+            if is_placed && !has_snapshot && args.size.is_none() {
+                return Err(Failure::Usage("--replicas needs --size".to_owned()));
             }
             // Each replica on a named pool has its own flag.
             options.thin = is_thin && is_placed;
@@ -441,6 +455,7 @@ pub(crate) fn run(args: VolumeArgs) -> Result<(), Failure> {
         VolumeCommand::FailIo { name } => {
             change::<operate::FailIo>(connection, &NameParams { name }, "")
         }
+        VolumeCommand::Snapshot(command) => snapshots::run(connection, command),
         VolumeCommand::Events(follow) => {
             events::follow(connection, &follow, &[Category::Volume, Category::Replica])
         }

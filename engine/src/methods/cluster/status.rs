@@ -39,6 +39,8 @@ pub struct ClusterStatus {
     brake: Option<ClusterBrake>,
     /// Removals of hosts and devices that wait for a node.
     removals: Option<ClusterRemovals>,
+    /// All nodes know snapshots of volumes.
+    has_snapshots: bool,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -291,14 +293,17 @@ impl Method<Engine> for GetClusterStatus {
     }
 }
 
-/// The state of the cluster, and the removals that wait for a node, if etcd answers that, too.
-pub(super) type Found = (Status, Option<Vec<PendingRemoval>>);
+/// The state of the cluster, the removals that wait for a node, if etcd answers that, too, and
+/// whether all nodes know snapshots.
+pub(super) type Found = (Status, Option<Vec<PendingRemoval>>, bool);
 
 pub(super) async fn look(operator: &Operator) -> Result<Found, RpcError> {
     let operator = operator.clone();
     let work = move || async move {
         let status = operator.status().await?;
-        Ok((status, PendingRemoval::all(&operator).await.ok()))
+        let removals = PendingRemoval::all(&operator).await.ok();
+        let without = operator.snapshots().nodes_without().await;
+        Ok((status, removals, without.is_ok_and(|all| all.is_empty())))
     };
     read(work).await
 }
@@ -320,10 +325,12 @@ impl ClusterStatus {
                 operations: None,
                 brake: None,
                 removals: None,
+                has_snapshots: false,
             },
-            Ok((status, removals)) => Self {
+            Ok((status, removals, has_snapshots)) => Self {
                 this_node,
                 problem: None,
+                has_snapshots,
                 removals: removals.map(|all| ClusterRemovals::of(&all, &names(&status))),
                 nodes: ClusterNode::all(&status, state.as_ref()),
                 cluster: Some(status.cluster.into()),

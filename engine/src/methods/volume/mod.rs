@@ -8,6 +8,7 @@
 //!   publish     subsystem and connections
 //!   devices     devices for replicas
 //!   on_pools    lvols for replicas
+//!   snapshots   snapshots of volumes of a cluster
 //! ```
 //!
 //! The durable part of a volume is its record in the volume store, which the volume's control
@@ -25,6 +26,7 @@ pub mod on_pools;
 pub mod operate;
 pub mod publish;
 pub mod replicas;
+pub mod snapshots;
 #[cfg(test)]
 mod tests;
 
@@ -46,6 +48,7 @@ pub fn register(registry: &mut Registry<Engine>) {
     replicas::register(registry);
     operate::register(registry);
     publish::register(registry);
+    snapshots::register(registry);
 }
 
 /// Calls that create each volume unless one of its name exists. Never with force: loading a

@@ -11,9 +11,10 @@ use nacre_cluster_core::{ExportId, Holder, Incarnation, NodeId, ReplicaId, Volum
 use nacre_cluster_etcd::BehindCause;
 use nacre_cluster_node::clock::seconds;
 use nacre_cluster_node::serving::{Serving, VolumeRole};
-use nacre_cluster_node::{Export, NodeKey, Publication};
+use nacre_cluster_node::{Export, NodeKey, Publication, SeenSnapshot};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use uuid::Uuid;
 
 use crate::services::volumes::AbsentDevices;
 
@@ -54,6 +55,8 @@ struct InboxState {
     nodes: BTreeMap<NodeId, NodeKey>,
     standing: BTreeMap<NodeId, Incarnation>,
     exports: BTreeMap<ExportId, Export>,
+    /// The snapshots of all volumes.
+    snapshots: BTreeMap<Uuid, SeenSnapshot>,
     others_changed: bool,
     /// The lists of etcd have all arrived.
     is_listed: bool,
@@ -201,6 +204,10 @@ impl Inbox {
 
     pub(super) fn exports(&self) -> BTreeMap<ExportId, Export> {
         self.state.lock().exports.clone()
+    }
+
+    pub(super) fn snapshots(&self) -> BTreeMap<Uuid, SeenSnapshot> {
+        self.state.lock().snapshots.clone()
     }
 
     pub(super) fn set_reached(&self, volume: VolumeId, reached: ArrayVec<ReplicaId, MAX_REPLICAS>) {
@@ -388,6 +395,11 @@ impl Serving for Sender {
             .change_others(|state| state.exports.clone_from(exports));
     }
 
+    fn snapshots(&mut self, snapshots: &BTreeMap<Uuid, SeenSnapshot>) {
+        self.0
+            .change_others(|state| state.snapshots.clone_from(snapshots));
+    }
+
     fn lease(&mut self, lease: Duration) {
         self.0.state.lock().lease = Some(lease);
     }
@@ -423,8 +435,6 @@ impl InboxState {
 
 #[cfg(test)]
 mod tests {
-    use uuid::Uuid;
-
     use super::*;
 
     fn inbox() -> (Sender, Arc<Inbox>, VolumeId) {

@@ -54,7 +54,7 @@ pub(super) struct Lvols {
 }
 
 /// Time for the daemon to open its pools after its start.
-const OPENED: Duration = Duration::from_secs(60);
+pub(super) const OPENED: Duration = Duration::from_secs(60);
 
 impl Lvols {
     /// Has the lvol exist, with the size of the place.
@@ -177,13 +177,28 @@ async fn make_one(
             return Err(RpcError::errno(Errno::ENODEV, cause)
                 .remedy("replace the replica: volume_replace_replica"));
         }
-        let create = Command::Create {
-            id: lvol,
-            name: format!("replica-{}", id.0),
-            bytes: place.bytes,
-            thick: !place.thin,
-        };
-        pool.run(create).await?;
+        let (name, thick) = (format!("replica-{}", id.0), !place.thin);
+        pool.run(match place.source {
+            None => Command::Create {
+                id: lvol,
+                name,
+                bytes: place.bytes,
+                thick,
+            },
+            Some(source) => Command::Clone {
+                source,
+                id: lvol,
+                name,
+                thick,
+            },
+        })
+        .await?;
+        if let Some(source) = names.iter().find(|one| Some(one.id) == place.source)
+            && source.bytes < place.bytes
+        {
+            let bytes = place.bytes;
+            pool.run(Command::Resize { lvol, bytes }).await?;
+        }
         pools::register_new(engine, &pool, lvol).await?;
         info!(%lvol, pool = pool.name(), "made for a replica of a volume of the cluster");
         return Ok(());

@@ -30,6 +30,7 @@ mod replacement;
 mod replicas;
 mod report;
 pub(super) mod reservation;
+mod snapshots;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -49,7 +50,7 @@ use nacre_bdev_replica::store::VolumeStore;
 use nacre_cluster_core::{NodeId, VolumeId};
 use nacre_cluster_etcd::{EtcdStore, Prefix};
 use nacre_cluster_node::{
-    Description, Link, Me, Node, NodeState, Operator, Portal, Unmet, is_node_nqn,
+    Description, Link, Me, Node, NodeState, Operator, Portal, SNAPSHOTS, Unmet, is_node_nqn,
 };
 use nacre_nvmf::address::IpTransport;
 use nacre_nvmf::subsystems::ExpectedSubsystems;
@@ -65,6 +66,7 @@ use self::inbox::{Inbox, News, Sender};
 use self::last_errors::LastErrors;
 use self::lease::OfIncarnation;
 use self::peers::Peers;
+use self::snapshots::Snapshots;
 use self::store::NodesOfReplicas;
 use super::volumes::{AbsentDevices, Membership, etcd, holder};
 use crate::refusal::Refusal;
@@ -81,6 +83,10 @@ pub use self::placed::{PlacedReplicas, create_placed, grow_lvols};
 pub(crate) use self::replacement::report_release;
 pub use self::replicas::{NewReplica, change_replicas};
 pub use self::report::store_for_doctor;
+pub use self::snapshots::{
+    VolumeSnapshot, VolumeSnapshotState, create_snapshot, delete_snapshot, find_snapshot,
+    snapshot_source, snapshots,
+};
 pub(super) use self::volumes::Shown;
 
 /// Time for the handover of all volumes when the daemon ends; the node itself takes 6 s.
@@ -112,6 +118,7 @@ pub(super) struct Running {
     shown: RefCell<BTreeMap<VolumeId, Shown>>,
     exports: Exports,
     peers: Peers,
+    snapshots: Snapshots,
     discovery: ListedVolumes,
     /// No lost replica is replaced, at the last look.
     is_braked: Cell<bool>,
@@ -273,6 +280,7 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
         shown: RefCell::default(),
         exports: Exports::new(me),
         peers: Peers::default(),
+        snapshots: Snapshots::default(),
         discovery: ListedVolumes::default(),
         is_braked: Cell::new(false),
         not_noted: LastErrors::default(),
@@ -329,6 +337,7 @@ fn describe(engine: &Engine, me: NodeId) -> Description {
         replica_portals: portals.iter().map(for_replicas).collect(),
         portals,
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        features: vec![SNAPSHOTS.to_owned()],
     }
 }
 
@@ -400,6 +409,7 @@ async fn follow(engine: Rc<Engine>, running: Rc<Running>) {
             running.peers.attach(&engine, &running).await;
             running.peers.hurry(&engine, &running);
             running.exports.make(&engine, &running).await;
+            running.snapshots.look(&engine, &running);
         }
         for id in news.volumes {
             running.wake(&engine, id);
@@ -539,6 +549,7 @@ impl Refusal for nacre_cluster_node::Error {
             Self::ClusterExists { .. } => Errno::EEXIST,
             Self::HasReplica { .. } | Self::Lives { .. } | Self::Owned { .. } => Errno::EPERM,
             Self::Invalid { .. } => Errno::EINVAL,
+            Self::TooManySnapshots { .. } => Errno::ENOSPC,
             Self::Contended { .. } | Self::Braked { .. } => Errno::EBUSY,
             Self::NotPlaced { demand, .. } => match demand {
                 Unmet::Request => Errno::EINVAL,

@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use nacre_bdev::Bdev;
 use nacre_bdev_replica::handle::NewVolume;
-use nacre_bdev_replica::model::{RESERVED, ReplicaRecord, Settings};
+use nacre_bdev_replica::model::{Origin, RESERVED, ReplicaRecord, Settings};
 use nacre_cluster_core::placement::Wish;
 use nacre_cluster_core::{ExportId, NodeId, PoolId, VolumeId};
 use nacre_cluster_node::export::Want;
-use nacre_cluster_node::{Error, Export, Placed, Placing, PoolChoice, Resync};
+use nacre_cluster_node::{CloneSource, Error, Export, Placed, Placing, PoolChoice, Resync};
 use tracing::warn;
 use uuid::Uuid;
 
@@ -47,6 +47,8 @@ pub struct PlacedReplicas {
     pub strict: bool,
     /// Nodes by name or id: each of them gets a replica.
     pub nodes: Vec<String>,
+    /// The first replica is a clone of this snapshot, and the others are filled from it.
+    pub source: Option<(CloneSource, Origin)>,
 }
 
 /// A replica that is put in the place of another one.
@@ -95,8 +97,10 @@ pub async fn create_placed(
         other_nodes: Vec::new(),
         resync: None,
         left_out: Vec::new(),
+        clone_of: replicas.source.as_ref().map(|(source, _)| *source),
         by: running.myself()?,
     };
+    let origin = replicas.source.map(|(_, origin)| origin);
     let make = async |devices| {
         let new = NewVolume {
             name,
@@ -105,7 +109,7 @@ pub async fn create_placed(
             devices,
             settings,
             force: false,
-            origin: None,
+            origin,
         };
         lifecycle::create_record(engine, new).await.map(drop)
     };
@@ -157,6 +161,7 @@ where
         other_nodes,
         resync: Some(resync),
         left_out,
+        clone_of: None,
         by: running.myself()?,
     };
     let placed = place_all(running, &placing).await?;

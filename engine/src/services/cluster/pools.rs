@@ -180,7 +180,7 @@ fn describe(engine: &Engine, pool: &OpenPool, sizes: &BTreeMap<Uuid, u64>) -> Po
 }
 
 /// The pools that this daemon imports at its start.
-fn imported(engine: &Engine) -> Vec<PoolId> {
+pub(super) fn imported(engine: &Engine) -> Vec<PoolId> {
     let prefix = pools::key(Uuid::nil());
     let prefix = prefix.trim_end_matches(&Uuid::nil().to_string()).to_owned();
     let entries = engine

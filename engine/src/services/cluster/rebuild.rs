@@ -253,7 +253,11 @@ fn may_be_replica(plane: &Plane, listed: &Listed) -> bool {
 }
 
 /// The newer label of a device. `None`: it is no replica.
-async fn label(engine: &Rc<Engine>, plane: &Plane, name: &str) -> Result<Option<Label>, String> {
+pub(super) async fn label(
+    engine: &Rc<Engine>,
+    plane: &Plane,
+    name: &str,
+) -> Result<Option<Label>, String> {
     let holder = Holder::User("a rebuild of the cluster's store".to_owned());
     let claim = plane.bdevs.claim(name, holder, Usage::Shared);
     let claim = claim.map_err(|error| error.to_string())?;

@@ -9,7 +9,7 @@ use nacre_cluster_core::{ExportId, Incarnation, NodeId, ReplicaId, VolumeId};
 use nacre_cluster_etcd::{Client, Copies, Prefix, Txn};
 use nacre_cluster_etcd_members::{Members, program};
 use nacre_cluster_node::{
-    Description, Export, Me, Node, NodeKey, NodeState, Publication, Serving, VolumeRole,
+    Description, Export, Me, Node, NodeKey, NodeState, Publication, SNAPSHOTS, Serving, VolumeRole,
 };
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -51,6 +51,7 @@ pub(in crate::methods) fn start(etcd: &Members, id: Uuid, name: &str) -> Node {
         description: Description {
             name: name.to_owned(),
             version: "0.1.0".to_owned(),
+            features: vec![SNAPSHOTS.to_owned()],
             ..Description::default()
         },
     };
@@ -131,6 +132,7 @@ fn acts_of_operators_on_a_real_etcd() {
     assert_eq!(shown["nodes"][1]["this_node"], false);
     assert_eq!(shown["nodes"][1]["lease"], "good");
     assert_eq!(shown["volumes"]["healthy"], 0);
+    assert_eq!(shown["has_snapshots"], true);
 
     let operator = ant.operator();
     let found = run(node(&operator, "bee")).expect("a node");

@@ -115,7 +115,16 @@ async fn create_placed(
 ) -> Result<VolumeReply, RpcError> {
     let block = nacre_bdev_pool::BLOCK;
     let blocks = blocks(params.num_blocks, params.size_mb, params.size, block)?;
-    let Some(bytes) = bytes_of(blocks, block)?.filter(|bytes| *bytes > 0) else {
+    let bytes = bytes_of(blocks, block)?.filter(|bytes| *bytes > 0);
+    let (source, bytes) = match &params.options.snapshot {
+        None => (None, bytes),
+        Some(snapshot) => {
+            let found = cluster::snapshot_source(engine, snapshot, bytes).await?;
+            let (source, origin, bytes) = found;
+            (Some((source, origin)), Some(bytes))
+        }
+    };
+    let Some(bytes) = bytes else {
         let cause = "replicas on pools need a size";
         return Err(RpcError::errno(Errno::EINVAL, cause).field("size"));
     };
@@ -129,6 +138,7 @@ async fn create_placed(
         spread: params.options.spread,
         strict: params.options.strict_spread,
         nodes: params.options.nodes,
+        source,
     };
     cluster::create_placed(engine, params.name, id, bytes, replicas, settings).await?;
     seen(engine, id).await

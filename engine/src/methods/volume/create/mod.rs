@@ -103,11 +103,13 @@ impl Method<Engine> for Create {
             }
         }
         if engine.cluster.node().is_some() {
-            if params.options.snapshot.is_some() {
-                let cause = "volumes of a cluster have no snapshots";
-                return Err(RpcError::errno(Errno::ENOTSUP, cause)
+            if params.options.snapshot.is_some() && params.options.replica_count.is_none() {
+                let cause = "a volume with the contents of a snapshot has replicas on pools";
+                return Err(RpcError::errno(Errno::EINVAL, cause)
                     .field("snapshot")
-                    .remedy("leave it out"));
+                    .remedy(
+                        "give replica_count instead of devices: the cluster chooses the pools",
+                    ));
             }
             return in_cluster::create(&engine, params).await;
         }

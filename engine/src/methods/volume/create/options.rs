@@ -17,7 +17,6 @@ pub struct NewVolumeOptions {
     #[arg(
         long = "replicas",
         value_name = "COUNT",
-        requires = "size",
         conflicts_with_all = ["device", "pool", "force"],
         help = "In a cluster: so many replicas, on pools that the cluster chooses"
     )]
@@ -66,13 +65,14 @@ pub struct NewVolumeOptions {
     pub nodes: Vec<String>,
     /// A snapshot of the lvol of another volume's replica, by UUID or `pool/name`: the new volume
     /// begins with the contents of that volume. The first one of replicas is on the pool of the
-    /// snapshot; the others are filled from it.
+    /// snapshot; the others are filled from it. In a cluster, with replica_count: a snapshot of
+    /// volume_snapshot_create, by UUID or name. The size is that of the snapshot, or larger.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[arg(
         long,
-        requires = "pool",
         conflicts_with = "device",
-        help = "Begin with the contents of this snapshot (pool/name) of a volume's lvol, on its pool"
+        help = "Begin with the contents of this snapshot: of a volume's lvol (pool/name), on its \
+                pool, or in a cluster of a volume (name or UUID)"
     )]
     pub snapshot: Option<String>,
     /// Default: random. If a volume with this UUID and this name exists, it is returned unchanged.

@@ -1,0 +1,76 @@
+//! `nacre volume snapshot`: snapshots of volumes of a cluster.
+
+use clap::Subcommand;
+use nacre_engine::methods::volume::snapshots::{
+    CreateVolumeSnapshot, CreateVolumeSnapshotParams, DeleteVolumeSnapshot,
+    DeleteVolumeSnapshotParams, ListVolumeSnapshots, ListVolumeSnapshotsParams,
+};
+use nacre_engine_rpc::client::to_json;
+
+use crate::output::{self, done};
+use crate::{Connection, Failure};
+
+#[derive(Debug, Subcommand)]
+#[command(
+    after_help = "For volumes of a cluster. Outside of one, make a snapshot of the lvol of a \
+                  replica: nacre lvol snapshot."
+)]
+pub(super) enum SnapshotCommand {
+    /// Make one while hosts use the volume, and print its UUID
+    Create {
+        /// Name of the volume
+        volume: String,
+        /// Name of the snapshot
+        name: String,
+    },
+    /// List them, with the nodes that have them
+    #[command(visible_alias = "ls")]
+    List {
+        /// Only those of this volume
+        volume: Option<String>,
+    },
+    /// Delete one; volumes that began with it keep their contents
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// Its UUID, or its name if no other one has it
+        snapshot: String,
+    },
+}
+
+pub(super) fn run(connection: &Connection, command: SnapshotCommand) -> Result<(), Failure> {
+    match command {
+        SnapshotCommand::Create { volume, name } => {
+            let uuid = None;
+            let params = CreateVolumeSnapshotParams { volume, name, uuid };
+            let made = connection.call_for_json::<CreateVolumeSnapshot>(&params)?;
+            if connection.json {
+                return output::json(&made);
+            }
+            output::line(made["uuid"].as_str().unwrap_or_default())
+        }
+        SnapshotCommand::List { volume } => {
+            let params = ListVolumeSnapshotsParams { volume, uuid: None };
+            let found = connection.call_for_json::<ListVolumeSnapshots>(&params)?;
+            if connection.json {
+                return output::json(&found);
+            }
+            output::columns(
+                &found,
+                &[
+                    ("name", "/name"),
+                    ("volume", "/volume_name"),
+                    ("state", "/state"),
+                    ("bytes", "/size_bytes"),
+                    ("node", "/node"),
+                    ("id", "/uuid"),
+                    ("why", "/why"),
+                ],
+            )
+        }
+        SnapshotCommand::Delete { snapshot } => {
+            let params = DeleteVolumeSnapshotParams { snapshot };
+            connection.call_for_json::<DeleteVolumeSnapshot>(&params)?;
+            done(connection, to_json(&params))
+        }
+    }
+}

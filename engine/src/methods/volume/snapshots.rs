@@ -1,0 +1,219 @@
+//! `volume_snapshot_*`: snapshots of volumes of a cluster.
+
+use std::rc::Rc;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::super::replies::refuse_nil;
+use crate::rpc::error::Errno;
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::services::Engine;
+use crate::services::cluster::{self, VolumeSnapshot, VolumeSnapshotState};
+use crate::services::pools::check_name;
+
+pub(super) fn register(registry: &mut Registry<Engine>) {
+    registry
+        .add::<CreateVolumeSnapshot>()
+        .add::<ListVolumeSnapshots>()
+        .add::<DeleteVolumeSnapshot>();
+}
+
+/// A snapshot of a volume.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct VolumeSnapshotReply {
+    #[schemars(with = "String")]
+    pub uuid: Uuid,
+    pub name: String,
+    /// UUID of the volume, which may be deleted.
+    #[schemars(with = "String")]
+    pub volume: Uuid,
+    /// The volume's name, if it exists.
+    pub volume_name: Option<String>,
+    /// The size of the volume at the time of the snapshot.
+    pub size_bytes: u64,
+    /// Seconds since 1970. `null`: it is not made yet.
+    pub created_s: Option<u64>,
+    pub state: VolumeSnapshotWord,
+    /// The reason of the state.
+    pub why: Option<String>,
+    /// The node that has it, by name or id.
+    pub node: Option<String>,
+    /// UUID of the pool that has it.
+    #[schemars(with = "Option<String>")]
+    pub pool: Option<Uuid>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum VolumeSnapshotWord {
+    Making,
+    Ready,
+    /// It was made, and its node or pool is away, or has lost it.
+    Unavailable,
+    /// It was not made, and is not tried again by itself.
+    Failed,
+    /// It goes when its node has deleted it.
+    Deleting,
+}
+
+impl From<VolumeSnapshotState> for VolumeSnapshotWord {
+    fn from(state: VolumeSnapshotState) -> Self {
+        match state {
+            VolumeSnapshotState::Making => Self::Making,
+            VolumeSnapshotState::Ready => Self::Ready,
+            VolumeSnapshotState::Unavailable => Self::Unavailable,
+            VolumeSnapshotState::Failed => Self::Failed,
+            VolumeSnapshotState::Deleting => Self::Deleting,
+        }
+    }
+}
+
+fn describe(engine: &Engine, one: VolumeSnapshot) -> VolumeSnapshotReply {
+    let volume = engine.volumes.find(&one.volume.to_string()).ok();
+    VolumeSnapshotReply {
+        uuid: one.id,
+        name: one.name,
+        volume: one.volume,
+        volume_name: volume.map(|listed| listed.name()),
+        size_bytes: one.bytes,
+        created_s: one.created,
+        state: one.state.into(),
+        why: one.why,
+        node: one.node.and_then(|node| engine.cluster.name_of(node)),
+        pool: one.pool,
+    }
+}
+
+/// Refuses a daemon in no cluster, and says how its volumes get snapshots.
+fn must_be_node(engine: &Engine) -> Result<(), RpcError> {
+    if engine.cluster.node().is_some() {
+        return Ok(());
+    }
+    let cause = "this daemon is in no cluster, whose volumes have snapshots";
+    Err(RpcError::errno(Errno::ENOTSUP, cause)
+        .remedy("make one of the lvol of a replica: nacre lvol snapshot, lvol_snapshot"))
+}
+
+pub struct CreateVolumeSnapshot;
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateVolumeSnapshotParams {
+    /// Name or UUID of the volume.
+    pub volume: String,
+    /// Name of the snapshot: 1 to 63 bytes, without `/`.
+    pub name: String,
+    /// Default: random. A snapshot of the volume with this UUID is returned as it is.
+    #[schemars(with = "Option<String>")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<Uuid>,
+}
+
+impl Method<Engine> for CreateVolumeSnapshot {
+    const NAME: &'static str = "volume_snapshot_create";
+    const ABOUT: &'static str = "Makes a snapshot of a volume of the cluster while hosts use it. It has every write that was \
+         acknowledged before the call, and is in the pool of one replica.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = CreateVolumeSnapshotParams;
+    type Reply = VolumeSnapshotReply;
+
+    async fn apply(
+        params: CreateVolumeSnapshotParams,
+        engine: Rc<Engine>,
+    ) -> Result<VolumeSnapshotReply, RpcError> {
+        must_be_node(&engine)?;
+        refuse_nil(params.uuid)?;
+        check_name("name", &params.name)?;
+        let volume = match Uuid::parse_str(&params.volume) {
+            // It may be deleted, and the snapshot be there.
+            Ok(id) if params.uuid.is_some() => id,
+            _ => {
+                let found = engine.volumes.find(&params.volume);
+                found.map_err(|error| error.field("volume"))?.id()
+            }
+        };
+        let id = params.uuid.unwrap_or_else(Uuid::new_v4);
+        let made = cluster::create_snapshot(&engine, volume, id, &params.name).await?;
+        Ok(describe(&engine, made))
+    }
+}
+
+pub struct ListVolumeSnapshots;
+
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ListVolumeSnapshotsParams {
+    /// Only those of this volume, by name or UUID.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<String>,
+    /// Only the one with this UUID.
+    #[schemars(with = "Option<String>")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<Uuid>,
+}
+
+impl Method<Engine> for ListVolumeSnapshots {
+    const NAME: &'static str = "volume_snapshot_list";
+    const ABOUT: &'static str =
+        "Lists the snapshots of volumes of the cluster, with the nodes that have them.";
+    const CLASS: Class = Class::Read;
+    const ORDER: Order = Order::Free;
+    type Params = ListVolumeSnapshotsParams;
+    type Reply = Vec<VolumeSnapshotReply>;
+
+    async fn apply(
+        params: ListVolumeSnapshotsParams,
+        engine: Rc<Engine>,
+    ) -> Result<Vec<VolumeSnapshotReply>, RpcError> {
+        must_be_node(&engine)?;
+        let volume = match params.volume {
+            None => None,
+            Some(text) => match engine.volumes.find(&text) {
+                Ok(listed) => Some(listed.id()),
+                // A volume that is deleted may have snapshots.
+                Err(error) => match Uuid::parse_str(&text) {
+                    Ok(id) => Some(id),
+                    Err(_) => return Err(error.field("volume")),
+                },
+            },
+        };
+        let mut found = cluster::snapshots(&engine).await?;
+        found.retain(|one| {
+            volume.is_none_or(|id| one.volume == id) && params.uuid.is_none_or(|id| one.id == id)
+        });
+        let found = found.into_iter().map(|one| describe(&engine, one));
+        Ok(found.collect())
+    }
+}
+
+pub struct DeleteVolumeSnapshot;
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeleteVolumeSnapshotParams {
+    /// UUID of the snapshot, or its name, if no other one has it.
+    pub snapshot: String,
+}
+
+impl Method<Engine> for DeleteVolumeSnapshot {
+    const NAME: &'static str = "volume_snapshot_delete";
+    const ABOUT: &'static str = "Deletes a snapshot of a volume of the cluster. Volumes that began with it keep their contents. A node \
+         that is away deletes it when it returns.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = DeleteVolumeSnapshotParams;
+    type Reply = bool;
+
+    async fn apply(
+        params: DeleteVolumeSnapshotParams,
+        engine: Rc<Engine>,
+    ) -> Result<bool, RpcError> {
+        must_be_node(&engine)?;
+        let found = cluster::find_snapshot(&engine, &params.snapshot).await?;
+        cluster::delete_snapshot(&engine, found.id).await?;
+        Ok(true)
+    }
+}

@@ -1,0 +1,289 @@
+//! Snapshots as clients make, list and delete them, on any node.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use nacre_bdev_replica::model::Origin;
+use nacre_cluster_core::{NodeId, PoolId, VolumeId};
+use nacre_cluster_node::export::Want;
+use nacre_cluster_node::{CloneSource, CutHolder, CutState, SnapshotKey};
+use tokio::time::{Instant, sleep};
+use tracing::debug;
+use uuid::Uuid;
+
+use super::super::Running;
+use crate::refusal::OrRefuse;
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+use crate::services::Engine;
+
+/// Time between two looks at a snapshot that is made or deleted.
+const LOOK: Duration = Duration::from_millis(50);
+/// Time for the nodes to make a snapshot, also while another node takes the volume.
+const MADE: Duration = Duration::from_secs(20);
+/// Time for a node to delete an lvol.
+const DELETED: Duration = Duration::from_secs(10);
+
+/// A snapshot, as this node sees the cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeSnapshot {
+    pub id: Uuid,
+    pub name: String,
+    pub volume: Uuid,
+    /// Bytes of the volume.
+    pub bytes: u64,
+    /// Seconds since 1970; `None`: it is not made yet.
+    pub created: Option<u64>,
+    pub state: VolumeSnapshotState,
+    /// The reason of the state.
+    pub why: Option<String>,
+    /// The node with its lvol.
+    pub node: Option<Uuid>,
+    pub pool: Option<Uuid>,
+    pub lvol: Option<Uuid>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VolumeSnapshotState {
+    Making,
+    Ready,
+    /// It was made, and its node or pool is away, or has lost it.
+    Unavailable,
+    Failed,
+    Deleting,
+}
+
+fn view(running: &Running, id: Uuid, key: &SnapshotKey) -> VolumeSnapshot {
+    let cut = key.cut.as_ref().or_else(|| key.former.first());
+    let node = cut.map(|cut| NodeId(cut.node));
+    let noted = key.why.as_ref().map(|why| why.text.clone());
+    let absent = node.and_then(|node| {
+        let name = running.name_of(node);
+        if running.inbox.name_of(node).is_none() {
+            Some(format!(
+                "node {name}, which has it, was removed from the cluster"
+            ))
+        } else if running.inbox.is_node_away(node) {
+            Some(format!("node {name}, which has it, has no lease"))
+        } else {
+            None
+        }
+    });
+    let (state, why) = match key.is {
+        _ if key.want == Want::Gone => (VolumeSnapshotState::Deleting, absent.or(noted)),
+        CutState::Asked | CutState::Chosen => (VolumeSnapshotState::Making, None),
+        CutState::Failed => (VolumeSnapshotState::Failed, noted),
+        CutState::There => match absent.or(noted) {
+            None => (VolumeSnapshotState::Ready, None),
+            why => (VolumeSnapshotState::Unavailable, why),
+        },
+    };
+    VolumeSnapshot {
+        id,
+        name: key.name.clone(),
+        volume: key.volume().0,
+        bytes: key.bytes,
+        created: (key.created > 0).then_some(key.created),
+        state,
+        why,
+        node: cut.map(|cut| cut.node),
+        pool: cut.and_then(|cut| cut.pool),
+        lvol: key.cut.as_ref().map(|cut| cut.lvol),
+    }
+}
+
+/// Refuses while a node of the cluster does not know snapshots: it would not carry them out.
+async fn must_know_snapshots(running: &Running) -> Result<(), RpcError> {
+    let without = running
+        .operator
+        .snapshots()
+        .nodes_without()
+        .await
+        .or_refuse()?;
+    let Some(first) = without.first() else {
+        return Ok(());
+    };
+    let cause = match without.len() - 1 {
+        0 => format!("node {first} runs a version without snapshots of volumes"),
+        more => format!("node {first} and {more} more run versions without snapshots of volumes"),
+    };
+    Err(RpcError::errno(Errno::ENOTSUP, cause)
+        .remedy("upgrade all nodes, and remove those that never return: nacre cluster nodes"))
+}
+
+/// Makes a snapshot of the volume under the id, or finds the one of an earlier call. It has every
+/// write that was acknowledged before the first call.
+pub async fn create_snapshot(
+    engine: &Rc<Engine>,
+    volume: Uuid,
+    id: Uuid,
+    name: &str,
+) -> Result<VolumeSnapshot, RpcError> {
+    let running = engine.cluster.joined()?;
+    must_know_snapshots(&running).await?;
+    let end = Instant::now() + MADE;
+    let volume = VolumeId(volume);
+    let asked = running.operator.snapshots().ask(id, volume, name).await;
+    let mut seen = asked.or_refuse()?;
+    let of = seen.key.volume();
+    if of != volume {
+        let cause = format!("snapshot {id} exists, and is one of volume {}", of.0);
+        return Err(RpcError::errno(Errno::EEXIST, cause).field("uuid"));
+    }
+    loop {
+        let is_late = Instant::now() >= end;
+        match seen.key.is {
+            _ if seen.key.want == Want::Gone => return Err(deleted(id)),
+            CutState::There => return Ok(view(&running, id, &seen.key)),
+            CutState::Failed => return Err(failed(&running, id, &seen.key).await),
+            CutState::Asked | CutState::Chosen if is_late => {
+                return Err(late(&running, &seen.key).await);
+            }
+            CutState::Asked | CutState::Chosen => sleep(LOOK).await,
+        }
+        let now = running.operator.snapshots().get(id).await.or_refuse()?;
+        seen = now.ok_or_else(|| deleted(id))?;
+    }
+}
+
+fn deleted(id: Uuid) -> RpcError {
+    let cause = format!("snapshot {id} was deleted meanwhile");
+    RpcError::errno(Errno::EAGAIN, cause)
+}
+
+/// The error of the node that was to cut. Nothing stays of the snapshot.
+async fn failed(running: &Running, id: Uuid, key: &SnapshotKey) -> RpcError {
+    if let Err(error) = running.operator.snapshots().delete(id).await {
+        debug!(%error, "a snapshot that failed stays listed");
+    }
+    match &key.why {
+        Some(why) if why.code < 0 => RpcError::os(-why.code, why.text.clone()),
+        _ => RpcError::errno(Errno::EIO, format!("snapshot {id} was not made")),
+    }
+}
+
+/// The error of a snapshot that is not made in time. It may be made later.
+async fn late(running: &Running, key: &SnapshotKey) -> RpcError {
+    let sources = running.operator.snapshots().sources(key.volume()).await;
+    let why = match (sources, key.node()) {
+        (_, Some(node)) => format!("node {} has not cut it", running.name_of(node)),
+        (Ok(Some(sources)), None) => match sources.holder {
+            CutHolder::Over(node) => format!(
+                "node {} served the volume last and has no lease, and no node has taken the volume",
+                running.name_of(node)
+            ),
+            _ if sources.replicas.is_empty() => {
+                "no replica in sync is on a node with a lease".to_owned()
+            }
+            CutHolder::Stands(holder) => format!(
+                "node {} serves the volume, and has chosen no replica: they are not attached, or \
+                 blocks that were being written at a crash are still compared",
+                running.name_of(holder.node)
+            ),
+            CutHolder::None => "the nodes of the replicas have not begun".to_owned(),
+        },
+        _ => "etcd does not show the volume".to_owned(),
+    };
+    let cause = format!("not made within {} s: {why}", MADE.as_secs());
+    RpcError::errno(Errno::ETIMEDOUT, cause)
+        .remedy("repeat the call with the same uuid, or delete the snapshot")
+}
+
+/// All snapshots of the cluster, by id.
+pub async fn snapshots(engine: &Engine) -> Result<Vec<VolumeSnapshot>, RpcError> {
+    let running = engine.cluster.joined()?;
+    let all = running.operator.snapshots().all().await.or_refuse()?;
+    let views = all.iter().map(|(id, seen)| view(&running, *id, &seen.key));
+    Ok(views.collect())
+}
+
+/// The snapshot with this id, or with this name, if no other one has it.
+pub async fn find_snapshot(engine: &Engine, text: &str) -> Result<VolumeSnapshot, RpcError> {
+    let running = engine.cluster.joined()?;
+    let absent = || {
+        let cause = format!("there is no snapshot \"{text}\" of a volume");
+        RpcError::errno(Errno::ENODEV, cause)
+            .field("snapshot")
+            .remedy("volume_snapshot_list lists them")
+    };
+    if let Ok(id) = Uuid::parse_str(text) {
+        let found = running.operator.snapshots().get(id).await.or_refuse()?;
+        return Ok(view(&running, id, &found.ok_or_else(absent)?.key));
+    }
+    let mut named = snapshots(engine).await?;
+    named.retain(|one| one.name == text);
+    match named.len() {
+        0 => Err(absent()),
+        1 => Ok(named.remove(0)),
+        several => {
+            let cause = format!("{several} snapshots have the name \"{text}\"");
+            Err(RpcError::errno(Errno::EINVAL, cause)
+                .field("snapshot")
+                .remedy("use the UUID; volume_snapshot_list lists them"))
+        }
+    }
+}
+
+/// Deletes a snapshot. Its node may be away: it deletes the lvol when it returns.
+pub async fn delete_snapshot(engine: &Engine, id: Uuid) -> Result<(), RpcError> {
+    let running = engine.cluster.joined()?;
+    running.operator.snapshots().delete(id).await.or_refuse()?;
+    let end = Instant::now() + DELETED;
+    loop {
+        let Some(seen) = running.operator.snapshots().get(id).await.or_refuse()? else {
+            return Ok(());
+        };
+        let mut nodes = seen.key.former.iter().map(|cut| NodeId(cut.node));
+        if nodes.all(|node| running.inbox.is_node_away(node)) {
+            return Ok(());
+        }
+        if Instant::now() >= end {
+            let why = seen.key.why.map(|why| why.text);
+            let why = why.unwrap_or_else(|| "its node works on it".to_owned());
+            let cause = format!("snapshot {id} is not deleted yet: {why}");
+            return Err(RpcError::errno(Errno::EAGAIN, cause)
+                .remedy("its node tries it again by itself; volume_snapshot_list shows it"));
+        }
+        sleep(LOOK).await;
+    }
+}
+
+/// The lvol whose clone begins a new volume of so many bytes. `None`: as large as the snapshot.
+pub async fn snapshot_source(
+    engine: &Engine,
+    text: &str,
+    bytes: Option<u64>,
+) -> Result<(CloneSource, Origin, u64), RpcError> {
+    let running = engine.cluster.joined()?;
+    must_know_snapshots(&running).await?;
+    let found = find_snapshot(engine, text).await?;
+    let place = (found.node, found.pool, found.lvol);
+    let (VolumeSnapshotState::Ready, (Some(node), Some(pool), Some(lvol))) = (found.state, place)
+    else {
+        let state = match found.state {
+            VolumeSnapshotState::Making => "is not made yet",
+            VolumeSnapshotState::Failed => "was not made",
+            VolumeSnapshotState::Deleting => "is being deleted",
+            VolumeSnapshotState::Ready | VolumeSnapshotState::Unavailable => "is not available",
+        };
+        let why = found.why.map(|why| format!(": {why}")).unwrap_or_default();
+        let cause = format!("snapshot \"{}\" {state}{why}", found.name);
+        return Err(RpcError::errno(Errno::EAGAIN, cause).field("snapshot"));
+    };
+    let bytes = bytes.unwrap_or(found.bytes);
+    if bytes < found.bytes {
+        let least = found.bytes;
+        let cause = format!("{bytes} bytes are less than the {least} of the snapshot");
+        return Err(RpcError::errno(Errno::EINVAL, cause).field("size"));
+    }
+    let source = CloneSource {
+        node: NodeId(node),
+        pool: PoolId(pool),
+        lvol,
+    };
+    let origin = Origin {
+        snapshot: found.id,
+        name: found.name,
+    };
+    Ok((source, origin, bytes))
+}

@@ -1,0 +1,409 @@
+//! The snapshots of volumes in etcd (`snap/S`), as far as this node has a part in them.
+//!
+//! ```text
+//!   asked    the holder, or without one the node of the first replica in sync: names a replica
+//!   chosen   the replica's node: cuts its lvol ▸ there, if the volume's record has not changed
+//!            the chooser: asks again if that node has no lease any more
+//!   there    its node: says when the lvol is away
+//!   former   its node: deletes the lvol ▸ the key goes with the last one
+//! ```
+//!
+//! Each step is one transaction that compares what the step saw, so two nodes that act at once do
+//! no harm. A pool's disk may not answer: each step is a task, and nothing waits for it.
+
+mod calls;
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Duration;
+
+use nacre_bdev::Bdev;
+use nacre_bdev_pool::Command;
+use nacre_bdev_replica::format::{Label, LabelState};
+use nacre_bdev_replica::handle::{ReplicaStatus, ResyncKind};
+use nacre_bdev_replica::model::ReplicaState;
+use nacre_cluster_core::{Holder, NodeId};
+use nacre_cluster_node::clock::seconds;
+use nacre_cluster_node::export::Want;
+use nacre_cluster_node::{
+    Cut, CutHolder, CutProblem, CutSource, CutState, NodeState, SeenSnapshot, SnapshotChange,
+    SnapshotKey,
+};
+use tokio::time::{Instant, sleep};
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use super::last_errors::LastErrors;
+use super::lvols::OPENED;
+use super::rebuild::label;
+use super::{Node, Running};
+use crate::refusal::OrRefuse;
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+use crate::services::Engine;
+use crate::services::pools::{self, OpenPool};
+
+pub use self::calls::{
+    VolumeSnapshot, VolumeSnapshotState, create_snapshot, delete_snapshot, find_snapshot,
+    snapshot_source, snapshots,
+};
+
+/// Time for a label to follow the volume's record, and for a pool to open.
+const AGAIN: Duration = Duration::from_millis(200);
+/// Snapshots with a task at a time; the others wait for the next look.
+const AT_ONCE: usize = 16;
+
+#[derive(Default)]
+pub(super) struct Snapshots {
+    /// Snapshots with a task.
+    busy: RefCell<BTreeSet<Uuid>>,
+    /// Since when the lvols of snapshots are away.
+    away: RefCell<BTreeMap<Uuid, Instant>>,
+    not_done: LastErrors<Uuid>,
+}
+
+/// A step of this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum CutStep {
+    Choose,
+    Cut(Cut),
+    /// The node that was to cut has no lease.
+    AskAgain,
+    /// The lvol is away, or there again.
+    Note(Option<CutProblem>),
+    Remove(Cut),
+}
+
+impl Snapshots {
+    /// Starts the steps that are this node's. A step that fails is tried again at the next look.
+    pub(super) fn look(&self, engine: &Rc<Engine>, running: &Rc<Running>) {
+        let state = running.node.borrow().as_ref().map(Node::state);
+        let Some(NodeState::In { incarnation, .. }) = state else {
+            return;
+        };
+        if !running.inbox.is_listed() {
+            return;
+        }
+        let by = Holder {
+            node: running.me,
+            incarnation,
+        };
+        let all = running.inbox.snapshots();
+        self.away.borrow_mut().retain(|id, _| all.contains_key(id));
+        self.not_done.retain(|id| all.contains_key(id));
+        for (id, seen) in all {
+            if self.busy.borrow().len() >= AT_ONCE {
+                return;
+            }
+            if self.busy.borrow().contains(&id) {
+                continue;
+            }
+            let Some(step) = self.step(engine, running, id, &seen.key) else {
+                continue;
+            };
+            self.busy.borrow_mut().insert(id);
+            let (engine, running) = (Rc::clone(engine), Rc::clone(running));
+            tokio::task::spawn_local(async move {
+                let done = take(&engine, &running, by, id, &seen, step).await;
+                let this = &running.snapshots;
+                match done {
+                    Ok(()) => this.not_done.clear(&id),
+                    Err(error) if this.not_done.is_new(&id, &error.to_string()) => {
+                        let snapshot = &seen.key.name;
+                        warn!(%id, snapshot, %error, "a step of a snapshot failed; it is tried again");
+                    }
+                    Err(_) => {}
+                }
+                this.busy.borrow_mut().remove(&id);
+            });
+        }
+    }
+
+    fn step(
+        &self,
+        engine: &Engine,
+        running: &Running,
+        id: Uuid,
+        key: &SnapshotKey,
+    ) -> Option<CutStep> {
+        let me = running.me;
+        let mut former = key.former.iter();
+        if let Some(cut) = former.find(|cut| cut.node == me.0) {
+            return Some(CutStep::Remove(cut.clone()));
+        }
+        if key.want == Want::Gone {
+            return None;
+        }
+        match (key.is, &key.cut) {
+            (CutState::Asked, _) => may_choose(running, key).then_some(CutStep::Choose),
+            (CutState::Chosen, Some(cut)) if cut.node == me.0 => Some(CutStep::Cut(cut.clone())),
+            (CutState::Chosen, Some(cut)) => {
+                let is_over = running.inbox.is_node_away(NodeId(cut.node));
+                (is_over && may_choose(running, key)).then_some(CutStep::AskAgain)
+            }
+            (CutState::There, Some(cut)) if cut.node == me.0 => {
+                let problem = self.problem(engine, id, cut);
+                (problem != key.why).then_some(CutStep::Note(problem))
+            }
+            _ => None,
+        }
+    }
+
+    /// Why the lvol of a snapshot is not there.
+    fn problem(&self, engine: &Engine, id: Uuid, cut: &Cut) -> Option<CutProblem> {
+        let plane = engine.plane().ok()?;
+        if plane.bdevs.lookup(&cut.lvol.to_string()).is_some() {
+            self.away.borrow_mut().remove(&id);
+            return None;
+        }
+        // The daemon has just started, and opens its pools.
+        let now = Instant::now();
+        let since = *self.away.borrow_mut().entry(id).or_insert(now);
+        if now - since < OPENED {
+            return None;
+        }
+        let pool = cut.pool.unwrap_or_default();
+        let is_open = engine.devices.pools.find(&pool.to_string()).is_ok();
+        let (code, text) = if is_open {
+            let text = format!("lvol {} is gone from its pool", cut.lvol);
+            (Errno::ENODEV, text)
+        } else {
+            (Errno::EAGAIN, format!("the disk of pool {pool} is away"))
+        };
+        let code = -(code as i32);
+        Some(CutProblem { code, text })
+    }
+}
+
+/// True if this node holds the volume, or no node does and this one has a replica of it. Whoever
+/// chooses looks at etcd again.
+fn may_choose(running: &Running, key: &SnapshotKey) -> bool {
+    let wanted = running.inbox.wanted(key.volume());
+    let Some(role) = wanted.and_then(|wanted| wanted.role) else {
+        // Its volume was deleted: the first node with a lease says so.
+        return running.inbox.standing().keys().next() == Some(&running.me);
+    };
+    match role.holder {
+        Some(holder) => holder.node == running.me,
+        None => {
+            let mut replicas = role.record.replicas.iter();
+            replicas.any(|replica| replica.node == running.me)
+        }
+    }
+}
+
+async fn take(
+    engine: &Rc<Engine>,
+    running: &Rc<Running>,
+    by: Holder,
+    id: Uuid,
+    seen: &SeenSnapshot,
+    step: CutStep,
+) -> Result<(), RpcError> {
+    let key = &seen.key;
+    let change = async |next: Option<SnapshotKey>, record: Option<i64>| {
+        let change = SnapshotChange {
+            id,
+            seen,
+            next,
+            by,
+            record,
+        };
+        running
+            .operator
+            .snapshots()
+            .change(&change)
+            .await
+            .or_refuse()
+    };
+    match step {
+        CutStep::Choose => {
+            let sources = running.operator.snapshots().sources(key.volume()).await;
+            let Some(sources) = sources.or_refuse()? else {
+                let code = -(Errno::ENODEV as i32);
+                let failed = key.failed(code, "the volume was deleted");
+                return change(Some(failed), None).await.map(drop);
+            };
+            let may_be = candidates(engine, by, key, sources.holder, &sources.replicas);
+            if may_be.is_empty() {
+                return Ok(());
+            }
+            let source = &may_be[key.cuts as usize % may_be.len()];
+            let next = key.chosen(source, &sources);
+            change(Some(next), Some(sources.revision)).await.map(drop)
+        }
+        CutStep::AskAgain => change(Some(key.again()), None).await.map(drop),
+        CutStep::Note(problem) => change(Some(key.with_problem(problem)), None)
+            .await
+            .map(drop),
+        CutStep::Cut(cut) => {
+            let pool = match make(engine, id, key.volume().0, &cut).await {
+                Ok(Made::Counts(pool)) => pool,
+                Ok(Made::Early) => {
+                    sleep(AGAIN).await;
+                    return change(Some(key.again()), None).await.map(drop);
+                }
+                // The daemon has just started, or a disk is away: the next replica is cut.
+                Err(error) if error.code == -(Errno::EAGAIN as i32) => {
+                    sleep(AGAIN).await;
+                    return change(Some(key.again()), None).await.map(drop);
+                }
+                Err(error) => {
+                    let text = error.data.as_ref().map(|facts| facts.to_string());
+                    let text = text.unwrap_or_else(|| error.message.clone());
+                    let failed = key.failed(error.code, &text);
+                    return change(Some(failed), None).await.map(drop);
+                }
+            };
+            let made = key.made(pool.handle.id(), seconds());
+            if change(Some(made), Some(cut.revision)).await? {
+                let (volume, name) = (key.volume().0, &key.name);
+                info!(%id, name, %volume, lvol = %cut.lvol, "a snapshot of a volume");
+                return Ok(());
+            }
+            let now = running.operator.snapshots().get(id).await.or_refuse()?;
+            match now {
+                // The volume's record has changed: a replica may have left it before the cut.
+                Some(now) if now.revision == seen.revision => {
+                    change(Some(key.again()), None).await.map(drop)
+                }
+                // The lvol is a former one, if it does not count.
+                Some(_) => Ok(()),
+                None => remove(engine, &cut).await,
+            }
+        }
+        CutStep::Remove(cut) => {
+            if let Err(error) = remove(engine, &cut).await {
+                let why = CutProblem {
+                    code: error.code,
+                    text: error.to_string(),
+                };
+                if key.want == Want::Gone && key.why.as_ref() != Some(&why) {
+                    change(Some(key.with_problem(Some(why))), None).await?;
+                }
+                return Err(error);
+            }
+            change(key.without(cut.lvol), None).await.map(drop)
+        }
+    }
+}
+
+/// The replicas that this node may have cut, its own ones first. None: another node chooses, or the
+/// replicas may differ at this moment.
+fn candidates(
+    engine: &Engine,
+    by: Holder,
+    key: &SnapshotKey,
+    holder: CutHolder,
+    replicas: &[CutSource],
+) -> Vec<CutSource> {
+    let mut may_be = match holder {
+        CutHolder::None => match replicas.first() {
+            Some(first) if first.node == by.node => replicas.to_vec(),
+            _ => Vec::new(),
+        },
+        CutHolder::Stands(holder) if holder == by => {
+            let opened = engine.volumes.opened(&key.volume().0.to_string());
+            let status = opened.map(|opened| opened.handle.status());
+            status.map_or_else(|_| Vec::new(), |status| used(&status.replicas, replicas))
+        }
+        CutHolder::Stands(_) | CutHolder::Over(_) => Vec::new(),
+    };
+    may_be.sort_by_key(|source| source.node != by.node);
+    may_be
+}
+
+/// The replicas that the open volume writes to. None while it reconciles: blocks that were being
+/// written when a holder stopped are different on its replicas then.
+fn used(opened: &[ReplicaStatus], replicas: &[CutSource]) -> Vec<CutSource> {
+    let reconciles = opened.iter().any(|one| {
+        let resync = one.resync.as_ref();
+        resync.is_some_and(|resync| resync.kind == ResyncKind::Reconcile)
+    });
+    let is_used = |source: &CutSource| {
+        let device = source.export_id.0.to_string();
+        let mut all = opened.iter();
+        all.any(|one| one.device == device && one.attached && one.state == ReplicaState::InSync)
+    };
+    let used = replicas
+        .iter()
+        .filter(|source| !reconciles && is_used(source));
+    used.cloned().collect()
+}
+
+/// An lvol that was cut.
+enum Made {
+    Counts(Rc<OpenPool>),
+    /// Its label does not say yet that the replica is in sync: no volume could begin with it. The
+    /// record of the volume says so first.
+    Early,
+}
+
+/// Cuts the lvol of the replica, or finds the cut that this node made before it was restarted: it
+/// counts as well, if the volume's record has not changed since the choice.
+async fn make(engine: &Rc<Engine>, id: Uuid, volume: Uuid, cut: &Cut) -> Result<Made, RpcError> {
+    let (plane, device) = (engine.plane()?, &cut.device);
+    if plane.bdevs.lookup(device).is_none() {
+        let cause = format!("device \"{device}\" of the replica is away");
+        return Err(RpcError::errno(Errno::EAGAIN, cause));
+    }
+    let Ok((pool, lvol)) = pools::find_lvol(engine, "device", device) else {
+        let cause = format!("device \"{device}\" of the replica is no lvol of a pool");
+        return Err(RpcError::errno(Errno::ENOTSUP, cause)
+            .remedy("snapshots need replicas on pools: nacre volume create --replicas"));
+    };
+    let names = pool.list_names().await?;
+    if !names.iter().any(|one| one.id == cut.lvol) {
+        let name = format!(
+            "snapshot-{}-{}",
+            id.simple(),
+            &cut.lvol.simple().to_string()[..8]
+        );
+        let cuts = vec![(lvol.uuid(), cut.lvol, name)];
+        pool.run(Command::Snapshot { cuts }).await?;
+    }
+    if plane.bdevs.lookup(&cut.lvol.to_string()).is_none() {
+        pools::register_new(engine, &pool, cut.lvol).await?;
+    }
+    let label = label(engine, &plane, &cut.lvol.to_string()).await;
+    let label = label.map_err(|why| RpcError::errno(Errno::EIO, why))?;
+    let is_in_sync = |label: &Label| {
+        let mut all = label.replicas.iter();
+        let own = all.find(|one| one.id == label.replica);
+        label.volume == volume && own.is_some_and(|own| own.state == LabelState::InSync)
+    };
+    Ok(match label {
+        Some(label) if is_in_sync(&label) => Made::Counts(pool),
+        _ => Made::Early,
+    })
+}
+
+/// Deletes an lvol that does not count any more.
+async fn remove(engine: &Rc<Engine>, cut: &Cut) -> Result<(), RpcError> {
+    let lvol = cut.lvol;
+    if let Ok((pool, found)) = pools::find_lvol(engine, "lvol", &lvol.to_string()) {
+        pools::delete(engine, &pool, found).await?;
+        info!(%lvol, pool = pool.name(), "deleted: its snapshot is no more");
+        return Ok(());
+    }
+    for pool in engine.devices.pools.list() {
+        // It has no device, or was never cut.
+        if pool.list_names().await?.iter().any(|one| one.id == lvol) {
+            pool.run(Command::Delete { lvol }).await?;
+            return Ok(());
+        }
+    }
+    let is_open = |id: Uuid| engine.devices.pools.find(&id.to_string()).is_ok();
+    let mut imported = super::pools::imported(engine).into_iter();
+    match imported.find(|pool| !is_open(pool.0)) {
+        Some(pool) if cut.pool.is_none_or(|its| its == pool.0) => {
+            let cause = format!("pool {} is not open, and may have lvol {lvol}", pool.0);
+            Err(RpcError::errno(Errno::EAGAIN, cause)
+                .remedy("attach its disks, or have the daemon forget it with pool_export"))
+        }
+        _ => Ok(()),
+    }
+}

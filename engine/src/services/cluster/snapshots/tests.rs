@@ -1,0 +1,115 @@
+use nacre_bdev_replica::handle::ResyncStatus;
+use nacre_cluster_core::{ExportId, Incarnation, VolumeId};
+
+use super::*;
+
+fn source(number: u128) -> CutSource {
+    CutSource {
+        node: NodeId(Uuid::from_u128(number)),
+        export_id: ExportId(Uuid::from_u128(10 + number)),
+        device: format!("lvol{number}"),
+    }
+}
+
+fn opened(number: u128) -> ReplicaStatus {
+    ReplicaStatus {
+        id: Uuid::from_u128(20 + number),
+        slot: number as u8,
+        device: source(number).export_id.0.to_string(),
+        state: ReplicaState::InSync,
+        attached: true,
+        offline: false,
+        local: false,
+        fencing: None,
+        why: None,
+        resync: None,
+        last_resync: None,
+        reads: 0,
+        writes: 0,
+        errors: 0,
+    }
+}
+
+/// Goal: the holder has only a replica cut that it writes to, and none while it reconciles: a host
+/// may have read other blocks than that replica has. Method: one fact of one replica is another.
+#[test]
+fn the_holder_knows_which_replicas_are_equal() {
+    let sources = [source(1), source(2)];
+    let all = || vec![opened(1), opened(2)];
+    assert_eq!(used(&all(), &sources), sources);
+    let mut away = all();
+    away[0].attached = false;
+    assert_eq!(
+        used(&away, &sources),
+        [source(2)],
+        "its last writes may be elsewhere"
+    );
+    let mut out = all();
+    out[1].state = ReplicaState::Filling {
+        watermark: 0,
+        last_label: Default::default(),
+    };
+    assert_eq!(
+        used(&out, &sources),
+        [source(1)],
+        "the record is an old one"
+    );
+    let mut other = all();
+    other.pop();
+    assert_eq!(
+        used(&other, &sources),
+        [source(1)],
+        "one that the volume does not have"
+    );
+    for (kind, expected) in [
+        (ResyncKind::Reconcile, 0),
+        (ResyncKind::Partial, 2),
+        (ResyncKind::Full, 2),
+    ] {
+        let mut copied = all();
+        copied[1].resync = Some(ResyncStatus {
+            kind,
+            source: None,
+            total_bytes: 1,
+            left_bytes: 1,
+            bytes_per_s: 0,
+            left_s: None,
+        });
+        assert_eq!(used(&copied, &sources).len(), expected, "{kind:?}");
+    }
+}
+
+/// Goal: of the nodes that look at a request, one acts at most: the holder, or without one the node
+/// of the first replica. Method: all kinds of holders, for a node whose volume is not open.
+#[test]
+fn one_node_chooses() {
+    let daemon = crate::methods::testing::test_daemon();
+    let sources = [source(1), source(2)];
+    let key: SnapshotKey = serde_json::from_value(serde_json::json!({
+        "v": 1, "volume": Uuid::from_u128(7), "name": "s", "want": "there", "is": "asked",
+    }))
+    .expect("a key");
+    assert_eq!(key.volume(), VolumeId(Uuid::from_u128(7)));
+    let me = |number: u128| Holder {
+        node: NodeId(Uuid::from_u128(number)),
+        incarnation: Incarnation(5),
+    };
+    let of = |number, holder| candidates(&daemon.engine, me(number), &key, holder, &sources);
+    assert_eq!(of(1, CutHolder::None), sources);
+    assert_eq!(of(2, CutHolder::None), [], "the first one acts");
+    assert_eq!(of(1, CutHolder::Stands(me(2))), []);
+    assert_eq!(
+        of(1, CutHolder::Stands(me(1))),
+        [],
+        "it has not opened the volume"
+    );
+    let earlier = Holder {
+        incarnation: Incarnation(4),
+        ..me(1)
+    };
+    assert_eq!(of(1, CutHolder::Stands(earlier)), []);
+    for number in [1, 2] {
+        let over = CutHolder::Over(NodeId(Uuid::from_u128(1)));
+        assert_eq!(of(number, over), [], "it may serve by confirmation");
+    }
+}
