@@ -44,7 +44,7 @@ impl Controller {
         }
     }
 
-    /// Snapshots and clones need a daemon in no cluster.
+    /// Snapshots and clones need a daemon in no cluster, or a cluster whose nodes all know them.
     pub(crate) fn capabilities(&self) -> Result<ControllerGetCapabilitiesResponse, Status> {
         let mut calls = vec![
             ControllerCall::CreateDeleteVolume,
@@ -55,7 +55,7 @@ impl Controller {
             ControllerCall::ExpandVolume,
             ControllerCall::SingleNodeMultiWriter,
         ];
-        if !self.daemon.deployment()?.is_cluster() {
+        if self.daemon.has_snapshots()? {
             calls.extend([
                 ControllerCall::CreateDeleteSnapshot,
                 ControllerCall::ListSnapshots,

@@ -1,6 +1,7 @@
 //! `CreateSnapshot`, `DeleteSnapshot`, `ListSnapshots`, and the sources of new volumes.
 //!
-//! Snapshots are offered for a daemon in no cluster. The id of a snapshot follows from its name.
+//! Snapshots are offered by a daemon in no cluster, and in a cluster whose nodes all know them. The
+//! id of a snapshot follows from its name.
 
 use tonic::{Code, Status};
 use uuid::Uuid;
@@ -8,7 +9,7 @@ use uuid::Uuid;
 use super::list::{after, page_size};
 use super::{Controller, signed};
 use crate::capability::{bounded_texts, checked_name, is_foreign, required, volume_id};
-use crate::daemon::{Deployment, Snapshot, SnapshotKind};
+use crate::daemon::{Deployment, MadeState, Snapshot, SnapshotKind};
 use crate::messages::controller::{
     CreateSnapshotRequest, CreateSnapshotResponse, DeleteSnapshotRequest, ListSnapshotsRequest,
     ListSnapshotsResponse, ListedSnapshot, SnapshotInfo, Source, VolumeContentSource,
@@ -61,11 +62,12 @@ fn absent(id: &str) -> Status {
 }
 
 impl Controller {
-    /// Refuses the call in a cluster, whose volumes have no snapshots.
+    /// Refuses the call in a cluster with nodes that do not know snapshots.
     fn with_snapshots(&self) -> Result<Deployment, Status> {
         let deployment = self.daemon.deployment()?;
-        if deployment.is_cluster() {
-            let text = "volumes of a cluster of Nacre have no snapshots and clones";
+        if !self.daemon.has_snapshots()? {
+            let text = "a node of the cluster runs a version without snapshots and clones of \
+                        volumes: upgrade all nodes";
             return Err(Status::unimplemented(text));
         }
         Ok(deployment)
@@ -87,7 +89,8 @@ impl Controller {
         let _one = self.pending.start(&id.to_string())?;
         let kind = SnapshotKind::Snap;
         let found = self.daemon.snapshot(id)?;
-        let found = match found.filter(|found| found.facts.kind == kind) {
+        let is_it = |found: &Snapshot| found.facts.kind == kind && found.is_made();
+        let found = match found.filter(is_it) {
             Some(found) => found,
             None => {
                 let volume = self.existing(source, &asked.source_volume_id)?;
@@ -166,7 +169,14 @@ impl Controller {
     fn source_snapshot(&self, id: Uuid) -> Result<Snapshot, Status> {
         let found = self.daemon.snapshot(id)?;
         let found = found.filter(|found| found.facts.kind == SnapshotKind::Snap);
-        found.ok_or_else(|| absent(&id.to_string()))
+        let found = found.ok_or_else(|| absent(&id.to_string()))?;
+        let why = match &found.state {
+            MadeState::Ready => return Ok(found),
+            MadeState::Unavailable(why) => format!("is not available: {why}"),
+            MadeState::NotMade => "is not made yet".to_owned(),
+        };
+        let text = format!("volume_content_source: snapshot {id} {why}");
+        Err(Status::unavailable(text))
     }
 
     /// The snapshot with the contents of a new volume. For the clone of a volume it is made.
@@ -209,7 +219,7 @@ impl Controller {
     /// Deletes the snapshot by which a volume was to be cloned, if its pool is open. One in another
     /// pool is deleted with the old ones (`Daemon::end_old_copies`).
     pub(super) fn end_left_copy(&self, new: Uuid) -> Result<(), Status> {
-        if self.daemon.deployment()?.is_cluster() {
+        if !self.daemon.has_snapshots()? {
             return Ok(());
         }
         match self.daemon.snapshot_in_open_pools(copy_id(new))? {
@@ -243,7 +253,7 @@ fn described(snapshot: &Snapshot) -> SnapshotInfo {
             seconds: snapshot.facts.seconds.into(),
             nanos: 0,
         }),
-        ready_to_use: true,
+        ready_to_use: snapshot.state == MadeState::Ready,
         group_snapshot_id: String::new(),
     }
 }

@@ -19,6 +19,9 @@ use nacre_engine::methods::volume::create::{Create, Delete};
 use nacre_engine::methods::volume::list::{GetVolume, List, Records};
 use nacre_engine::methods::volume::operate::Grow;
 use nacre_engine::methods::volume::publish::{GetConnections, Publish, Unpublish};
+use nacre_engine::methods::volume::snapshots::{
+    CreateVolumeSnapshot, DeleteVolumeSnapshot, ListVolumeSnapshots,
+};
 use nacre_engine::services::Engine;
 use nacre_engine_rpc::Method;
 #[cfg(test)]
@@ -67,6 +70,8 @@ called! {
     GetState => StateAnswer,
     GetLvol => LvolAnswer,
     ListLvols => Vec<LvolAnswer>,
+    CreateVolumeSnapshot => VolumeSnapshotAnswer,
+    ListVolumeSnapshots => Vec<VolumeSnapshotAnswer>,
 }
 
 macro_rules! unread {
@@ -76,7 +81,7 @@ macro_rules! unread {
 }
 
 unread!(Delete, Publish, Unpublish, MoveVolume, AddHost, RemoveHost);
-unread!(SnapshotLvols, RenameLvol, DeleteLvol);
+unread!(SnapshotLvols, RenameLvol, DeleteLvol, DeleteVolumeSnapshot);
 
 #[derive(Debug, Deserialize)]
 #[cfg_attr(test, derive(JsonSchema))]
@@ -84,6 +89,9 @@ pub(super) struct ClusterStatusAnswer {
     /// `None`: etcd does not show the cluster.
     pub cluster: Option<ClusterAnswer>,
     pub problem: Option<String>,
+    /// A daemon of an earlier version does not say so.
+    #[serde(default)]
+    pub has_snapshots: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -267,6 +275,37 @@ pub(super) struct LvolAnswer {
     pub name: String,
     pub pool: String,
     pub snapshot: bool,
+}
+
+/// A snapshot of a volume of the cluster.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct VolumeSnapshotAnswer {
+    #[cfg_attr(test, schemars(with = "String"))]
+    pub uuid: Uuid,
+    pub name: String,
+    #[cfg_attr(test, schemars(with = "String"))]
+    pub volume: Uuid,
+    pub size_bytes: u64,
+    pub created_s: Option<u64>,
+    /// `None`: a word of a later daemon.
+    #[serde(default, deserialize_with = "known")]
+    pub state: Option<VolumeSnapshotWord>,
+    pub why: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub(super) enum VolumeSnapshotWord {
+    Making,
+    Ready,
+    /// It was made, and its node is away.
+    Unavailable,
+    /// It was not made.
+    Failed,
+    /// It is no more for this driver.
+    Deleting,
 }
 
 #[derive(Debug, Deserialize)]

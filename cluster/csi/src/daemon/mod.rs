@@ -3,6 +3,7 @@
 
 mod answers;
 mod calls;
+mod in_cluster;
 mod snapshots;
 
 use std::fmt;
@@ -34,7 +35,7 @@ use uuid::Uuid;
 
 use self::answers::{cluster_publication, cluster_room, doubt, publication};
 use self::calls::{Called, ClusterVolumeAnswer, PoolAnswer};
-pub(crate) use self::snapshots::{Snapshot, SnapshotKind, VolumeOrigin};
+pub(crate) use self::snapshots::{MadeState, Snapshot, SnapshotKind, VolumeOrigin};
 use crate::capability::{MIB, Parameters};
 
 type Connect = Arc<dyn Fn() -> Result<Client, ClientError> + Send + Sync>;
@@ -330,6 +331,8 @@ impl Daemon {
                 params.options.nodes.clone_from(&parameters.nodes);
                 params.options.class.clone_from(&parameters.class);
                 params.options.strict_spread = parameters.is_strict;
+                let snapshot = wanted.snapshot.as_ref();
+                params.options.snapshot = snapshot.map(|one| one.id.to_string());
             }
         }
         self.ask::<Create>(&params).map(Volume::from)

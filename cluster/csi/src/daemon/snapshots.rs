@@ -1,7 +1,8 @@
-//! Snapshots of volumes of a daemon in no cluster.
+//! Snapshots of volumes. In a cluster the daemon makes them ([`super::in_cluster`]).
 //!
-//! A snapshot of a volume is one of the lvol of a replica that is in sync. Each acknowledged write
-//! is in it, and a write that was not acknowledged may be. The name of the lvol has the facts:
+//! In no cluster, a snapshot of a volume is one of the lvol of a replica that is in sync. Each
+//! acknowledged write is in it, and a write that was not acknowledged may be. The name of the lvol
+//! has the facts:
 //!
 //! ```text
 //!   csi-KIND-VOLUME,SECONDS,SECTORS,TAG     in hexadecimal digits: 32, 8, 10, 4
@@ -61,6 +62,17 @@ pub(crate) struct Snapshot {
     /// The pool that has it.
     pub pool: String,
     pub facts: SnapshotFacts,
+    pub state: MadeState,
+}
+
+/// Whether a snapshot can be used. One of a daemon in no cluster is ready.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum MadeState {
+    Ready,
+    /// It was made. The reason why it cannot be used now.
+    Unavailable(String),
+    /// The call that makes it has not ended, or failed.
+    NotMade,
 }
 
 /// The facts in the name of the lvol.
@@ -98,7 +110,7 @@ impl VolumeOrigin {
 }
 
 impl SnapshotFacts {
-    fn name(self) -> String {
+    pub(super) fn name(self) -> String {
         format!(
             "csi-{}-{}{:08x}{:010x}{:04x}",
             self.kind.word(),
@@ -110,7 +122,7 @@ impl SnapshotFacts {
     }
 
     /// `None`: it is no snapshot that this driver made.
-    fn read(name: &str) -> Option<Self> {
+    pub(super) fn read(name: &str) -> Option<Self> {
         let (word, facts) = name.strip_prefix("csi-")?.split_once('-')?;
         let kinds = [SnapshotKind::Cut, SnapshotKind::Snap, SnapshotKind::Copy];
         let read = Self {
@@ -131,13 +143,27 @@ impl Snapshot {
             id: lvol.uuid,
             pool: lvol.pool,
             facts,
+            state: MadeState::Ready,
         })
+    }
+
+    /// A copy or cut whose call has ended.
+    pub(super) fn is_given_up(&self) -> bool {
+        let age = now().saturating_sub(self.facts.seconds);
+        self.facts.kind != SnapshotKind::Snap && age > GIVEN_UP
+    }
+
+    pub(crate) fn is_made(&self) -> bool {
+        self.state != MadeState::NotMade
     }
 }
 
 impl Daemon {
     /// The snapshot that this driver made under the id.
     pub(crate) fn snapshot(&self, id: Uuid) -> Result<Option<Snapshot>, Status> {
+        if self.deployment()?.is_cluster() {
+            return self.snapshot_in_cluster(id);
+        }
         match self.call::<GetLvol>(&lvol(id)) {
             Ok(found) => Ok(Snapshot::read(found)),
             Err(error) if is_absent(&error) => self.all_pools_are_open().map(|()| None),
@@ -147,6 +173,9 @@ impl Daemon {
 
     /// The same, as far as pools are open.
     pub(crate) fn snapshot_in_open_pools(&self, id: Uuid) -> Result<Option<Snapshot>, Status> {
+        if self.deployment()?.is_cluster() {
+            return self.snapshot_in_cluster(id);
+        }
         match self.call::<GetLvol>(&lvol(id)) {
             Ok(found) => Ok(Snapshot::read(found)),
             Err(error) if is_absent(&error) => Ok(None),
@@ -158,11 +187,7 @@ impl Daemon {
     /// A repeated call makes its copy again. A failure of one does not concern the caller.
     fn end_old_copies(&self, but: Uuid) -> Result<(), Status> {
         let found = self.ask::<ListLvols>(&ListLvolsParams::default())?;
-        let is_old = |one: &Snapshot| {
-            one.id != but
-                && one.facts.kind != SnapshotKind::Snap
-                && now().saturating_sub(one.facts.seconds) > GIVEN_UP
-        };
+        let is_old = |one: &Snapshot| one.id != but && one.is_given_up();
         for old in found.into_iter().filter_map(Snapshot::read).filter(is_old) {
             // By its name, which has its kind and its time. A call may have made the id's snapshot
             // anew meanwhile, under another name.
@@ -195,6 +220,11 @@ impl Daemon {
 
     /// All snapshots that this driver made, by id.
     pub(crate) fn snapshots(&self) -> Result<Vec<Snapshot>, Status> {
+        if self.deployment()?.is_cluster() {
+            let mut found = self.all_in_cluster()?;
+            found.retain(|one| one.is_made() && one.facts.kind == SnapshotKind::Snap);
+            return Ok(found);
+        }
         let found = self.ask::<ListLvols>(&ListLvolsParams::default())?;
         let found = found.into_iter().filter_map(Snapshot::read);
         let mut snapshots: Vec<Snapshot> = found
@@ -212,6 +242,9 @@ impl Daemon {
         kind: SnapshotKind,
         volume: &Volume,
     ) -> Result<Snapshot, Status> {
+        if self.deployment()?.is_cluster() {
+            return self.make_in_cluster(id, kind, volume);
+        }
         self.end_old_copies(id)?;
         for _ in 0..ATTEMPTS {
             match self.snapshot(id)? {
@@ -262,6 +295,9 @@ impl Daemon {
     }
 
     pub(crate) fn delete_snapshot(&self, id: Uuid) -> Result<(), Status> {
+        if self.deployment()?.is_cluster() {
+            return self.delete_in_cluster(id);
+        }
         match self.call::<DeleteLvol>(&lvol(id)) {
             Err(error) if !is_absent(&error) => Err(status(&error)),
             _ => Ok(()),
@@ -330,7 +366,7 @@ fn lvol(id: Uuid) -> LvolParams {
     }
 }
 
-fn now() -> u32 {
+pub(super) fn now() -> u32 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     u32::try_from(now.unwrap_or_default().as_secs()).unwrap_or(u32::MAX)
 }

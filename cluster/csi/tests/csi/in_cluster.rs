@@ -5,8 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use nacre_cluster_csi::messages::controller::{
-    ControllerCall, ControllerExpandVolumeRequest, ControllerExpandVolumeResponse,
-    ControllerGetCapabilitiesResponse, ControllerPublishVolumeResponse,
+    ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, ControllerPublishVolumeResponse,
     ControllerUnpublishVolumeRequest, CreateSnapshotRequest, CreateVolumeRequest,
     DeleteVolumeRequest, GetCapacityRequest, GetCapacityResponse, ListVolumesRequest,
     ListVolumesResponse,
@@ -248,20 +247,19 @@ fn a_volume_of_a_cluster_is_published() {
     assert_eq!(a.daemon.call("cluster_get_volumes", Value::Null), json!([]));
     unpublish(&first, HOST);
 
-    // Snapshots and clones are not offered, and their calls are refused.
-    let found: ControllerGetCapabilitiesResponse = first
-        .call("Controller/ControllerGetCapabilities", Nothing {})
-        .expect("capabilities");
-    let kinds = found.capabilities.iter().filter_map(|one| one.rpc);
-    let kinds: Vec<i32> = kinds.map(|rpc| rpc.kind).collect();
-    assert!(!kinds.contains(&ControllerCall::CreateDeleteSnapshot.into()));
-    assert!(!kinds.contains(&ControllerCall::CloneVolume.into()));
+    // Replicas on devices that an operator made have no snapshots.
+    let params = json!({ "name": "w", "devices": ["a:disk"], "force": true });
+    let made = a.daemon.call("volume_create", params);
     let asked = CreateSnapshotRequest {
-        source_volume_id: id.clone(),
+        source_volume_id: made["uuid"].as_str().expect("an id").to_owned(),
         name: "s".to_owned(),
         ..Default::default()
     };
-    first.refused("Controller/CreateSnapshot", asked, Code::Unimplemented);
+    let call = "Controller/CreateSnapshot";
+    let why = first.refused(call, asked, Code::FailedPrecondition);
+    assert!(why.contains("no lvol of a pool"), "{why}");
+    let left = a.daemon.call("volume_snapshot_list", json!({}));
+    assert_eq!(left, json!([]));
 
     // No node has a pool.
     let asked = GetCapacityRequest::default();

@@ -10,6 +10,7 @@ mod controller;
 mod failures;
 mod identity;
 mod in_cluster;
+mod in_cluster_snapshots;
 mod machine;
 mod node;
 mod node_paths;
