@@ -227,6 +227,10 @@ fn stands(engine: &Engine, restored: &[JournalEntry], method: &str, params: &Val
                 restored.iter().any(|entry| entry.record.key == key)
             })
         }
+        "alert_set_webhook" | "alert_set_mail" => text("/name").is_some_and(|name| {
+            let key = format!("{}{name}", crate::services::alerts::PREFIX);
+            restored.iter().any(|entry| entry.record.key == key)
+        }),
         "nvmf_create_transport" => any(&["/trtype"]),
         "nvmf_create_subsystem" => any(&["/nqn"]),
         "nvmf_subsystem_add_host" => any(&["/nqn", "/host"]),

@@ -73,6 +73,7 @@ impl ReceiverState {
     fn of(engine: &Engine, running: &AlertTask) -> Self {
         let (receiver, state) = (&running.receiver, running.state());
         let added = engine.journal.find(&record_key(receiver.name()));
+        let added = added.filter(|_| engine.alerts.is_added(receiver.name()));
         let selection = receiver.selection();
         Self {
             name: receiver.name().to_owned(),

@@ -91,7 +91,7 @@ pub(super) struct ClusterStatusAnswer {
     pub problem: Option<String>,
     /// A daemon of an earlier version does not say so.
     #[serde(default)]
-    pub has_snapshots: bool,
+    pub has_snapshots: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]

@@ -50,7 +50,10 @@ impl Daemon {
         if !self.deployment()?.is_cluster() {
             return Ok(true);
         }
-        Ok(self.ask::<GetClusterStatus>(&NoParams {})?.has_snapshots)
+        let found = self.ask::<GetClusterStatus>(&NoParams {})?;
+        found.has_snapshots.ok_or_else(|| {
+            Status::unavailable("etcd does not say whether all nodes have snapshots of volumes")
+        })
     }
 
     /// The snapshot that this driver made under the id, or is making.

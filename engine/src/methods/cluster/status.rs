@@ -39,8 +39,8 @@ pub struct ClusterStatus {
     brake: Option<ClusterBrake>,
     /// Removals of hosts and devices that wait for a node.
     removals: Option<ClusterRemovals>,
-    /// All nodes know snapshots of volumes.
-    has_snapshots: bool,
+    /// All nodes know snapshots of volumes; null: etcd does not say.
+    has_snapshots: Option<bool>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -295,7 +295,7 @@ impl Method<Engine> for GetClusterStatus {
 
 /// The state of the cluster, the removals that wait for a node, if etcd answers that, too, and
 /// whether all nodes know snapshots.
-pub(super) type Found = (Status, Option<Vec<PendingRemoval>>, bool);
+pub(super) type Found = (Status, Option<Vec<PendingRemoval>>, Option<bool>);
 
 pub(super) async fn look(operator: &Operator) -> Result<Found, RpcError> {
     let operator = operator.clone();
@@ -303,7 +303,7 @@ pub(super) async fn look(operator: &Operator) -> Result<Found, RpcError> {
         let status = operator.status().await?;
         let removals = PendingRemoval::all(&operator).await.ok();
         let without = operator.snapshots().nodes_without().await;
-        Ok((status, removals, without.is_ok_and(|all| all.is_empty())))
+        Ok((status, removals, without.ok().map(|all| all.is_empty())))
     };
     read(work).await
 }
@@ -325,7 +325,7 @@ impl ClusterStatus {
                 operations: None,
                 brake: None,
                 removals: None,
-                has_snapshots: false,
+                has_snapshots: None,
             },
             Ok((status, removals, has_snapshots)) => Self {
                 this_node,

@@ -158,7 +158,7 @@ impl Alerts {
                 continue;
             }
             let task = Rc::new(AlertTask::new(engine, receiver, former.as_deref()));
-            if is_start {
+            if is_start && former.is_none() {
                 engine.notes.attach_with_kept(&task.queue);
             } else {
                 engine.notes.attach(&task.queue);

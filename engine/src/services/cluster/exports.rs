@@ -35,8 +35,10 @@ pub(super) struct Exports {
     not_admitted: LastErrors<String>,
     not_exported: LastErrors<ExportId>,
     nsids: RefCell<Nsids>,
-    /// The last state that was sent of each export; `None`: it has ended.
+    /// The last state of each export that was sent, or is to be sent; `None`: it has ended.
     sent: RefCell<BTreeMap<ExportId, Option<ExportState>>>,
+    /// Exports whose state is being sent. Two at once could arrive in the other order.
+    sending: RefCell<BTreeSet<ExportId>>,
     /// Exports that etcd is asked to end.
     ending: RefCell<BTreeSet<ExportId>>,
     /// The exports whose keys were seen, until their namespaces are gone.
@@ -64,6 +66,7 @@ impl Exports {
             not_exported: LastErrors::default(),
             nsids: RefCell::default(),
             sent: RefCell::default(),
+            sending: RefCell::default(),
             ending: RefCell::default(),
             seen: RefCell::default(),
             asking: RefCell::default(),
@@ -369,15 +372,29 @@ impl Exports {
             Some(_) => {}
             None => this.not_exported.clear(&id),
         }
-        this.sent.borrow_mut().insert(id, state.clone());
+        this.sent.borrow_mut().insert(id, state);
+        if !this.sending.borrow_mut().insert(id) {
+            return;
+        }
         let running = Rc::clone(running);
         tokio::task::spawn_local(async move {
-            let (operator, me) = (&running.operator, running.me);
-            let sent = operator.set_export_state(me, incarnation, id, state.as_ref());
-            if let Err(error) = sent.await {
-                debug!(%error, "the state of an export is not in etcd; it is sent again");
-                running.exports.sent.borrow_mut().remove(&id);
+            let (this, operator, me) = (&running.exports, &running.operator, running.me);
+            loop {
+                let Some(state) = this.sent.borrow().get(&id).cloned() else {
+                    break;
+                };
+                let sent = operator.set_export_state(me, incarnation, id, state.as_ref());
+                if let Err(error) = sent.await {
+                    debug!(%error, "the state of an export is not in etcd; it is sent again");
+                    this.sent.borrow_mut().remove(&id);
+                    break;
+                }
+                // A later state waits for this one.
+                if this.sent.borrow().get(&id) == Some(&state) {
+                    break;
+                }
             }
+            this.sending.borrow_mut().remove(&id);
         });
     }
 }

@@ -97,6 +97,8 @@ pub(super) struct Inbox {
     me: Option<NodeId>,
     state: Mutex<InboxState>,
     news: Notify,
+    /// The snapshots have changed.
+    snapshots_changed: Notify,
 }
 
 /// The changes since the last look.
@@ -114,6 +116,11 @@ impl Inbox {
             me: Some(me),
             ..Self::default()
         }
+    }
+
+    /// Waits for a change of the snapshots.
+    pub(super) async fn snapshots_changed(&self) {
+        self.snapshots_changed.notified().await;
     }
 
     /// Waits for changes.
@@ -396,8 +403,8 @@ impl Serving for Sender {
     }
 
     fn snapshots(&mut self, snapshots: &BTreeMap<Uuid, SeenSnapshot>) {
-        self.0
-            .change_others(|state| state.snapshots.clone_from(snapshots));
+        self.0.state.lock().snapshots.clone_from(snapshots);
+        self.0.snapshots_changed.notify_one();
     }
 
     fn lease(&mut self, lease: Duration) {

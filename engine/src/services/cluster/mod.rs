@@ -304,6 +304,7 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     tokio::task::spawn_local(backups::keep(Rc::clone(engine), Rc::clone(&running)));
     tokio::task::spawn_local(rebuild::keep_copy(Rc::clone(engine), Rc::clone(&running)));
     tokio::task::spawn_local(rebuild::report(Rc::clone(engine), Rc::clone(&running)));
+    tokio::task::spawn_local(snapshots::follow(Rc::clone(engine), Rc::clone(&running)));
     tokio::task::spawn_local(follow(Rc::clone(engine), running));
     Ok(())
 }
@@ -409,7 +410,6 @@ async fn follow(engine: Rc<Engine>, running: Rc<Running>) {
             running.peers.attach(&engine, &running).await;
             running.peers.hurry(&engine, &running);
             running.exports.make(&engine, &running).await;
-            running.snapshots.look(&engine, &running);
         }
         for id in news.volumes {
             running.wake(&engine, id);

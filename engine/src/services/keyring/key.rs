@@ -232,6 +232,12 @@ impl NamedKey {
 
     fn in_force<T>(&self, parse: impl Fn(&str) -> Result<T, SecretError>) -> Result<T, KeyError> {
         self.check_expiry()?;
+        if self.form == KeyForm::Text {
+            return Err(KeyError::Unreadable {
+                name: self.name.clone(),
+                why: "it is a text for another server, and no key of NVMe".into(),
+            });
+        }
         self.parsed(parse).map(|(key, _)| key)
     }
 

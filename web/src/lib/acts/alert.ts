@@ -10,8 +10,14 @@ type Receiver = Alerts['receivers'][number];
 const SECRETS = ['url', 'secret', 'token', 'password'];
 /** Settings that the page does not show. A change keeps them. */
 const KEPT = ['categories', 'gather_s', 'retry_for_s', 'ca'];
-/** The name of the key that the page makes for a secret. */
-const keyOf = (name: string, secret: string) => `alert-${name}-${secret}`;
+/** The names of the keys that the page makes for a secret: the second one while the first is in use. */
+const keysOf = (name: string, secret: string) => [`alert-${name}-${secret}`, `alert-${name}-${secret}-2`];
+
+/** Removes the keys that the page made for a receiver and that nothing uses any more. */
+async function tidy(receiver: string) {
+  const own = new Set(SECRETS.flatMap((one) => keysOf(receiver, one)));
+  for (const key of await rpc<Key[]>('key_list')) if (own.has(key.name) && !key.removed && key.used_by.length === 0) await rpc('keyring_file_remove_key', { name: key.name });
+}
 
 const text = (settings: Values, key: string) => String(settings[key] ?? '');
 
@@ -25,18 +31,23 @@ function selection(settings: Values): Field[] {
 /** A field for a secret. A receiver that exists keeps its present one, unless another is given. */
 const secret = (key: string, label: string, hint: string, optional: boolean, present: boolean, when?: Field['when']): Field => ({ key, label, kind: 'password', optional: optional || present, hint: present ? `${hint} Unchanged unless given.` : hint, when });
 
-/** Stores the secrets that were given, sets the receiver, and removes what it no longer needs. */
+/** Stores the secrets that were given, sets the receiver, and removes the keys that it no longer needs. */
 async function set(method: string, v: Values, settings: Values, secrets: string[], before: Values) {
   const kept = [...KEPT, ...secrets.filter((one) => !v[one]).flatMap((one) => [`${one}_key`, `${one}_file`])];
   const keys: Values = Object.fromEntries(kept.map((key) => [key, before[key]]));
   for (const one of secrets.filter((one) => v[one])) {
-    const name = keyOf(v.name as string, one);
-    const all = await rpc<Key[]>('key_list');
-    if (all.some((key) => key.name === name && !key.removed)) await rpc('keyring_file_remove_key', { name });
+    const all = new Set((await rpc<Key[]>('key_list')).filter((key) => !key.removed).map((key) => key.name));
+    const names = keysOf(v.name as string, one);
+    const name = names.find((free) => !all.has(free)) ?? names[0];
+    if (all.has(name)) await rpc('keyring_file_remove_key', { name });
     await rpc('key_import', { name, kind: 'text', text: (v[one] as string).trim() });
     keys[`${one}_key`] = name;
   }
-  await rpc(method, given({ ...settings, ...keys, name: v.name, severity: v.severity, except: v.except }));
+  try {
+    await rpc(method, given({ ...settings, ...keys, name: v.name, severity: v.severity, except: v.except }));
+  } finally {
+    await tidy(v.name as string);
+  }
 }
 
 const said = (name: string) => `Receiver ${name} is set. Send a test message to see whether it accepts it.`;
@@ -54,7 +65,7 @@ export const setWebhook = (receiver?: Receiver): Act => {
     fields: [
       ...(receiver ? [] : [{ key: 'name', label: 'Name', kind: 'text', hint: 'Such as oncall.' } as Field]),
       { key: 'hide', label: 'The URL is a secret', kind: 'check', initial: receiver ? hidden : true, hint: 'Stored sealed, and never shown. It needs https://.' },
-      { key: 'open', label: 'URL', kind: 'text', initial: text(before, 'url'), hint: 'https://, or http:// in clear.', when: (v) => !v.hide },
+      { key: 'open', label: 'URL', kind: 'text', initial: text(before, 'url'), hint: 'https://, or http:// in clear. Viewers see it.', when: (v) => !v.hide },
       secret('url', 'URL', 'Such as https://hooks.example.org/T0/abc', false, hidden, (v) => !!v.hide),
       secret('secret', 'Signing secret', '24 to 64 random bytes in base64. Requests are not signed without it.', true, has('secret')),
       secret('token', 'Token', 'For the header Authorization: Bearer.', true, has('token')),
@@ -104,8 +115,7 @@ export const removeReceiver = (receiver: Receiver): Act => ({
   command: () => line('alert', 'remove', receiver.name),
   async run() {
     await rpc('alert_remove', { name: receiver.name });
-    const own = new Set(SECRETS.map((one) => keyOf(receiver.name, one)));
-    for (const key of await rpc<Key[]>('key_list')) if (own.has(key.name) && !key.removed && key.used_by.length === 0) await rpc('keyring_file_remove_key', { name: key.name });
+    await tidy(receiver.name);
     return `Receiver ${receiver.name} was removed.`;
   },
 });

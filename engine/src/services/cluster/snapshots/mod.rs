@@ -15,8 +15,9 @@ mod calls;
 #[cfg(test)]
 mod tests;
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ use nacre_bdev::Bdev;
 use nacre_bdev_pool::Command;
 use nacre_bdev_replica::format::{Label, LabelState};
 use nacre_bdev_replica::handle::{ReplicaStatus, ResyncKind};
-use nacre_bdev_replica::model::ReplicaState;
+use nacre_bdev_replica::model::{MAX_REPLICAS, ReplicaState};
 use nacre_cluster_core::{Holder, NodeId};
 use nacre_cluster_node::clock::seconds;
 use nacre_cluster_node::export::Want;
@@ -39,7 +40,7 @@ use uuid::Uuid;
 use super::last_errors::LastErrors;
 use super::lvols::OPENED;
 use super::rebuild::label;
-use super::{Node, Running};
+use super::{LOOK, Node, Running};
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
@@ -53,13 +54,20 @@ pub use self::calls::{
 
 /// Time for a label to follow the volume's record, and for a pool to open.
 const AGAIN: Duration = Duration::from_millis(200);
-/// Snapshots with a task at a time; the others wait for the next look.
+/// Snapshots with a task at a time; the others wait for the next look. A task that is older than
+/// [`HANGS`] waits for a pool that does not answer, and does not count.
 const AT_ONCE: usize = 16;
+const HANGS: Duration = Duration::from_secs(10);
+/// Cuts of one snapshot before it fails: each replica has its turn.
+const CUTS: u32 = MAX_REPLICAS as u32;
 
 #[derive(Default)]
 pub(super) struct Snapshots {
-    /// Snapshots with a task.
-    busy: RefCell<BTreeSet<Uuid>>,
+    /// Snapshots with a task, and when it began.
+    busy: RefCell<BTreeMap<Uuid, Instant>>,
+    /// The last one whose task was started: the next look begins behind it, so that steps that fail
+    /// again and again do not keep the others waiting.
+    last: Cell<Uuid>,
     /// Since when the lvols of snapshots are away.
     away: RefCell<BTreeMap<Uuid, Instant>>,
     not_done: LastErrors<Uuid>,
@@ -75,6 +83,18 @@ enum CutStep {
     /// The lvol is away, or there again.
     Note(Option<CutProblem>),
     Remove(Cut),
+}
+
+/// Follows the snapshots until the daemon ends. Changes of other keys count at the next look.
+pub(super) async fn follow(engine: Rc<Engine>, running: Rc<Running>) {
+    loop {
+        let changed = running.inbox.snapshots_changed();
+        let _ = tokio::time::timeout(LOOK, changed).await;
+        if running.is_ending.get() || engine.plane().is_err() {
+            return;
+        }
+        running.snapshots.look(&engine, &running);
+    }
 }
 
 impl Snapshots {
@@ -94,17 +114,22 @@ impl Snapshots {
         let all = running.inbox.snapshots();
         self.away.borrow_mut().retain(|id, _| all.contains_key(id));
         self.not_done.retain(|id| all.contains_key(id));
-        for (id, seen) in all {
-            if self.busy.borrow().len() >= AT_ONCE {
+        let last = self.last.get();
+        let behind = all.range((Bound::Excluded(last), Bound::Unbounded));
+        for (id, seen) in behind.chain(all.range(..=last)) {
+            let (id, seen) = (*id, seen.clone());
+            let counts = |began: &&Instant| began.elapsed() < HANGS;
+            if self.busy.borrow().values().filter(counts).count() >= AT_ONCE {
                 return;
             }
-            if self.busy.borrow().contains(&id) {
+            if self.busy.borrow().contains_key(&id) {
                 continue;
             }
             let Some(step) = self.step(engine, running, id, &seen.key) else {
                 continue;
             };
-            self.busy.borrow_mut().insert(id);
+            self.busy.borrow_mut().insert(id, Instant::now());
+            self.last.set(id);
             let (engine, running) = (Rc::clone(engine), Rc::clone(running));
             tokio::task::spawn_local(async move {
                 let done = take(&engine, &running, by, id, &seen, step).await;
@@ -130,6 +155,11 @@ impl Snapshots {
         key: &SnapshotKey,
     ) -> Option<CutStep> {
         let me = running.me;
+        // A replica that could not be cut does not keep others from being cut.
+        let is_asked = key.want != Want::Gone && key.is == CutState::Asked;
+        if is_asked && may_choose(running, key) {
+            return Some(CutStep::Choose);
+        }
         let mut former = key.former.iter();
         if let Some(cut) = former.find(|cut| cut.node == me.0) {
             return Some(CutStep::Remove(cut.clone()));
@@ -138,7 +168,6 @@ impl Snapshots {
             return None;
         }
         match (key.is, &key.cut) {
-            (CutState::Asked, _) => may_choose(running, key).then_some(CutStep::Choose),
             (CutState::Chosen, Some(cut)) if cut.node == me.0 => Some(CutStep::Cut(cut.clone())),
             (CutState::Chosen, Some(cut)) => {
                 let is_over = running.inbox.is_node_away(NodeId(cut.node));
@@ -246,8 +275,9 @@ async fn take(
                     sleep(AGAIN).await;
                     return change(Some(key.again()), None).await.map(drop);
                 }
-                // The daemon has just started, or a disk is away: the next replica is cut.
-                Err(error) if error.code == -(Errno::EAGAIN as i32) => {
+                // The daemon has just started, a disk is away, or a pool is full: the next replica is
+                // cut.
+                Err(error) if error.code == -(Errno::EAGAIN as i32) || key.cuts < CUTS => {
                     sleep(AGAIN).await;
                     return change(Some(key.again()), None).await.map(drop);
                 }
