@@ -15,7 +15,6 @@ use uuid::Uuid;
 use super::departure::Departures;
 use super::disks::{Disks, grown};
 use super::erasure::Erasure;
-use super::externals::{Externals, missing_of, parent_of};
 use super::maps::floor_of;
 use super::opening::{OpenAnswer, OpenSender};
 use super::{Keeper, Stage};
@@ -90,8 +89,6 @@ impl Drop for Farewell {
 pub(super) enum Open {
     Command(Answer),
     AddDisk(Answer),
-    /// It needs an external device.
-    External(Answer, Uuid),
     /// The first request of a pool: once it is answered, the pool is on the disk.
     Opening(OpenAnswer),
     Export,
@@ -143,20 +140,15 @@ impl Commands {
     }
 
     /// Goes on with the end of the pool, if it has begun. Returns the amount of work.
-    pub(super) fn advance_end(
-        &mut self,
-        now: Nanos,
-        disks: &mut Disks,
-        externals: &Externals,
-    ) -> u32 {
+    pub(super) fn advance_end(&mut self, now: Nanos, disks: &mut Disks) -> u32 {
         if self.export.is_some() || self.is_last {
             let until = *self.late_at.get_or_insert(now + LATE);
             if until <= now {
-                disks.note_late(externals.busy());
+                disks.note_late();
             }
         } else if self.late_at.take().is_some() {
             // The export was refused.
-            disks.note_late(Vec::new());
+            disks.note_late();
         }
         let Some(erasure) = &mut self.erasure else {
             return 0;
@@ -194,9 +186,7 @@ impl Commands {
     pub(super) fn close(&mut self) {
         for (_, open) in std::mem::take(&mut self.open) {
             match open {
-                Open::Command(answer) | Open::AddDisk(answer) | Open::External(answer, _) => {
-                    answer.closed()
-                }
+                Open::Command(answer) | Open::AddDisk(answer) => answer.closed(),
                 Open::Opening(answer) => answer.fail(PoolError::Closed),
                 Open::Export => {}
             }
@@ -208,21 +198,19 @@ impl Commands {
 }
 
 /// The visible version with an id.
-pub(super) fn find(pool: &Pool, id: Uuid) -> Result<VersionId, PoolError> {
+fn find(pool: &Pool, id: Uuid) -> Result<VersionId, PoolError> {
     let mut versions = pool.state().versions.iter();
-    let found = versions.find(|(_, version)| version.identity.id == id && version.is_visible());
+    let found = versions.find(|(_, version)| version.identity.id == id && !version.is_hidden);
     found
         .map(|(version, _)| *version)
         .ok_or(PoolError::Unknown { id })
 }
 
-fn info(pool: &Pool, externals: &Externals, version: VersionId) -> Option<LvolInfo> {
+fn info(pool: &Pool, version: VersionId) -> Option<LvolInfo> {
     let state = pool.state();
-    let of = state.versions.get(&version).filter(|v| v.is_visible())?;
+    let of = state.versions.get(&version).filter(|v| !v.is_hidden)?;
     let parent = state.visible_parent(version);
     let parent = parent.and_then(|parent| state.versions.get(&parent));
-    let external = parent.filter(|parent| parent.is_external);
-    let parent = parent.filter(|parent| !parent.is_external);
     Some(LvolInfo {
         id: of.identity.id,
         name: of.identity.name.clone(),
@@ -231,8 +219,6 @@ fn info(pool: &Pool, externals: &Externals, version: VersionId) -> Option<LvolIn
         is_read_only: of.is_read_only,
         is_thick: of.is_thick,
         parent: parent.map(|parent| parent.identity.id),
-        external_parent: external.map(|parent| parent_of(&parent.identity)),
-        is_degraded: missing_of(pool, externals, version).is_some(),
         used_bytes: 0,
         exclusive_bytes: 0,
     })
@@ -267,16 +253,12 @@ impl Keeper {
                 let additions = &mut self.additions;
                 return additions.begin(pool, &self.disks, claim, force, answer);
             }
-            KeeperCommand::External { claim, work } => {
-                return self.use_external(claim, work, answer);
-            }
-            KeeperCommand::Detach(device) => return self.detach_external(device, answer),
             KeeperCommand::Public(command) => command,
         };
         match command {
             Command::List => {
                 let versions = pool.state().versions.iter();
-                let visible = versions.filter(|(_, version)| version.is_visible());
+                let visible = versions.filter(|(_, version)| !version.is_hidden);
                 let all = visible.map(|(id, _)| *id).collect();
                 self.begin_scan(answer, all);
             }
@@ -287,7 +269,7 @@ impl Keeper {
             Command::Names => {
                 let versions = pool.state().versions.keys();
                 let list = versions
-                    .filter_map(|version| info(pool, &self.externals, *version))
+                    .filter_map(|version| info(pool, *version))
                     .collect();
                 answer.send(Outcome::List(list));
             }
@@ -305,7 +287,7 @@ impl Keeper {
                 let token = self.commands.open.insert(Open::Export) as Token;
                 self.submit(token, Request::Export);
             }
-            command => match request_of(pool, (&self.shared, &self.externals), command) {
+            command => match request_of(pool, &self.shared, command) {
                 Err(error) => answer.fail(error),
                 Ok(request) => {
                     let token = self.commands.open.insert(Open::Command(answer)) as Token;
@@ -331,12 +313,6 @@ impl Keeper {
                 self.update_status();
                 answer
             }
-            Open::External(answer, device) => {
-                self.externals.unpin(device);
-                self.refresh_externals(None);
-                self.update_status();
-                answer
-            }
             Open::AddDisk(answer) => {
                 // A pool that is held may have the disk in its last root.
                 let is_held = matches!(&self.stage, Stage::Open(pool) if pool.is_held());
@@ -350,7 +326,6 @@ impl Keeper {
                 match result {
                     Ok(_) => {
                         self.update_status();
-                        self.refresh_externals(None);
                         answer.opened();
                     }
                     Err(refusal) => self.commands.failed = Some((answer, refusal.into())),
@@ -401,8 +376,7 @@ impl Keeper {
             return;
         };
         let outcome = find(pool, id).and_then(|version| {
-            let info = info(pool, &self.externals, version);
-            let info = info.ok_or(PoolError::Unknown { id })?;
+            let info = info(pool, version).ok_or(PoolError::Unknown { id })?;
             let serial = self.next_serial;
             let units = pool.state().versions[&version].units;
             let map = self.maps.entry(version).or_insert_with(|| {
@@ -416,10 +390,6 @@ impl Keeper {
             Ok((info, Arc::clone(map)))
         });
         self.next_serial += 1;
-        if let Ok((_, map)) = &outcome {
-            let version = map.version;
-            self.refresh_externals(Some(&[version]));
-        }
         // The caller may no longer wait.
         let _ = answer.send(outcome);
     }
@@ -443,7 +413,7 @@ impl Keeper {
         let Some(mut scan) = self.commands.scans.pop_front() else {
             return 0;
         };
-        if scan.advance(pool, &self.externals) {
+        if scan.advance(pool) {
             scan.answer.send(Outcome::List(scan.done));
         } else {
             self.commands.scans.push_back(scan);
@@ -454,7 +424,7 @@ impl Keeper {
 
 impl Scan {
     /// Returns true when it has ended.
-    fn advance(&mut self, pool: &Pool, externals: &Externals) -> bool {
+    fn advance(&mut self, pool: &Pool) -> bool {
         let state = pool.state();
         let per_leaf = u64::from(state.geometry.units_per_leaf);
         for _ in 0..LEAVES {
@@ -463,13 +433,13 @@ impl Scan {
                     return true;
                 };
                 self.next_place = 0;
-                self.present = info(pool, externals, next).map(|info| (next, info));
+                self.present = info(pool, next).map(|info| (next, info));
                 continue;
             };
             // It may be deleted while the scan goes on.
             let is_there = state.versions.get(version).is_some_and(|v| !v.is_hidden);
             let leaf = is_there
-                .then(|| state.first_leaf_with_units(*version, self.next_place))
+                .then(|| state.first_mapped_leaf(*version, self.next_place))
                 .flatten();
             let Some(leaf) = leaf else {
                 let present = self.present.take();
@@ -480,7 +450,7 @@ impl Scan {
             let unit = state.geometry.unit_bytes();
             for place in leaf * per_leaf..(leaf + 1) * per_leaf {
                 let entry = pool.lookup(*version, place).unwrap_or_default();
-                for part in entry.units() {
+                for part in entry.parts() {
                     of.used_bytes += unit;
                     of.exclusive_bytes += unit * u64::from(part.is_exclusive(floor));
                 }
@@ -526,7 +496,7 @@ fn some_places(
     let per_leaf = u64::from(state.geometry.units_per_leaf);
     let (mut places, mut next) = (Vec::new(), from);
     for _ in 0..LEAVES {
-        let Some(leaf) = state.next_leaf(version, next) else {
+        let Some(leaf) = state.first_mapped_leaf(version, next) else {
             return Ok(Outcome::Places { places, next: None });
         };
         let first = leaf * per_leaf;
@@ -547,18 +517,8 @@ fn number_of(pool: &Pool, disk: Uuid) -> Result<usize, PoolError> {
     })
 }
 
-fn request_of(
-    pool: &Pool,
-    (shared, externals): (&Shared, &Externals),
-    command: Command,
-) -> Result<Request, PoolError> {
+fn request_of(pool: &Pool, shared: &Shared, command: Command) -> Result<Request, PoolError> {
     let unit = pool.superblock().geometry.unit_bytes();
-    // Copies may need the data of a device that a version shows.
-    let copied = |id| {
-        let version = find(pool, id)?;
-        let missing = missing_of(pool, externals, version);
-        missing.map_or(Ok(version), |device| Err(PoolError::Degraded(device)))
-    };
     Ok(match command {
         Command::Create {
             id,
@@ -598,14 +558,14 @@ fn request_of(
             source: find(pool, snapshot)?,
         },
         Command::Inflate { lvol } => Request::Inflate {
-            version: copied(lvol)?,
+            version: find(pool, lvol)?,
         },
         Command::Decouple { lvol } => Request::Decouple {
-            version: copied(lvol)?,
+            version: find(pool, lvol)?,
         },
         Command::SetParent { lvol, snapshot } => Request::SetParent {
             version: find(pool, lvol)?,
-            source: copied(snapshot)?,
+            source: find(pool, snapshot)?,
         },
         Command::ReadOnly { lvol } => Request::ReadOnly {
             version: find(pool, lvol)?,

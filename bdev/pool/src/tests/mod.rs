@@ -3,7 +3,6 @@
 mod conformance;
 mod disks;
 mod erasure;
-mod external;
 mod failures;
 mod full;
 mod leaving;

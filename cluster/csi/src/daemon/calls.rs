@@ -89,9 +89,13 @@ pub(super) struct ClusterStatusAnswer {
     /// `None`: etcd does not show the cluster.
     pub cluster: Option<ClusterAnswer>,
     pub problem: Option<String>,
-    /// A daemon of an earlier version does not say so.
-    #[serde(default)]
+    /// `None`: etcd does not say. A daemon of an earlier version has none.
+    #[serde(default = "no_snapshots")]
     pub has_snapshots: Option<bool>,
+}
+
+fn no_snapshots() -> Option<bool> {
+    Some(false)
 }
 
 #[derive(Debug, Deserialize)]

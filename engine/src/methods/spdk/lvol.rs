@@ -15,8 +15,7 @@
 //! | the pool refuses to delete an lvol | -32603 |
 //! | the pool refuses anything else, such as a taken name of a snapshot | -32602 |
 //!
-//! `bdev_lvol_set_parent` needs a volume that is not in use. Parents outside of the lvstore:
-//! [`super::lvol_bdev`].
+//! `bdev_lvol_set_parent` needs a volume that is not in use. Not here: external snapshots.
 
 use std::rc::Rc;
 
@@ -600,11 +599,8 @@ struct SpdkLvolReply {
     name: String,
     is_thin_provisioned: bool,
     is_snapshot: bool,
-    /// Its parent is a snapshot of the lvstore.
     is_clone: bool,
-    /// Its parent is a bdev outside of the lvstore.
     is_esnap_clone: bool,
-    /// A bdev below it, or below its snapshots, is missing.
     is_degraded: bool,
     num_allocated_clusters: u64,
     lvs: LvsReply,
@@ -643,8 +639,8 @@ impl Method<Engine> for GetLvols {
                 is_thin_provisioned: !info.is_thick,
                 is_snapshot: info.is_snapshot,
                 is_clone: info.parent.is_some(),
-                is_esnap_clone: info.external_parent.is_some(),
-                is_degraded: info.is_degraded,
+                is_esnap_clone: false,
+                is_degraded: false,
                 num_allocated_clusters: info.used_bytes / status.unit_bytes.max(1),
                 lvs: LvsReply {
                     name: status.name.clone(),

@@ -53,8 +53,7 @@ impl Rewritten {
                 }
             }
             Node::Leaf(leaf) => change(&mut leaf.entries[at.1]),
-            // A version that uses a unit has a leaf for it.
-            Node::External(_) | Node::Lost { .. } => {}
+            Node::Lost { .. } => {}
         }
         self.copied += 1;
         let copy = Arc::new(copy);

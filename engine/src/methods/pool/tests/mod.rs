@@ -3,7 +3,6 @@
 
 mod copy;
 mod disks;
-mod external;
 mod late;
 mod parents;
 
