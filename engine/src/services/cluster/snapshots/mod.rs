@@ -275,8 +275,8 @@ async fn take(
                     sleep(AGAIN).await;
                     return change(Some(key.again()), None).await.map(drop);
                 }
-                // The daemon has just started, a disk is away, or a pool is full: the next replica is
-                // cut.
+                // The daemon has just started, a disk is away, or a pool is full: the next replica
+                // is cut.
                 Err(error) if error.code == -(Errno::EAGAIN as i32) || key.cuts < CUTS => {
                     sleep(AGAIN).await;
                     return change(Some(key.again()), None).await.map(drop);
