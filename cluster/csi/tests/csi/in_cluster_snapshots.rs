@@ -177,8 +177,19 @@ impl Lab {
         let _: Nothing = self.driver.call(call, asked).expect("cut off");
     }
 
-    /// A host at the node that serves the volume.
+    /// A host at the node that serves the volume. A node that has just taken it needs a moment until
+    /// its subsystem is complete, and refuses hosts before.
     fn host(&mut self, id: &str, subsystem: &str) -> Host {
+        let is_there = |of: &Value| of.as_array().is_some_and(|all| !all.is_empty());
+        until("it is served", || {
+            let at = self.holder(id);
+            let all = self.nodes[at].call("nvmf_get_subsystems", Value::Null);
+            let mut all = all.as_array().expect("a list").iter();
+            let served = all.find(|one| one["nqn"] == subsystem);
+            served.is_some_and(|one| {
+                is_there(&one["namespaces"]) && is_there(&one["listen_addresses"])
+            })
+        });
         let at = self.holder(id);
         let mut options = options(subsystem);
         options.hostnqn = nqn(HOST);
