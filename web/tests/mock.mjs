@@ -158,7 +158,10 @@ export class Mock {
       case 'doctor_run': return w.report;
       case 'pool_check': return { findings: [], more_findings: 0, not_repaired: 0, pages: 212, repaired: 0, units: 13_631 };
       case 'config_export': return { subsystems: [{ subsystem: 'bdev', config: [] }] };
-      case 'key_list': return w.keys;
+      case 'key_list': {
+        const users = (key) => w.alerts.receivers.filter((r) => Object.values(r.settings ?? {}).includes(key)).map((r) => `alert ${r.name}`);
+        return w.keys.map((key) => ({ ...key, used_by: [...key.used_by, ...users(key.name)] }));
+      }
       case 'host_auth_status': return w.auth;
       case 'key_generate': {
         w.keys = [...w.keys, { name: p.name, state: 'ok', kind: p.kind, hash: p.hash, fingerprint: '5c55e05d', source: 'sealed', used_by: [], removed: false, ...(p.expires ? { expires: p.expires } : {}) }];
