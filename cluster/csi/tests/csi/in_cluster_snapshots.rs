@@ -177,8 +177,8 @@ impl Lab {
         let _: Nothing = self.driver.call(call, asked).expect("cut off");
     }
 
-    /// A host at the node that serves the volume. A node that has just taken it needs a moment until
-    /// its subsystem is complete, and refuses hosts before.
+    /// A host at the node that serves the volume. A node that has just taken it needs a moment
+    /// until its subsystem is complete, and refuses hosts before.
     fn host(&mut self, id: &str, subsystem: &str) -> Host {
         let is_there = |of: &Value| of.as_array().is_some_and(|all| !all.is_empty());
         until("it is served", || {
