@@ -45,7 +45,7 @@ impl AlertSettings {
 pub struct WebhookSettings {
     /// Name of the receiver: 1 to 128 bytes, no control characters.
     pub name: String,
-    /// The URL. It is shown to everybody who may read the daemon's state.
+    /// The URL, if it is not a secret: accounts of the role viewer see it.
     pub url: Option<String>,
     /// File with the URL, if the URL is a secret: it counts instead of `url`.
     pub url_file: Option<PathBuf>,

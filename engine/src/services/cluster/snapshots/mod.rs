@@ -207,8 +207,8 @@ impl Snapshots {
     }
 }
 
-/// True if this node holds the volume, or no node does and this one has a replica of it. Whoever
-/// chooses looks at etcd again.
+/// True if this node holds the volume, or no node does and this one has a replica of it. The node
+/// that chooses looks at etcd again.
 fn may_choose(running: &Running, key: &SnapshotKey) -> bool {
     let wanted = running.inbox.wanted(key.volume());
     let Some(role) = wanted.and_then(|wanted| wanted.role) else {
