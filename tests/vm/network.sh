@@ -57,6 +57,20 @@ dcb_rdma() { # soft-RoCE on both ends: rxe-dcb0, rxe-dcb1
     done
 }
 
+# dcb (iproute2) numbers its requests by the time in seconds, and reads the acknowledgement of its
+# first one as the answer to the second. If a second begins between the two, it fails after the
+# change, and makes it again here. Something that is there is not added again.
+dcb() {
+    local try error="$WORK/dcb.error"
+    for try in 1 2 3; do
+        if command dcb "$@" 2>"$error"; then cat "$error" >&2; return 0; fi
+        grep -F "Protocol error" "$error" >/dev/null || break
+        set -- "${@/#add/replace}"
+    done
+    cat "$error" >&2
+    return 1
+}
+
 dcb_set() { echo "$2" >"$DCB_DEBUG/$1/${3:-set}"; } # dcb_set DEVICE VALUE [FILE]
 
 # The IP packets that arrive at an end of the cable: see capture.py.

@@ -460,6 +460,9 @@ pub struct ReplicaStatus {
     pub fencing: Option<Fencing>,
     pub why: Option<String>,
     pub resync: Option<ResyncStatus>,
+    /// It is in sync, and blocks of it may differ from those of other replicas in sync, since a
+    /// write failed or was interrupted. They are made equal.
+    pub is_unequal: bool,
     /// The last resync that ended since the volume was opened.
     pub last_resync: Option<LastResync>,
     pub reads: u64,
@@ -557,6 +560,7 @@ impl VolumeStatus {
             fencing: None,
             why: m.why.clone(),
             resync: None,
+            is_unequal: false,
             last_resync: None,
             reads: 0,
             writes: 0,

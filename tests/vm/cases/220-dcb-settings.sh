@@ -99,7 +99,8 @@ grep -v "apptrust\|^#" "$WORK/plan" | sed 's/dcb0/dcb1/' >"$WORK/commands"
 ethtool -A dcb1 rx on tx on
 dcb dcbx set dev dcb1 host ieee static
 dcb buffer set dev dcb1 prio-buffer "$(theirs dcb0 | jq -r '.buffer_of | to_entries | map("\(.key):\(.value)") | join(" ")' | tr ' ' '\n' | sed -n 1p)"
-bash -e "$WORK/commands"
+# shellcheck disable=SC1091
+. "$WORK/commands"
 theirs dcb1 | jq -e --argjson after "$after" '(. as $is | ["pfc", "share", "algorithm", "class_of", "pause", "mode"] | map($is[.] == $after[.]) | all)' >/dev/null ||
     die "the commands did something else: $(theirs dcb1)"
 

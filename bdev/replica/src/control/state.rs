@@ -352,6 +352,8 @@ impl State {
             0 => Fencing::Label,
             _ => Fencing::Reservation,
         });
+        replica.is_unequal =
+            replica.state == ReplicaState::InSync && !shared.missing[slot].is_empty();
         let Some(resync) = &*live.resync.borrow() else {
             return;
         };

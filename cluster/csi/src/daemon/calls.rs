@@ -227,6 +227,8 @@ pub(super) struct ReplicaAnswer {
     /// The volume has the device.
     #[serde(default)]
     pub attached: bool,
+    /// Present while blocks are copied to it.
+    pub resync: Option<serde_json::Map<String, Value>>,
 }
 
 #[derive(Debug, Deserialize)]

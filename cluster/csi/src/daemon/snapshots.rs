@@ -325,9 +325,12 @@ impl Daemon {
             };
             match self.call::<GetLvol>(&lvol(device)) {
                 // A replica that the volume does not reach is in sync as well, if it was the last.
+                // At the end of a resync, its label may not say yet that it is in sync: no volume
+                // could begin with the snapshot.
                 Ok(_)
                     if replica.attached
                         && replica.state == IN_SYNC
+                        && replica.resync.is_none()
                         && in_record(&replica.device) =>
                 {
                     return Ok((device, bytes));

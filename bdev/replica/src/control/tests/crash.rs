@@ -33,8 +33,14 @@ fn the_write_hole_is_closed() {
         world.shelf.fault(name).clear();
     }
     world.open().unwrap();
+    let unequal = |world: &World| {
+        let status = world.status();
+        status.replicas.iter().filter(|one| one.is_unequal).count()
+    };
+    assert_eq!(unequal(&world), 2, "to the first one");
     let first = world.read(64);
     world.until_healthy();
+    assert_eq!(unequal(&world), 0);
     assert_eq!(world.read(64), first);
     assert_eq!(world.read(0), 1);
     world.all_equal(&["d0", "d1", "d2"]);

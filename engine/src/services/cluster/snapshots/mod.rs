@@ -114,9 +114,7 @@ impl Snapshots {
         let all = running.inbox.snapshots();
         self.away.borrow_mut().retain(|id, _| all.contains_key(id));
         self.not_done.retain(|id| all.contains_key(id));
-        let last = self.last.get();
-        let behind = all.range((Bound::Excluded(last), Bound::Unbounded));
-        for (id, seen) in behind.chain(all.range(..=last)) {
+        for (id, seen) in in_turn(&all, self.last.get()) {
             let (id, seen) = (*id, seen.clone());
             let counts = |began: &&Instant| began.elapsed() < HANGS;
             if self.busy.borrow().values().filter(counts).count() >= AT_ONCE {
@@ -174,16 +172,24 @@ impl Snapshots {
                 (is_over && may_choose(running, key)).then_some(CutStep::AskAgain)
             }
             (CutState::There, Some(cut)) if cut.node == me.0 => {
-                let problem = self.problem(engine, id, cut);
+                let problem = self.problem(engine, id, cut, key.why.as_ref());
                 (problem != key.why).then_some(CutStep::Note(problem))
             }
             _ => None,
         }
     }
 
-    /// Why the lvol of a snapshot is not there.
-    fn problem(&self, engine: &Engine, id: Uuid, cut: &Cut) -> Option<CutProblem> {
-        let plane = engine.plane().ok()?;
+    /// Why the lvol of a snapshot is not there; `known`: the reason in etcd.
+    fn problem(
+        &self,
+        engine: &Engine,
+        id: Uuid,
+        cut: &Cut,
+        known: Option<&CutProblem>,
+    ) -> Option<CutProblem> {
+        let Ok(plane) = engine.plane() else {
+            return known.cloned();
+        };
         if plane.bdevs.lookup(&cut.lvol.to_string()).is_some() {
             self.away.borrow_mut().remove(&id);
             return None;
@@ -192,7 +198,7 @@ impl Snapshots {
         let now = Instant::now();
         let since = *self.away.borrow_mut().entry(id).or_insert(now);
         if now - since < OPENED {
-            return None;
+            return known.cloned();
         }
         let pool = cut.pool.unwrap_or_default();
         let is_open = engine.devices.pools.find(&pool.to_string()).is_ok();
@@ -205,6 +211,12 @@ impl Snapshots {
         let code = -(code as i32);
         Some(CutProblem { code, text })
     }
+}
+
+/// All, beginning behind the last one whose step was started.
+fn in_turn<Key>(all: &BTreeMap<Uuid, Key>, last: Uuid) -> impl Iterator<Item = (&Uuid, &Key)> {
+    let behind = all.range((Bound::Excluded(last), Bound::Unbounded));
+    behind.chain(all.range(..=last))
 }
 
 /// True if this node holds the volume, or no node does and this one has a replica of it. The node
@@ -346,12 +358,13 @@ fn candidates(
     may_be
 }
 
-/// The replicas that the open volume writes to. None while it reconciles: blocks that were being
-/// written when a holder stopped are different on its replicas then.
+/// The replicas that the open volume writes to. None while blocks of its replicas differ, which
+/// were being written when a holder stopped or a write failed: a host may have read either
+/// contents.
 fn used(opened: &[ReplicaStatus], replicas: &[CutSource]) -> Vec<CutSource> {
     let reconciles = opened.iter().any(|one| {
         let resync = one.resync.as_ref();
-        resync.is_some_and(|resync| resync.kind == ResyncKind::Reconcile)
+        one.is_unequal || resync.is_some_and(|resync| resync.kind == ResyncKind::Reconcile)
     });
     let is_used = |source: &CutSource| {
         let device = source.export_id.0.to_string();
@@ -425,6 +438,10 @@ async fn remove(engine: &Rc<Engine>, cut: &Cut) -> Result<(), RpcError> {
             pool.run(Command::Delete { lvol }).await?;
             return Ok(());
         }
+    }
+    if cut.pool.is_none() && pools::find_lvol(engine, "device", &cut.device).is_ok() {
+        // It would be in the pool of its replica, which is open.
+        return Ok(());
     }
     let is_open = |id: Uuid| engine.devices.pools.find(&id.to_string()).is_ok();
     let mut imported = super::pools::imported(engine).into_iter();

@@ -23,6 +23,7 @@ fn opened(number: u128) -> ReplicaStatus {
         fencing: None,
         why: None,
         resync: None,
+        is_unequal: false,
         last_resync: None,
         reads: 0,
         writes: 0,
@@ -61,6 +62,9 @@ fn the_holder_knows_which_replicas_are_equal() {
         [source(1)],
         "one that the volume does not have"
     );
+    let mut unequal = all();
+    unequal[1].is_unequal = true;
+    assert_eq!(used(&unequal, &sources), [], "after a write that failed");
     for (kind, expected) in [
         (ResyncKind::Reconcile, 0),
         (ResyncKind::Partial, 2),
@@ -112,4 +116,25 @@ fn one_node_chooses() {
         let over = CutHolder::Over(NodeId(Uuid::from_u128(1)));
         assert_eq!(of(number, over), [], "it may serve by confirmation");
     }
+}
+
+/// Goal: a step that fails again and again keeps no other snapshot waiting. Method: looks that
+/// start as many steps as they may, among several times as many snapshots.
+#[test]
+fn all_have_their_turn() {
+    let all: BTreeMap<Uuid, ()> = (1..=40).map(|id| (Uuid::from_u128(id), ())).collect();
+    let (mut last, mut started) = (Uuid::nil(), BTreeMap::<Uuid, u32>::new());
+    for _ in 0..5 {
+        for (id, ()) in in_turn(&all, last).take(AT_ONCE) {
+            *started.entry(*id).or_default() += 1;
+            last = *id;
+        }
+    }
+    assert_eq!(started.len(), 40);
+    assert!(started.values().all(|times| *times == 2), "{started:?}");
+    assert_eq!(
+        in_turn(&all, Uuid::max()).count(),
+        40,
+        "the last one is gone"
+    );
 }
