@@ -8,6 +8,7 @@
 #                       CONFORMANCE=/path/to/conformance  DCBSIM=/path/to/dcbsim.ko
 #                       LLDPD=/folder/of/lldpd  SIW=/path/to/siw.ko
 #                       ETCD=/folder/of/etcd  BLKTESTS=/folder/of/blktests
+#                       NACRE_TEST_AT_LENGTH=1, or empty
 #
 # Events go to OUT/results (see xtask/src/vm/suite.rs), the output of each test to OUT/logs. After a
 # test the guest is cleaned. If that fails, the guest reports it and stops, and the host boots a new

@@ -74,6 +74,8 @@ no_unexpected_errors() {
 PAUSE=$WORK/pause
 [ -p "$PAUSE" ] || mkfifo "$PAUSE"
 
+at_length() { [ -n "${NACRE_TEST_AT_LENGTH:-}" ]; } # a run without a limit of its time
+
 wait_until() { # wait_until SECONDS COMMAND…: polls until it succeeds
     local limit=$1 end=$((SECONDS + $1))
     shift

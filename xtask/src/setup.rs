@@ -21,6 +21,10 @@ pub(crate) const fn need(program: &'static str, package: &'static str) -> Need {
     Need { program, package }
 }
 
+/// The length of randomised tests, and of cases in the guest: the pool's core knows `ci`, others
+/// only if it is set.
+pub(crate) const AT_LENGTH: &str = "NACRE_TEST_AT_LENGTH";
+
 /// Programs that the virtual machine and the tests inside it need.
 pub(crate) const VM: &[Need] = &[
     need("qemu-system-x86_64", "qemu-system-x86"),

@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::process;
+use crate::setup::AT_LENGTH;
 use crate::tally::{CargoTest, Tally};
 use crate::{setup, vm};
 
@@ -36,9 +37,6 @@ const LONG: [&str; 5] = [
     "nacre_engine",
     "real",
 ];
-
-/// The length of randomised tests: the pool's core knows `ci`, others only if it is set.
-const AT_LENGTH: &str = "NACRE_TEST_AT_LENGTH";
 
 /// Programs at the same time, and tests of one: many start daemons and members of etcd.
 const MOST_LANES: usize = 4;

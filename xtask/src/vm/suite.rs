@@ -24,7 +24,7 @@ use super::events::{Event, Events, Verdict, Watch};
 use super::queue::Queue;
 use super::work::{Boot, Work};
 use super::{Machine, Series, Vm, case, drives, quoted, scratch, seconds};
-use crate::setup::{self, Unavailable};
+use crate::setup::{self, AT_LENGTH, Unavailable};
 use crate::tally::Tally;
 
 /// Time limit from the start of QEMU to the first event. On a busy machine an emulated boot takes
@@ -424,7 +424,7 @@ impl Suite<'_> {
             ""
         };
         let line = format!(
-            "{patience}TARGET={} TAKEN={} NACRE={} PINGPONG={} PROBE={} CONFORMANCE={} DCBSIM={} LLDPD={} SIW={} ETCD={} BLKTESTS={} bash {} {}",
+            "{patience}TARGET={} TAKEN={} NACRE={} PINGPONG={} PROBE={} CONFORMANCE={} DCBSIM={} LLDPD={} SIW={} ETCD={} BLKTESTS={} {AT_LENGTH}={} bash {} {}",
             self.target,
             quoted(&self.work.lock().queue.dir),
             quoted(&self.programs.nacre),
@@ -436,6 +436,7 @@ impl Suite<'_> {
             quoted(&self.programs.siw),
             quoted(&self.programs.etcd),
             quoted(&self.programs.blktests),
+            quoted(Path::new(&std::env::var_os(AT_LENGTH).unwrap_or_default())),
             quoted(&self.root.join("tests/vm/guest.sh")),
             quoted(&out),
         );

@@ -112,7 +112,13 @@ impl<'a> Reader<'a> {
         let Some(len) = end.checked_sub(self.at) else {
             return false;
         };
-        self.slice(len)
-            .is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0))
+        self.slice(len).is_some_and(is_zero)
     }
+}
+
+/// True if all bytes are zero. Most bytes of most pages are, so that an import looks at many.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    let (blocks, rest) = bytes.as_chunks::<64>();
+    let any = |bytes: &[u8]| bytes.iter().fold(0, |any, byte| any | byte);
+    blocks.iter().all(|block| any(block) == 0) && any(rest) == 0
 }

@@ -14,7 +14,7 @@
 //! | 64.. | records; zero after them |
 
 use super::record::Record;
-use super::{FormatError, Page, Reader, Writer, checksum, wrong};
+use super::{FormatError, Page, Reader, Writer, checksum_of_parts, is_zero, wrong};
 use crate::geometry::PAGE;
 use crate::ids::Lsn;
 
@@ -129,7 +129,7 @@ impl LogPage {
         if count != Some(records.len() as u16) {
             return Err(broken("number of records"));
         }
-        if page[RECORDS + used..].iter().any(|byte| *byte != 0) {
+        if !is_zero(&page[RECORDS + used..]) {
             return Err(broken("reserved area"));
         }
         Ok(Self { head, sum, records })
@@ -142,9 +142,7 @@ impl LogPage {
 }
 
 fn page_sum(page: &Page) -> u64 {
-    let mut copy = *page;
-    copy[SUM..RECORDS].fill(0);
-    checksum(&copy)
+    checksum_of_parts(&[&page[..SUM], &[0; RECORDS - SUM], &page[RECORDS..]])
 }
 
 /// Writes the checksum into a finished page.

@@ -24,7 +24,9 @@ mod tests;
 use crate::geometry::PAGE;
 use crate::ids::Lsn;
 pub use crate::ids::Place;
+use bytes::is_zero;
 pub(crate) use bytes::{Reader, Writer};
+use crc_fast::{CrcAlgorithm, Digest};
 
 /// A page in memory.
 pub type Page = [u8; PAGE];
@@ -32,6 +34,13 @@ pub type Page = [u8; PAGE];
 /// Checksum of metadata (CRC-64/NVME).
 pub fn checksum(bytes: &[u8]) -> u64 {
     crc_fast::crc64_nvme(bytes)
+}
+
+/// The same of bytes in several parts.
+fn checksum_of_parts(parts: &[&[u8]]) -> u64 {
+    let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
+    parts.iter().for_each(|part| digest.update(part));
+    digest.finalize()
 }
 
 /// Checksum of a granule of data (CRC32C).
