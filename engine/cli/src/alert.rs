@@ -60,7 +60,7 @@ struct WebhookArgs {
     connection: Connection,
     /// Name of the receiver
     name: String,
-    /// The URL, if it is not a secret: viewers see it
+    /// The URL: operators see it, viewers its origin
     #[arg(long, value_name = "URL", required_unless_present = "url_key")]
     url: Option<String>,
     /// The key with the URL

@@ -45,7 +45,7 @@ impl AlertSettings {
 pub struct WebhookSettings {
     /// Name of the receiver: 1 to 128 bytes, no control characters.
     pub name: String,
-    /// The URL, if it is not a secret: accounts of the role viewer see it.
+    /// The URL: operators see it, viewers its origin.
     pub url: Option<String>,
     /// File with the URL, if the URL is a secret: it counts instead of `url`.
     pub url_file: Option<PathBuf>,
@@ -222,6 +222,14 @@ impl AlertReceiver {
                 }
             }
             Self::Mail(mail) => mail.to.join(", "),
+        }
+    }
+
+    /// The URL of a webhook whose settings have it.
+    pub fn url(&self) -> Option<&str> {
+        match self {
+            Self::Webhook(webhook) => webhook.url.as_deref(),
+            Self::Mail(_) => None,
         }
     }
 

@@ -337,6 +337,8 @@ mod tests {
             // A key where another word belongs.
             call("key_generate", serde_json::json!({ "name": "d", "kind": TEXT })),
             call("keyring_file_remove_key", serde_json::json!({ "name": TEXT })),
+            call("alert_set_webhook", serde_json::json!({ "name": "e", "url": "http://127.0.0.1:1/" })),
+            call("alert_set_mail", serde_json::json!({ "name": "f", "server": "127.0.0.1:1", "tls": "off", "from": "a@example.org", "to": ["b@example.org"] })),
         ]}]});
         let calls = calls(&config).unwrap();
         let loaded = || load_text(None, [], &[]).map_err(anyhow::Error::from);
@@ -377,7 +379,7 @@ mod tests {
         let (refused, _) = start(&options(false));
         let refused = format!("{:#}", refused.unwrap_err());
         let log = String::from_utf8(log.0.lock().clone()).unwrap();
-        assert_eq!(log.matches("stays as it is there").count(), 6, "{log}");
+        assert_eq!(log.matches("stays as it is there").count(), 8, "{log}");
         assert!(refused.contains("key_generate: "), "{refused}");
         assert!(log.contains("/etc/c.json: entry skipped"), "{log}");
         for text in [log, refused, format!("{calls:?}")] {

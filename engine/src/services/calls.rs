@@ -305,9 +305,10 @@ pub fn check_phase(phase: Phase, entry: &MethodEntry<Engine>) -> Result<(), RpcE
 }
 
 /// Replaces the paths of key files and of the store key, and sealed keys, in an answer or refusal
-/// for a viewer: key `web1` in place of `/etc/nacre/keys/web1`. By value and not by field, so that
-/// it covers saved configurations, stored objects, events and the causes of errors.
-pub fn without_key_paths(
+/// for a viewer: key `web1` in place of `/etc/nacre/keys/web1`; and the URLs of webhooks, whose
+/// paths can be secrets, by their origins. By value and not by field, so that it covers saved
+/// configurations, stored objects, events and the causes of errors.
+pub fn for_viewer(
     engine: &Engine,
     outcome: Result<Box<RawValue>, RpcError>,
 ) -> Result<Box<RawValue>, RpcError> {
@@ -327,11 +328,15 @@ pub fn without_key_paths(
             text("name")?,
         ))
     });
+    let receivers = engine.alerts.receivers().into_iter();
+    let urls =
+        receivers.filter_map(|of| Some((of.receiver.url()?.to_owned(), of.receiver.target())));
     let mut paths: Vec<(String, String)> = listed
         .chain(declared)
         .chain(stored)
         .map(|(path, name)| (path.display().to_string(), format!("(key {name})")))
         .chain(StoreKeys::of(engine).hidden_paths())
+        .chain(urls)
         .filter(|(path, _)| path.len() > 1)
         .collect();
     // A path that begins with another one comes first.
@@ -368,8 +373,8 @@ pub fn without_key_paths(
     }
 }
 
-/// True if answers of this call hide the paths of key files.
-pub fn hides_key_paths(client: &Client) -> bool {
+/// True if answers of this call hide the paths of key files and the URLs of webhooks.
+pub fn is_viewer(client: &Client) -> bool {
     client.role < Class::Operate.role()
 }
 

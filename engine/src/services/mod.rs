@@ -268,8 +268,8 @@ impl Engine {
             self.calls.audit.close(record, &outcome).await;
         }
         self.called(method, params, &outcome).await;
-        if calls::hides_key_paths(&client) {
-            calls::without_key_paths(self, outcome)
+        if calls::is_viewer(&client) {
+            calls::for_viewer(self, outcome)
         } else {
             outcome
         }

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::os::unix::fs::PermissionsExt;
 
 use serde_json::Value;
+use serde_json::value::RawValue;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 
@@ -12,6 +13,7 @@ use super::*;
 use crate::config::{Settings, load_text};
 use crate::methods::testing::{TestDaemon, test_daemon};
 use crate::metrics::Scrape;
+use crate::services::calls::for_viewer;
 
 const FAST: DeliveryPace = DeliveryPace {
     attempt: Duration::from_secs(10),
@@ -579,6 +581,14 @@ fn receivers_of_calls() {
         let of = refused.data.unwrap().field;
         assert_eq!(of.as_deref(), Some(field), "{params}");
     }
+    // Nor is a text the key of a host.
+    let nqn = "nqn.2016-06.io.spdk:cnode1";
+    daemon.call("nvmf_create_subsystem", json!({ "nqn": nqn }));
+    for field in ["dhchap_key", "psk"] {
+        let host = json!({ "nqn": nqn, "host": "nqn.2014-08.org.a:h", field: "pager-token" });
+        let refused = daemon.refused("nvmf_subsystem_add_host", host);
+        assert_eq!(refused.data.unwrap().field.as_deref(), Some(field));
+    }
     daemon.call("alert_set_mail", mail.clone());
     daemon.call("alert_set_mail", with("severity", json!("info")));
     let names = |daemon: &TestDaemon| {
@@ -646,8 +656,20 @@ fn events_go_to_a_receiver_of_a_call() {
     let daemon = test_daemon();
     let (server, port) = daemon.run(Server::start(&[]));
     daemon.run(async { declare(&daemon, "") });
-    let params = json!({ "name": "a", "url": format!("http://127.0.0.1:{port}/"), "gather_s": 0 });
+    let origin = format!("http://127.0.0.1:{port}");
+    let params = json!({ "name": "a", "url": format!("{origin}/hidden/path"), "gather_s": 0 });
     daemon.call("alert_set_webhook", params);
+    for method in ["alert_list", "state_get"] {
+        let answer = daemon.call(method, Value::Null).to_string();
+        assert!(answer.contains("hidden"), "{method}");
+        let answer = RawValue::from_string(answer).unwrap();
+        let viewed = for_viewer(&daemon.engine, Ok(answer)).unwrap();
+        let viewed = viewed.get();
+        assert!(
+            viewed.contains(&origin) && !viewed.contains("hidden"),
+            "{viewed}"
+        );
+    }
     daemon.run(async {
         daemon.engine.notes.send("nvme_failed", "n1");
         assert_eq!(subjects(&server.bodies(1).await[0]), ["n1"]);

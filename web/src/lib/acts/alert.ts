@@ -65,7 +65,7 @@ export const setWebhook = (receiver?: Receiver): Act => {
     fields: [
       ...(receiver ? [] : [{ key: 'name', label: 'Name', kind: 'text', hint: 'Such as oncall.' } as Field]),
       { key: 'hide', label: 'The URL is a secret', kind: 'check', initial: receiver ? hidden : true, hint: 'Stored sealed, and never shown. It needs https://.' },
-      { key: 'open', label: 'URL', kind: 'text', initial: text(before, 'url'), hint: 'https://, or http:// in clear. Viewers see it.', when: (v) => !v.hide },
+      { key: 'open', label: 'URL', kind: 'text', initial: text(before, 'url'), hint: 'https://, or http:// in clear. Viewers see its origin.', when: (v) => !v.hide },
       secret('url', 'URL', 'Such as https://hooks.example.org/T0/abc', false, hidden, (v) => !!v.hide),
       secret('secret', 'Signing secret', '24 to 64 random bytes in base64. Requests are not signed without it.', true, has('secret')),
       secret('token', 'Token', 'For the header Authorization: Bearer.', true, has('token')),

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{HOST, MARK, NQN, TEXT, key_file};
 use crate::config::Settings;
 use crate::methods::testing::TestDaemon;
-use crate::services::calls::without_key_paths;
+use crate::services::calls::for_viewer;
 use crate::store::{Change, RedbStore, StateStore, Store};
 
 /// A daemon on a state, with two sealed keys: `chap` for authentication, in use by the host, and
@@ -150,7 +150,7 @@ fn sealed_keys() {
         let hidden = ["v1:", file.to_str().unwrap()];
         assert!(hidden.iter().any(|part| answer.contains(part)));
         let answer = RawValue::from_string(answer).unwrap();
-        let viewed = without_key_paths(&daemon.engine, Ok(answer)).unwrap();
+        let viewed = for_viewer(&daemon.engine, Ok(answer)).unwrap();
         let viewed = viewed.get();
         assert!(!hidden.iter().any(|part| viewed.contains(part)), "{viewed}");
     }
