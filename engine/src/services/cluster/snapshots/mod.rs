@@ -281,7 +281,10 @@ async fn take(
             .await
             .map(drop),
         CutStep::Cut(cut) => {
-            let pool = match make(engine, id, key.volume().0, &cut).await {
+            let wanted = running.inbox.wanted(key.volume());
+            let role = wanted.and_then(|wanted| wanted.role);
+            let is_held = role.is_some_and(|role| role.holder.is_some());
+            let pool = match make(engine, id, (key.volume().0, is_held), &cut).await {
                 Ok(Made::Counts(pool)) => pool,
                 Ok(Made::Early) => {
                     sleep(AGAIN).await;
@@ -387,7 +390,12 @@ enum Made {
 
 /// Cuts the lvol of the replica, or finds the cut that this node made before it was restarted: it
 /// counts as well, if the volume's record has not changed since the choice.
-async fn make(engine: &Rc<Engine>, id: Uuid, volume: Uuid, cut: &Cut) -> Result<Made, RpcError> {
+async fn make(
+    engine: &Rc<Engine>,
+    id: Uuid,
+    (volume, is_held): (Uuid, bool),
+    cut: &Cut,
+) -> Result<Made, RpcError> {
     let (plane, device) = (engine.plane()?, &cut.device);
     if plane.bdevs.lookup(device).is_none() {
         let cause = format!("device \"{device}\" of the replica is away");
@@ -413,15 +421,28 @@ async fn make(engine: &Rc<Engine>, id: Uuid, volume: Uuid, cut: &Cut) -> Result<
     }
     let label = label(engine, &plane, &cut.lvol.to_string()).await;
     let label = label.map_err(|why| RpcError::errno(Errno::EIO, why))?;
-    let is_in_sync = |label: &Label| {
-        let mut all = label.replicas.iter();
-        let own = all.find(|one| one.id == label.replica);
-        label.volume == volume && own.is_some_and(|own| own.state == LabelState::InSync)
-    };
-    Ok(match label {
-        Some(label) if is_in_sync(&label) => Made::Counts(pool),
-        _ => Made::Early,
+    Ok(if counts(label.as_ref(), volume, is_held)? {
+        Made::Counts(pool)
+    } else {
+        Made::Early
     })
+}
+
+/// True if a volume can begin with the lvol of this label. Replicas that no holder closed may
+/// differ, and nothing makes them equal before a node serves the volume.
+fn counts(label: Option<&Label>, volume: Uuid, is_held: bool) -> Result<bool, RpcError> {
+    let Some(label) = label.filter(|label| label.volume == volume) else {
+        return Ok(false);
+    };
+    if !is_held && !label.clean {
+        let cause = "no node serves the volume, and its last one did not close it: replicas may \
+                     differ in blocks that were being written";
+        return Err(RpcError::errno(Errno::EBUSY, cause)
+            .remedy("publish the volume, and make the snapshot then"));
+    }
+    let mut all = label.replicas.iter();
+    let own = all.find(|one| one.id == label.replica);
+    Ok(own.is_some_and(|own| own.state == LabelState::InSync))
 }
 
 /// Deletes an lvol that does not count any more.

@@ -1,4 +1,6 @@
+use nacre_bdev_replica::format::label::LabelReplica;
 use nacre_bdev_replica::handle::ResyncStatus;
+use nacre_bdev_replica::model::Stamp;
 use nacre_cluster_core::{ExportId, Incarnation, VolumeId};
 
 use super::*;
@@ -137,4 +139,45 @@ fn all_have_their_turn() {
         40,
         "the last one is gone"
     );
+}
+
+#[test]
+fn an_lvol_counts_by_its_label() {
+    let volume = Uuid::from_u128(1);
+    let labelled = |of: u128, state: LabelState, clean: bool| Label {
+        volume: Uuid::from_u128(of),
+        name: String::new(),
+        replica: Uuid::from_u128(7),
+        slot: 0,
+        stamp: Stamp::default(),
+        sequence: 1,
+        clean,
+        block_size: 512,
+        blocks: 1,
+        region_shift: 20,
+        replicas: [LabelReplica {
+            slot: 0,
+            id: Uuid::from_u128(7),
+            state,
+        }]
+        .into_iter()
+        .collect(),
+    };
+    for (of, state, clean, is_held, expected) in [
+        (1, LabelState::InSync, true, false, Some(true)),
+        (1, LabelState::InSync, false, true, Some(true)),
+        // The last node did not close the volume: which replica is right is not decided.
+        (1, LabelState::InSync, false, false, None),
+        (1, LabelState::Filling, true, true, Some(false)),
+        (1, LabelState::Out, false, true, Some(false)),
+        // A clone that no node has served has the label of its snapshot.
+        (2, LabelState::InSync, false, false, Some(false)),
+    ] {
+        let label = labelled(of, state, clean);
+        let found = counts(Some(&label), volume, is_held);
+        let code = found.as_ref().err().map(|error| error.code);
+        assert!(code.is_none_or(|code| code == -(Errno::EBUSY as i32)));
+        assert_eq!(found.ok(), expected, "{of} {state:?} {clean} {is_held}");
+    }
+    assert!(!counts(None, volume, true).unwrap());
 }
