@@ -424,3 +424,82 @@ fn few_watch_a_node() {
     }
     assert!(watches.values().all(|count| *count == 4), "{watches:?}");
 }
+
+/// Goal: the node that holds too many hands one over a minute later, which has a replica in sync
+/// elsewhere; one that comes back stays. Method: three volumes, of which one has no other replica
+/// in sync, and another lacks one.
+#[test]
+fn a_node_that_holds_too_many() {
+    let other = ReplicaId(Uuid::from_u128(201));
+    let volume = |number: u128| VolumeId(Uuid::from_u128(number));
+    let record = |holder: u128, incarnation: u64, others: &str| {
+        json!({
+            "epoch": 4, "serving": 4, "revision": 7, "holder": node(holder).0,
+            "incarnation": incarnation,
+            "members": [
+                { "id": REPLICA.0, "node": node(1).0, "state": { "state": "in_sync" } },
+                { "id": other.0, "node": node(if others == "here" { 1 } else { 2 }).0,
+                  "state": { "state": if others == "out" { "out" } else { "in_sync" } } },
+            ],
+        })
+        .to_string()
+    };
+    let new = |elsewhere: u128| {
+        let mut bench = Rig::new();
+        let engine = Box::new(bench.engine.clone());
+        bench.volumes = Volumes::new(node(1), engine).with_balance(true);
+        for (id, others) in [(100, "here"), (101, "out"), (102, "there"), (103, "there")] {
+            let (holder, incarnation) = if id == elsewhere { (2, 11) } else { (1, 3) };
+            let record = record(holder, incarnation, others);
+            let update = bench
+                .volumes
+                .update(volume(id), Revision(20), record.as_bytes());
+            assert_eq!(update, Ok(()));
+            let mut publication = Publication::new(volume(id));
+            for number in [1, 2] {
+                publication.slots.assign(node(number));
+            }
+            bench.volumes.publish(volume(id), Some(&publication));
+        }
+        bench.run(0);
+        bench.run(200);
+        let held = (100..=103).filter(|id| *id != elsewhere);
+        for (id, call) in held.zip(bench.engine.calls()) {
+            let number = call
+                .strip_prefix("take ")
+                .expect("taken")
+                .parse()
+                .expect("a number");
+            let (volume, answer) = (volume(id), Answer::Opened { number });
+            bench.volumes.report(Report { volume, answer });
+        }
+        bench.run(220);
+        bench
+    };
+    let turns = |bench: &mut Rig, from: u32, to: u32| {
+        for ms in (from..to).step_by(500) {
+            bench.volumes.balance(at(ms), &bench.nodes);
+        }
+        bench.volumes.in_state(HoldingState::Leaving)
+    };
+    let mut bench = new(0);
+    assert_eq!(bench.volumes.in_state(HoldingState::Holding).len(), 4);
+    assert_eq!(turns(&mut bench, 500, 60_000), []);
+    let leaving = turns(&mut bench, 60_000, 64_000);
+    assert_eq!(
+        leaving,
+        [volume(102)],
+        "both replicas are in sync, at two nodes"
+    );
+    assert_eq!(turns(&mut bench, 64_000, 200_000), leaving, "one at a time");
+
+    let mut few = new(103);
+    assert_eq!(few.volumes.in_state(HoldingState::Holding).len(), 3);
+    assert_eq!(turns(&mut few, 500, 64_000), [volume(102)]);
+    // A lone node has no other one; a drained one is none.
+    let mut alone = new(0);
+    let mut drained = NodeKey::default();
+    drained.drain = true;
+    alone.nodes.describe(node(2), Some(drained));
+    assert_eq!(turns(&mut alone, 500, 200_000), []);
+}

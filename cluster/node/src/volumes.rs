@@ -3,6 +3,8 @@
 //! events and the time to the machines, and executes their intents: changes of records are
 //! returned to the caller, all else goes to the engine through [`Serving`].
 
+mod balance;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +15,7 @@ use nacre_cluster_core::{
 };
 use serde_json::Value;
 
+use self::balance::Balance;
 use crate::events::{Decision, Events};
 use crate::nodes::Nodes;
 use crate::publication::Publication;
@@ -67,6 +70,8 @@ pub(crate) struct Volumes {
     serving: Box<dyn Serving>,
     /// The node is ending: it takes no more volumes.
     pub(crate) is_leaving: bool,
+    /// `None`: its volumes move only when an operator asks, or in a drain.
+    balance: Option<Balance>,
 }
 
 impl Volumes {
@@ -80,7 +85,14 @@ impl Volumes {
             published: BTreeMap::new(),
             serving,
             is_leaving: false,
+            balance: None,
         }
+    }
+
+    /// If `is_balanced`, volumes move from the node that holds the most.
+    pub(crate) fn with_balance(mut self, is_balanced: bool) -> Self {
+        self.balance = is_balanced.then(Balance::default);
+        self
     }
 
     /// Passes a record from the store to the volume's machine. Fails if the record cannot be
@@ -368,6 +380,11 @@ impl Volumes {
 
     /// The next node to take the volume, among live nodes without a cordon or drain.
     pub(crate) fn successor(&self, id: VolumeId, nodes: &Nodes) -> Option<NodeId> {
+        self.successors(id, nodes)?.first().copied()
+    }
+
+    /// All nodes that may take it from this one, in their order.
+    fn successors(&self, id: VolumeId, nodes: &Nodes) -> Option<Vec<NodeId>> {
         let record = self.places.get(&id)?.machine.record()?;
         let mut order = self.published.get(&id)?.clone();
         order.retain(|node| {
@@ -375,7 +392,7 @@ impl Volumes {
             *node != self.me && lives && !nodes.is_avoided(*node)
         });
         ranks::order(id, record, &mut order, &[]);
-        order.first().copied()
+        Some(order)
     }
 
     /// True if the volume's publication names the node.

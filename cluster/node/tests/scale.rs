@@ -139,6 +139,7 @@ fn start(etcd: &Endpoints, prefix: &Prefix, number: u64) -> Node {
             name: format!("n{number}"),
             ..Description::default()
         },
+        is_balanced: false,
     };
     let started = Node::start(etcd, prefix.clone(), me, |link| {
         Box::new(AtOnce {

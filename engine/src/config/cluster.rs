@@ -19,6 +19,8 @@ pub struct ClusterSettings {
     /// The class of each of its pools, by the pool's name.
     pub pool_class: BTreeMap<String, String>,
     pub replace_after: ReplaceAfter,
+    /// Volumes move from this node while it serves many more than others.
+    pub balance: bool,
 }
 
 /// How long the cluster waits before it replaces a lost replica.

@@ -72,6 +72,8 @@ pub struct Me {
     /// The id of the cluster that this node joined before. `None`: it has joined none.
     pub cluster: Option<Uuid>,
     pub description: Description,
+    /// Volumes move from this node while it serves many more than others.
+    pub is_balanced: bool,
 }
 
 /// The state of this node.
@@ -219,7 +221,7 @@ impl Driver {
                 .with_features(me.description.features.clone());
         Self {
             nodes: Nodes::new(me.id, Timing::default()),
-            volumes: Volumes::new(me.id, serving),
+            volumes: Volumes::new(me.id, serving).with_balance(me.is_balanced),
             me,
             client,
             prefix,
@@ -528,15 +530,13 @@ impl Driver {
         });
     }
 
-    /// Handovers that operators ask for, of a drain, and of the node's end.
+    /// Handovers that operators ask for, of a drain, for balance, and of the node's end.
     fn handover(&mut self, now: BootTime) {
-        let is_drained = self
-            .nodes
-            .described
-            .get(&self.me.id)
-            .is_some_and(NodeKey::is_left);
-        if is_drained || self.leave_by.is_some() {
+        let own = self.nodes.described.get(&self.me.id);
+        if own.is_some_and(NodeKey::is_left) || self.leave_by.is_some() {
             self.volumes.drain(now, &self.nodes);
+        } else {
+            self.volumes.balance(now, &self.nodes);
         }
         for (id, progress) in &mut self.operations {
             let Some(change) = operations::step(

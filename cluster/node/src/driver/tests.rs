@@ -35,6 +35,7 @@ fn driver(engine: Engine) -> Driver {
         process: Uuid::nil(),
         cluster: None,
         description: Description::default(),
+        is_balanced: false,
     };
     let client = Arc::new(Client::new(&endpoints).expect("endpoints"));
     let prefix = Prefix::new("lab").expect("a name");

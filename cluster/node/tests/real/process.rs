@@ -187,6 +187,7 @@ fn node_process() {
             version: "test".to_owned(),
             ..Description::default()
         },
+        is_balanced: false,
     };
     let place = dir.clone();
     let endpoints = endpoints();

@@ -22,6 +22,7 @@ impl Check<'_> {
                     "replace_after",
                     cluster.replace_after != ReplaceAfter::default(),
                 ),
+                ("balance", cluster.balance),
             ];
             if let Some((key, _)) = is_set.iter().find(|(_, is_set)| *is_set) {
                 let cause = format!("it is missing, and cluster.{key} needs it");

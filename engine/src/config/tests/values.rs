@@ -66,7 +66,7 @@ fn context(key: &str) -> &'static [(&'static str, &'static str)] {
             ("client_ca", "\"/a\""),
         ],
         "cluster.name" => &[("node", "\"a\"")],
-        "cluster.node" | "cluster.replace_after" => &[("name", "\"a\"")],
+        "cluster.node" | "cluster.replace_after" | "cluster.balance" => &[("name", "\"a\"")],
         "store.endpoints" => &[("prefix", "\"a\"")],
         "store.user" | "store.password_file" => &[
             ("endpoints", "[\"http://127.0.0.1:1\"]"),

@@ -225,6 +225,7 @@ pub(super) const ROWS: &[Row] = &[
             NO_TEXT,
         ],
     ),
+    ("cluster.balance", BOOL, NO_BOOL),
     (
         "store.endpoints",
         &["[\"http://127.0.0.1:2379\"]"],

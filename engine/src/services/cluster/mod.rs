@@ -253,6 +253,7 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
         process,
         cluster: joined_before,
         description: describe(engine, me),
+        is_balanced: settings.cluster.balance,
     };
     let inbox = Arc::new(Inbox::of(me));
     let mut link = None;

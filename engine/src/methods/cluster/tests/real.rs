@@ -54,6 +54,7 @@ pub(in crate::methods) fn start(etcd: &Members, id: Uuid, name: &str) -> Node {
             features: vec![SNAPSHOTS.to_owned()],
             ..Description::default()
         },
+        is_balanced: false,
     };
     let prefix = Prefix::new("lab").expect("a name");
     let node = Node::start(&etcd.endpoints(), prefix, me, |_| Box::new(Nothing)).expect("a thread");
