@@ -14,9 +14,11 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use nacre_bdev_nvme_vfio::pci::Address;
 use nacre_engine_values::files;
 use serde::{Deserialize, Serialize};
 
+use crate::drives::DriveId;
 use crate::host::HostName;
 use crate::lock::{Lock, LockError};
 use crate::network::{self, Interface, NetworkError, Settings};
@@ -67,6 +69,14 @@ pub enum Request {
         disk: String,
         on: bool,
     },
+    /// Binds a drive to vfio-pci, now and at each start.
+    BindDrive {
+        address: Address,
+        serial: Option<String>,
+    },
+    UnbindDrive {
+        drive: DriveId,
+    },
 }
 
 impl Request {
@@ -78,6 +88,7 @@ impl Request {
             Self::Restart { .. } => ActKind::Restart,
             Self::PowerOff { .. } => ActKind::PowerOff,
             Self::SetName { .. } => ActKind::Name,
+            Self::BindDrive { .. } | Self::UnbindDrive { .. } => ActKind::Drive,
             Self::Locate { .. } => return None,
             Self::SetNetwork { .. } | Self::KeepNetwork | Self::RevertNetwork => ActKind::Network,
         })
@@ -110,6 +121,7 @@ pub enum ActKind {
     PowerOff,
     Network,
     Name,
+    Drive,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

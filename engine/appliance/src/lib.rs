@@ -14,6 +14,7 @@
 //!   backup     state folder <-> one file; checked before anything changes   parse, perform
 //!   reset      asks the next boot to erase the state                        perform
 //!   network    settings of an interface, undone unless confirmed             decide, perform
+//!   drives     NVMe drives for the daemon: bound to vfio-pci at each start   decide, perform
 //!   host       the name of the machine                                    parse, perform
 //!   install    copies the system of a USB disk to a disk of the machine    decide, perform
 //!   console    the text screen on the machine's terminals: facts, keys -> actions
@@ -33,6 +34,7 @@ pub mod backup;
 pub mod bundle;
 pub mod console;
 pub mod digest;
+pub mod drives;
 pub mod guard;
 pub mod host;
 pub mod install;

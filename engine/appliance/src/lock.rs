@@ -38,6 +38,11 @@ impl Lock {
         Self::take(places, "history.lock", FlockOperation::LockExclusive)
     }
 
+    /// The lock of the taken drives. Its owners hold it while they bind a drive.
+    pub fn of_drives(places: &Places) -> Result<Self, LockError> {
+        Self::take(places, "drives.lock", FlockOperation::LockExclusive)
+    }
+
     fn take(places: &Places, name: &str, how: FlockOperation) -> Result<Self, LockError> {
         let path = places.notes().join(name);
         let failed = |source| LockError::Io {

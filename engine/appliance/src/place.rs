@@ -56,6 +56,11 @@ impl Places {
         self.at("var/lib/nacre-appliance/history.json")
     }
 
+    /// The NVMe drives that the daemon polls itself.
+    pub fn drives(&self) -> PathBuf {
+        self.at("var/lib/nacre-appliance/drives.json")
+    }
+
     /// The folder of the bundle that the page uploaded.
     pub fn uploads(&self) -> PathBuf {
         self.at("var/lib/nacre-appliance/upload")

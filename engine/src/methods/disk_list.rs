@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use nacre_bdev::Bdev;
 use nacre_bdev_nvme_vfio::pci::{DiskName, MachineDisk, System};
+use nacre_engine_appliance::drives::{self, DriveState, DriveStatus};
+use nacre_engine_appliance::place::Places;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::Semaphore;
@@ -18,7 +20,7 @@ use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
 use crate::services::Engine;
 
 /// A disk that does not answer may block a read for minutes.
-const LIMIT: Duration = Duration::from_secs(10);
+pub(super) const LIMIT: Duration = Duration::from_secs(10);
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<List>();
@@ -66,14 +68,19 @@ impl Method<Engine> for List {
 
     async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Vec<DiskReply>, RpcError> {
         let own = Own::of(&engine);
-        within(LIMIT, move || own.described(System::real().machine_disks())).await
+        within(LIMIT, move || {
+            let system = System::real();
+            let taken = drives::status(&Places::system(), &system);
+            own.described(system.machine_disks(), &taken.unwrap_or_default())
+        })
+        .await
     }
 }
 
 /// One survey at a time: a disk that does not answer holds one thread, not one for each call.
 static SURVEY: Semaphore = Semaphore::const_new(1);
 
-async fn within<T: Send + 'static>(
+pub(super) async fn within<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, RpcError> {
@@ -124,15 +131,28 @@ impl Own {
         }
     }
 
-    fn described(&self, disks: Vec<MachineDisk>) -> Vec<DiskReply> {
+    /// A drive of vfio-pci shows no serial number: `taken` has it from the time before.
+    fn described(&self, disks: Vec<MachineDisk>, taken: &[DriveStatus]) -> Vec<DiskReply> {
         let on = self.nodes.iter().filter_map(|(node, bdev)| {
             let disk = DiskName::of_node(Path::new("/dev"), Path::new(node));
             Some((disk.ok()??.to_string(), bdev))
         });
         let on: Vec<(String, &String)> = on.collect();
+        let named = |mut disk: MachineDisk| {
+            let is_it = |one: &&DriveStatus| {
+                one.state == DriveState::Bound && one.drive.address == disk.address
+            };
+            if let Some(known) = taken.iter().find(is_it)
+                && disk.name.is_none()
+            {
+                disk.serial = Some(known.drive.serial.clone());
+                disk.model = Some(known.drive.model.clone());
+            }
+            disk
+        };
         disks
             .into_iter()
-            .map(|disk| self.reply(disk, &on))
+            .map(|disk| self.reply(named(disk), &on))
             .collect()
     }
 

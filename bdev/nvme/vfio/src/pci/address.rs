@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Serialize, Serializer};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The address of a PCI function: domain, bus, device, function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,6 +71,13 @@ impl Serialize for Address {
     }
 }
 
+impl<'a> Deserialize<'a> for Address {
+    fn deserialize<D: Deserializer<'a>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        text.parse().map_err(D::Error::custom)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,6 +93,8 @@ mod tests {
             ("0:3:0.1", "0000:03:00.1"),
         ] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), wanted);
+            let read: Address = serde_json::from_value(text.into()).unwrap();
+            assert_eq!(serde_json::to_value(read).unwrap(), wanted);
         }
         for text in [
             "",
@@ -99,6 +109,7 @@ mod tests {
             "nvme0",
         ] {
             assert!(text.parse::<Address>().is_err(), "{text}");
+            assert!(serde_json::from_value::<Address>(text.into()).is_err());
         }
     }
 }

@@ -58,15 +58,7 @@ const NOIOMMU_WARNING: &str = "there is no IOMMU: this drive and the program tha
 impl System {
     /// Binds a drive to vfio-pci.
     pub fn bind(&self, address: Address, options: &Options) -> Result<Bound, PciError> {
-        let drive = self.drive(address)?;
-        if let Driver::Other(_) = drive.driver {
-            return Err(PciError::OtherDriver {
-                address,
-                driver: drive.driver,
-            });
-        }
-        self.check_unused(&drive, options)?;
-        self.check_group(&drive, options)?;
+        let drive = self.check(address, options)?;
         if drive.driver == Driver::VfioPci {
             return self.bound(&drive, true);
         }
@@ -82,6 +74,34 @@ impl System {
             let _ = self.hand_over(&drive, "\n", Driver::Nvme);
         }
         taken
+    }
+
+    /// Refuses a drive that [`System::bind`] would refuse, and changes nothing.
+    pub fn check(&self, address: Address, options: &Options) -> Result<Drive, PciError> {
+        let drive = self.drive(address)?;
+        if let Driver::Other(_) = drive.driver {
+            return Err(PciError::OtherDriver {
+                address,
+                driver: drive.driver,
+            });
+        }
+        self.check_unused(&drive, options)?;
+        self.check_group(&drive, options)?;
+        Ok(drive)
+    }
+
+    /// All drives, once `enough` accepts them, or once no drive is still being identified by the
+    /// kernel's driver. Waits 30 s at most: for a start of the machine.
+    pub fn identified_drives(&self, enough: impl Fn(&[Drive]) -> bool) -> Vec<Drive> {
+        let mut drives = self.drives();
+        self.wait(|| {
+            let is_done = enough(&drives) || !drives.iter().any(Drive::is_coming_up);
+            if !is_done {
+                drives = self.drives();
+            }
+            is_done
+        });
+        drives
     }
 
     /// Returns a drive to the kernel's driver.

@@ -143,6 +143,17 @@ impl Drive {
     pub fn serial(&self) -> Option<&str> {
         Some(&self.controller.as_ref()?.serial)
     }
+
+    /// True until the kernel's driver has identified the drive, or has given it up.
+    pub fn is_coming_up(&self) -> bool {
+        let state = self.controller.as_ref().map(|found| found.state.as_deref());
+        match (&self.driver, state) {
+            (Driver::None, _) => true,
+            (Driver::Nvme, Some(state)) => !matches!(state, Some("live" | "dead")),
+            (Driver::Nvme, None) => true,
+            (Driver::VfioPci | Driver::Other(_), _) => false,
+        }
+    }
 }
 
 impl System {

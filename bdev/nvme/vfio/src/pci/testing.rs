@@ -35,6 +35,8 @@ pub struct KernelBehaviour {
     pub paused: Mutex<Duration>,
     /// Processes that exit at the next pause of the code under test.
     pub ends: Mutex<Vec<u32>>,
+    /// Files that get these contents at the next pause of the code under test.
+    pub changes: Mutex<Vec<(String, String)>>,
 }
 
 struct Fake {
@@ -48,14 +50,20 @@ impl Machine {
     /// A machine with an IOMMU and two drives: one has two namespaces, the other one partitioned
     /// namespace.
     pub fn usual() -> Self {
+        let machine = Self::bare();
+        machine.drive("0000:01:00.0", 14, 0, "S1", &["nvme0n1", "nvme0n2"]);
+        machine.drive("0000:02:00.0", 15, 1, "S2", &["nvme1n1"]);
+        machine.partition("nvme1n1", "nvme1n1p1", "259:9");
+        machine
+    }
+
+    /// A machine with an IOMMU and no drive.
+    pub fn bare() -> Self {
         let machine = Self {
             folder: TempDir::new().unwrap(),
             kernel: Arc::default(),
         };
         machine.function("0000:00:02.0", "0x030000", Some("i915"), 1);
-        machine.drive("0000:01:00.0", 14, 0, "S1", &["nvme0n1", "nvme0n2"]);
-        machine.drive("0000:02:00.0", 15, 1, "S2", &["nvme1n1"]);
-        machine.partition("nvme1n1", "nvme1n1p1", "259:9");
         machine.file("proc/swaps", "Filename Type Size Used Priority");
         machine.file("proc/self/status", "CapEff:\t000001ffffffffff");
         machine.process(
@@ -280,6 +288,9 @@ impl Kernel for Fake {
         *self.ways.paused.lock() += time;
         for pid in self.ways.ends.lock().drain(..) {
             fs::remove_dir_all(self.root.join(format!("proc/{pid}"))).unwrap();
+        }
+        for (file, text) in self.ways.changes.lock().drain(..) {
+            fs::write(self.root.join(file), text).unwrap();
         }
     }
 }

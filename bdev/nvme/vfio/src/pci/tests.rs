@@ -439,3 +439,47 @@ fn a_watch_reports_changes() {
     assert_eq!(watch.changes(), [Change::Removed(at("0000:05:00.0"))]);
     assert_eq!(watch.changes(), []);
 }
+
+/// Goal: a check refuses what binding refuses, and changes nothing.
+#[test]
+fn a_check_changes_nothing() {
+    let machine = Machine::usual();
+    let system = machine.system();
+    let check = |address| system.check(at(address), &Options::default());
+    assert_eq!(check(FIRST).unwrap().serial(), Some("S1"));
+    machine.file("proc/swaps", "Filename\n/dev/nvme0n2 partition\n");
+    let refused = check(FIRST).unwrap_err();
+    assert!(matches!(refused, PciError::InUse { .. }), "{refused}");
+    machine.function("0000:03:00.0", "0x020000", Some("igb"), 15);
+    let refused = check(SECOND).unwrap_err();
+    assert!(matches!(refused, PciError::SharedGroup { .. }), "{refused}");
+    assert!(matches!(check("9:0.0"), Err(PciError::NotThere { .. })));
+    assert_eq!(machine.writes_to(""), [""; 0]);
+}
+
+/// Goal: a caller waits for drives that the kernel still identifies, and for no longer than needed.
+#[test]
+fn drives_are_awaited_until_they_are_identified() {
+    let machine = Machine::usual();
+    let state = "sys/bus/pci/devices/0000:02:00.0/nvme/nvme1/state";
+    let is_live = |drives: &[Drive]| !drives.iter().any(Drive::is_coming_up);
+    let system = machine.system();
+    assert_eq!(system.identified_drives(|_| false).len(), 2);
+    assert_eq!(*machine.kernel.paused.lock(), Duration::ZERO);
+    machine.file(state, "connecting\n");
+    assert_eq!(system.identified_drives(|_| true).len(), 2);
+    assert_eq!(*machine.kernel.paused.lock(), Duration::ZERO);
+    let change = (state.to_owned(), "live\n".to_owned());
+    machine.kernel.changes.lock().push(change);
+    assert!(is_live(&system.identified_drives(|_| false)));
+    let paused = *machine.kernel.paused.lock();
+    assert!(
+        paused > Duration::ZERO && paused < Duration::from_secs(1),
+        "{paused:?}"
+    );
+    machine.file(state, "connecting\n");
+    assert!(!is_live(&system.identified_drives(|_| false)));
+    assert!(*machine.kernel.paused.lock() >= Duration::from_secs(30));
+    machine.file(state, "dead\n");
+    assert!(is_live(&system.identified_drives(|_| false)));
+}
