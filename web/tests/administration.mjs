@@ -291,6 +291,76 @@ export const ADMINISTRATION = {
     return { mock, page };
   },
 
+  async 'a drive is taken from the kernel, attached, given back; one that is gone is forgotten'({ browser }) {
+    const mock = await new Mock().start();
+    const page = await open(browser, mock, { allow: [REFUSED] });
+    await signIn(page, mock, '#/disks');
+    const panel = page.getByRole('region', { name: 'Drives for the daemon' });
+    const row = (serial) => panel.getByRole('row').filter({ hasText: serial });
+    await row('S4EWNX0M123456').getByText('attached as Nvme0').waitFor();
+    await row('S4EWNX0M888888').getByText('ready to attach').waitFor();
+    await row('S4EWNX0M777777').getByText('not found').waitFor();
+    // The daemon has the attached one: it is detached first.
+    assert.equal(await row('S4EWNX0M123456').getByRole('button').count(), 0);
+    assert.deepEqual(await violations(page, 'taken drives'), []);
+    await button(page, 'Take a drive').click();
+    await page.getByText('The kernel does not see the drive any more').waitFor();
+    await page.getByLabel('Drive', { exact: true }).selectOption('0000:62:00.0');
+    await page.getByText('nacre appliance drive bind 0000:62:00.0 --serial S4EWNX0M999990', { exact: true }).waitFor();
+    const used = { field: 'address', cause: 'drive 0000:62:00.0 is in use: nvme3n1 is swap space; end that first', remedy: 'choose another drive' };
+    mock.refuse.appliance_bind_drive = () => used;
+    await button(page, 'Take', 'dialog').click();
+    await page.getByText('nvme3n1 is swap space').waitFor();
+    assert.deepEqual(await violations(page, 'a drive in use'), []);
+    delete mock.refuse.appliance_bind_drive;
+    await button(page, 'Take', 'dialog').click();
+    await page.getByText('Drive 0000:62:00.0 is taken in a moment.').waitFor();
+    assert.deepEqual(mock.calls.at(-1), ['appliance_bind_drive', { address: '0000:62:00.0', serial: 'S4EWNX0M999990' }]);
+    await row('S4EWNX0M999990').getByText('ready to attach').waitFor();
+
+    // The disks were read again: the drive is offered by its PCI address, and no more as a disk.
+    await button(page, 'Attach drive').click();
+    await page.getByText('taken from the kernel first, by Take a drive').waitFor();
+    await page.getByLabel('Drive', { exact: true }).selectOption('0000:62:00.0');
+    await page.getByText('nacre bdev attach pcie://0000:62:00.0 --name Nvme0', { exact: true }).waitFor();
+    await page.keyboard.press('Escape');
+    await button(page, 'Take a drive').click();
+    await page.getByLabel('PCI address', { exact: true }).waitFor();
+    assert.equal(await page.getByLabel('Drive', { exact: true }).count(), 0);
+    await page.keyboard.press('Escape');
+
+    // The first run has the act, too.
+    await page.goto(`${mock.url}/#/setup`);
+    await page.getByRole('navigation', { name: 'Steps' }).getByRole('button', { name: /Disks/ }).click();
+    await page.getByLabel('NVMe drive', { exact: true }).check();
+    await page.getByLabel('Drive', { exact: true }).selectOption({ label: 'S4EWNX0M999990, SAMSUNG MZWLR1T9HBJR-00007' });
+    await button(page, 'Take a drive').click();
+    await page.getByLabel('PCI address', { exact: true }).waitFor();
+    await page.keyboard.press('Escape');
+    assert.deepEqual(await violations(page, 'first run'), []);
+    await page.goto(`${mock.url}/#/disks`);
+
+    await button(page, 'Give back S4EWNX0M999990').click();
+    await page.getByText('nacre appliance drive unbind 0000:62:00.0 --serial S4EWNX0M999990', { exact: true }).waitFor();
+    await button(page, 'Give back', 'dialog').click();
+    await row('S4EWNX0M999990').waitFor({ state: 'detached' });
+    assert.deepEqual(mock.calls.at(-1), ['appliance_unbind_drive', { address: '0000:62:00.0', serial: 'S4EWNX0M999990' }]);
+    await button(page, 'Forget S4EWNX0M777777').click();
+    await page.getByText('nacre appliance drive unbind --serial S4EWNX0M777777', { exact: true }).waitFor();
+    await button(page, 'Forget', 'dialog').click();
+    await row('S4EWNX0M777777').waitFor({ state: 'detached' });
+    assert.deepEqual(mock.calls.at(-1), ['appliance_unbind_drive', { serial: 'S4EWNX0M777777' }]);
+
+    mock.world.appliance = { ...mock.world.appliance, drives: [], drives_problem: 'drives.json: expected value' };
+    await panel.getByText('drives.json: expected value').waitFor();
+    // Another machine has a shell.
+    mock.world.appliance = { ...mock.world.appliance, appliance: false, drives: [], drives_problem: null };
+    await panel.waitFor({ state: 'detached' });
+    await button(page, 'Attach drive').click();
+    await page.getByText('nacre nvme bind ADDRESS').waitFor();
+    return { mock, page };
+  },
+
   async 'reservations: the holder by name, a registrant that is gone, clearing it, and another node'({ browser }) {
     const mock = await new Mock().start();
     const page = await open(browser, mock);

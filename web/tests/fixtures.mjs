@@ -134,7 +134,8 @@ export function busy(now = Date.now()) {
       { name: 'sda', path: '/dev/disk/by-id/ata-SAMSUNG_MZ7L3960HCJR_S662NN0T123456', serial: 'S662NN0T123456', model: 'SAMSUNG MZ7L3960HCJR', size: 960_197_124_096, block_size: 512, read_only: false, partitions: 0, uses: [], bdevs: [] },
       { name: 'sdb', path: '/dev/disk/by-id/ata-SAMSUNG_MZ7L3960HCJR_S662NN0T123457', serial: 'S662NN0T123457', model: 'SAMSUNG MZ7L3960HCJR', size: 960_197_124_096, block_size: 512, read_only: false, partitions: 2, uses: ['sdb2 is mounted at / (ext4)'], bdevs: [] },
       { name: 'sdc', path: '/dev/sdc', size: 16_000_000_000, block_size: 512, read_only: false, partitions: 1, uses: [], bdevs: [] },
-      { name: '0000:61:00.0', address: '0000:61:00.0', size: 0, block_size: 0, read_only: false, partitions: 0, uses: [], bdevs: [] },
+      { name: 'nvme3n1', path: '/dev/disk/by-id/nvme-MZWLR1T9HBJR_S4EWNX0M999990', address: '0000:62:00.0', serial: 'S4EWNX0M999990', model: 'SAMSUNG MZWLR1T9HBJR-00007', size: 1_920_383_410_176, block_size: 512, read_only: false, partitions: 0, uses: [], bdevs: [] },
+      { name: '0000:61:00.0', address: '0000:61:00.0', serial: 'S4EWNX0M888888', model: 'SAMSUNG MZWLR1T9HBJR-00007', size: 0, block_size: 0, read_only: false, partitions: 0, uses: [], bdevs: [] },
     ],
     bays: { Nvme0: { disk: '0000:5e:00.0', kind: 'slot', bay: '3', lit: false, requested: false } },
     logs: {
@@ -154,6 +155,11 @@ export function busy(now = Date.now()) {
     ],
     appliance: {
       pending_network: null, network_problem: null, networks: [{ interface: 'eth0', settings: [] }, { interface: 'eth1', settings: ['[Match]', 'Name=eth1', '[Link]', 'MTUBytes=9000', '[Network]', 'DHCP=no', 'Address=10.0.1.4/24'] }],
+      drives_problem: null, drives: [
+        { serial: 'S4EWNX0M123456', model: 'SAMSUNG MZWLR1T9HBJR-00007', address: '0000:5e:00.0', state: 'bound' },
+        { serial: 'S4EWNX0M888888', model: 'SAMSUNG MZWLR1T9HBJR-00007', address: '0000:61:00.0', state: 'bound' },
+        { serial: 'S4EWNX0M777777', model: 'SAMSUNG MZWLR1T9HBJR-00007', address: null, state: 'missing' },
+      ],
       appliance: true, host: 'store1', version: '0.1.0', pinned_entry: null, free_bytes: 41.2 * GIB, upload: null, request: null,
       slots: [{ version: '0.1.0', state: 'good', entry: 'nacre_0.1.0.efi', tries: null, complete: true }, { version: '0.0.9', state: 'failed', entry: 'nacre_0.0.9+0-3.efi', tries: { left: 0, failed: 3 }, complete: true }],
       acts: [

@@ -45,7 +45,7 @@ const MAX_REFUSED_BYTES: usize = 512;
 const MAX_GROUPS: usize = 32;
 
 /// Parameters that name the object of a call; the first one present counts.
-const OBJECTS: [&str; 24] = [
+const OBJECTS: [&str; 25] = [
     "name",
     "nqn",
     "volume",
@@ -70,6 +70,7 @@ const OBJECTS: [&str; 24] = [
     "subnqn",
     "uuid",
     "snapshot",
+    "serial",
 ];
 
 /// Where the lines go.

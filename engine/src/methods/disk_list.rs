@@ -187,6 +187,7 @@ impl Own {
 #[cfg(test)]
 mod tests {
     use nacre_bdev_nvme_vfio::pci::testing::Machine;
+    use nacre_engine_appliance::drives::TakenDrive;
     use serde_json::json;
 
     use super::*;
@@ -200,7 +201,7 @@ mod tests {
         machine.file(&format!("{at}/device/serial"), "S1\n");
         machine.file("proc/swaps", "Filename Type\n/dev/nvme0n1 partition");
         let own = Own::default();
-        let shown = own.described(machine.system().machine_disks());
+        let shown = own.described(machine.system().machine_disks(), &[]);
         let expected = json!([{
             "name": "nvme0n1", "path": "/dev/nvme0n1", "address": "0000:01:00.0", "serial": "S1",
             "model": "QEMU NVMe Ctrl", "size": 1 << 20, "block_size": 512, "read_only": false,
@@ -217,10 +218,24 @@ mod tests {
             nodes: Vec::new(),
             drives: vec![(address.to_owned(), vec!["Nvme0n1".to_owned()])],
         };
-        let shown = own.described(machine.system().machine_disks());
+        let shown = own.described(machine.system().machine_disks(), &[]);
         let taken = &shown[1];
         assert_eq!((taken.name.as_str(), &taken.path), (address, &None));
         assert_eq!(taken.bdevs, ["Nvme0n1"]);
+        assert_eq!((&taken.serial, &taken.model), (&None, &None));
+        let known = |state| DriveStatus {
+            drive: TakenDrive {
+                serial: "S2".into(),
+                model: "M".into(),
+                address: address.parse().ok(),
+            },
+            state,
+        };
+        for (state, serial) in [(DriveState::Bound, Some("S2")), (DriveState::Missing, None)] {
+            let shown = own.described(machine.system().machine_disks(), &[known(state)]);
+            assert_eq!(shown[0].serial.as_deref(), Some("S1"));
+            assert_eq!(shown[1].serial.as_deref(), serial);
+        }
         for (node, expected) in [("nvme0n1", 1), ("nvme9n1", 0)] {
             let bdev = "disk0".to_owned();
             let disk = machine.system().machine_disks().remove(0);

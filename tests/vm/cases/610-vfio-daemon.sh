@@ -1,6 +1,6 @@
 # Drives driven by the daemon are served to a host: several namespaces, both block sizes, data
 # verified, the daemon killed and restarted. Then the kernel gets them back, with the host's data,
-# byte for byte.
+# byte for byte. The first drive is taken as an appliance takes it, which binds it again at a start.
 # hardware: drives
 # limit: 900
 nacre_only "it drives NVMe drives"
@@ -8,7 +8,25 @@ nacre_only "it drives NVMe drives"
 drives_up
 head -c 3000000 /dev/urandom >"$WORK/old"
 dd if="$WORK/old" of="$(drive_disk "$FIRST_SERIAL" 1)" bs=1M conv=fsync status=none
-"$NACRE" nvme bind "$FIRST" "$SECOND"
+
+step "a drive is taken, and bound again by its serial number at a start"
+mkdir -p "$WORK/state"
+printf 'IMAGE_ID=nacre\nIMAGE_VERSION=0.1.0\n' >"$WORK/os-release"
+# shellcheck disable=SC2016 # the inner shell has these variables
+appliance_drive() {
+    unshare --mount bash -c 'mount --bind "$WORK/os-release" /usr/lib/os-release &&
+        mount --bind "$WORK/state" /var/lib && exec "$NACRE" appliance drive "$@"' appliance "$@"
+}
+expect_failure appliance_drive bind "$FIRST" --serial "$SECOND_SERIAL"
+has_driver "$FIRST" nvme
+appliance_drive bind "$FIRST" --serial "$FIRST_SERIAL"
+has_driver "$FIRST" vfio-pci
+# A start of the machine finds the kernel's driver.
+"$NACRE" nvme unbind "$FIRST"
+wait_until 60 drive_is_live "$FIRST_SERIAL"
+appliance_drive restore
+has_driver "$FIRST" vfio-pci
+"$NACRE" nvme bind "$SECOND"
 
 step "the drives are attached, and served"
 attach() { rpc bdev_nvme_attach_controller "{\"name\":\"$1\",\"trtype\":\"PCIe\",\"traddr\":\"$2\"}"; }
@@ -46,11 +64,15 @@ cmp -n 5000000 "$WORK/new" "$first"
 cmp -n 5000000 "$WORK/new" "$large"
 expect_failure "$NACRE" nvme unbind "$FIRST"
 [[ $FAILURE == *"is driven by nacre"* ]] || die "the refusal does not name the daemon"
+expect_failure appliance_drive unbind "$FIRST"
+appliance_drive list --json | jq -e '.[0].state == "bound"'
 
 step "given back to the kernel"
 disconnect "$NQN"
 nacre_stop
-"$NACRE" nvme unbind "$FIRST" "$SECOND"
+appliance_drive unbind --serial "$FIRST_SERIAL"
+"$NACRE" nvme unbind "$SECOND"
+appliance_drive list --json | jq -e '. == []'
 wait_until 60 drive_is_live "$FIRST_SERIAL"
 wait_until 60 drive_is_live "$SECOND_SERIAL"
 cmp -n 5000000 "$WORK/new" "$(drive_disk "$FIRST_SERIAL" 1)"

@@ -324,7 +324,7 @@ export interface AuditCall {
 }
 
 export interface MachineAct {
-  act: 'update' | 'rollback' | 'restart' | 'power_off' | 'network' | 'name';
+  act: 'update' | 'rollback' | 'restart' | 'power_off' | 'network' | 'name' | 'drive';
   state: 'running' | 'done' | 'failed' | 'interrupted';
   running: string;
   file: string | null;
@@ -347,6 +347,17 @@ export interface Appliance {
   pending_network: string | null;
   network_problem: string | null;
   networks: { interface: string; settings: string[] }[];
+  drives: TakenDrive[];
+  drives_problem: string | null;
+}
+
+/** An NVMe drive that each start of the appliance takes from the kernel. */
+export interface TakenDrive {
+  serial: string;
+  model: string;
+  /** None: another drive has its last one. */
+  address: string | null;
+  state: 'bound' | 'kernel' | 'missing';
 }
 
 export interface NetworkInterface {

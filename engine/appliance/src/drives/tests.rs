@@ -82,7 +82,7 @@ fn a_drive_is_bound_until_it_is_given_back() {
     assert!(take(&places, &machine, FIRST).unwrap().already);
     assert_eq!(drivers(&machine), [Driver::VfioPci, Driver::Nvme]);
     let bound = entry("S1", FIRST, DriveState::Bound);
-    assert_eq!(listed(&places, &machine), [bound.clone()]);
+    assert_eq!(listed(&places, &machine), std::slice::from_ref(&bound));
     // A start begins with the kernel's driver for each drive.
     let restarted = Machine::usual();
     let of_kernel = entry("S1", FIRST, DriveState::Kernel);
@@ -121,7 +121,7 @@ fn a_drive_is_known_by_its_serial_number() {
     assert_eq!(skipped.len(), 1);
     for part in [
         "serial number S1",
-        "does not show it",
+        "no live NVMe drive",
         SECOND,
         "is QEMU NVMe Ctrl (serial number S3)",
     ] {
@@ -148,7 +148,7 @@ fn a_drive_is_known_by_its_serial_number() {
     assert_eq!(drivers(&model), [Driver::Nvme]);
 }
 
-/// Goal: the ports of one drive are told apart by their addresses, and not guessed.
+/// Goal: the ports of one drive are distinguished by their addresses, and not guessed.
 #[test]
 fn a_drive_with_two_ports() {
     let (_root, places) = appliance();
@@ -305,8 +305,8 @@ fn a_machine_without_an_iommu() {
     assert!(!refused.contains("--no-iommu"), "{refused}");
 }
 
-/// Goal: a damaged list binds no drive and is reported; taking a drive makes a new list. The list is
-/// bounded, and a machine that is no appliance has none.
+/// Goal: a damaged list binds no drive and is reported; taking a drive makes a new list. The list
+/// is bounded, and a machine that is no appliance has none.
 #[test]
 fn the_file_of_the_list() {
     let (_root, places) = appliance();

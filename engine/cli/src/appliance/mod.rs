@@ -1,6 +1,7 @@
 //! `nacre appliance`: installation, updates, rollback, backup, reset and network of a machine that
 //! runs Nacre from its image. Runs on the appliance itself, as root.
 
+mod drive;
 pub(crate) mod install;
 pub(crate) mod network;
 
@@ -129,6 +130,11 @@ enum ApplianceCommand {
         /// The new name
         name: Option<HostName>,
     },
+    /// NVMe drives that the daemon polls itself, now and after each start
+    Drive {
+        #[command(subcommand)]
+        command: drive::DriveCommand,
+    },
     /// Network settings, undone after a minute unless confirmed
     Network {
         #[command(subcommand)]
@@ -166,6 +172,7 @@ pub(crate) fn run(args: ApplianceArgs) -> Result<(), Failure> {
         ApplianceCommand::FactoryReset { host } => factory_reset(&places, &programs, &host),
         ApplianceCommand::Name { name: None } => show_name(&places),
         ApplianceCommand::Name { name: Some(name) } => set_name(&places, &name),
+        ApplianceCommand::Drive { command } => drive::run(command, &places, &System::real()),
         ApplianceCommand::Network { command } => network::run(command, &places, &programs),
     }
 }
@@ -401,6 +408,10 @@ fn obey(places: &Places, programs: &impl Run, connection: &Connection) -> Result
             network::noted(places, || network::revert(places, programs, true))
         }
         Request::SetName { name } => set_name(places, &name),
+        Request::BindDrive { address, serial } => {
+            drive::bind(places, &System::real(), address, serial.as_deref())
+        }
+        Request::UnbindDrive { drive } => drive::unbind(places, &System::real(), &drive),
         Request::Locate { disk, on } => {
             output::line(&crate::nvme::locate(&System::real(), &disk, on)?)
         }

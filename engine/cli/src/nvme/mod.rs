@@ -113,7 +113,7 @@ struct BindArgs {
     json: bool,
 }
 
-fn address(text: &str) -> Result<Address, String> {
+pub(crate) fn address(text: &str) -> Result<Address, String> {
     text.parse()
         .map_err(|error: nacre_bdev_nvme_vfio::pci::AddressError| error.to_string())
 }

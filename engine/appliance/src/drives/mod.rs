@@ -7,9 +7,9 @@
 //! ```
 //!
 //! A drive is known again by its serial number and its model, which the kernel's driver reads from
-//! the drive: a card in another slot changes PCI addresses. The address only tells the ports of one
-//! drive apart. A drive that is bound to vfio-pci shows no serial number, so the address of a bound
-//! drive is kept, too.
+//! the drive: a card in another slot changes PCI addresses. The address only distinguishes the
+//! ports of one drive. A drive that is bound to vfio-pci shows no serial number, so the list has
+//! the address of a bound drive, too.
 //!
 //! The list is in the partition for state: a factory reset makes that partition anew, and the start
 //! after it binds no drive.
@@ -152,14 +152,14 @@ pub struct GivenBack {
 /// The result of a start of the machine.
 #[derive(Debug)]
 pub struct Restoration {
-    pub drives: Vec<Restored>,
+    pub drives: Vec<RestoredDrive>,
     /// The list has the present addresses.
     pub list: Result<(), DriveError>,
 }
 
 /// The result of a start of the machine for one drive.
 #[derive(Debug)]
-pub struct Restored {
+pub struct RestoredDrive {
     pub drive: TakenDrive,
     pub outcome: Result<Address, DriveError>,
 }
@@ -199,13 +199,13 @@ pub enum DriveError {
     #[error("the list has {MOST} drives, its most; give one back first")]
     Full,
     #[error(
-        "{drive} is not bound: this machine does not show it{}",
+        "{drive} is not bound: no live NVMe drive of this machine has this model and serial number{}",
         place(drive, other)
     )]
     Missing {
         drive: TakenDrive,
         /// The drive at its last address.
-        other: Option<TakenDrive>,
+        other: Option<Box<TakenDrive>>,
     },
     #[error(
         "{drive} is not bound: several functions have this serial number, at {}, and its former address is none of \
@@ -237,7 +237,7 @@ fn list<T: fmt::Display>(items: &[T]) -> String {
     items.join(", ")
 }
 
-fn place(drive: &TakenDrive, other: &Option<TakenDrive>) -> String {
+fn place(drive: &TakenDrive, other: &Option<Box<TakenDrive>>) -> String {
     match (drive.address, other) {
         (Some(address), Some(other)) => format!("; at {address}, its last address, is {other}"),
         (Some(address), None) => format!("; its last address was {address}"),
@@ -298,6 +298,29 @@ impl List {
         match (found.next(), found.next()) {
             (Some(_), Some(_)) => Err(DriveError::Several { id: id.clone() }),
             (first, _) => Ok(first),
+        }
+    }
+
+    /// The position of the drive, and its address while vfio-pci has it. No position: a drive that
+    /// another command bound, such as `nacre nvme bind`.
+    fn find_bound(
+        &self,
+        drives: &[Drive],
+        id: &DriveId,
+    ) -> Result<(Option<usize>, Option<Address>), DriveError> {
+        let is_bound = |at: &Address| {
+            let mut drives = drives.iter();
+            drives.any(|drive| drive.address == *at && drive.driver == Driver::VfioPci)
+        };
+        if let Some(found) = self.find(id)? {
+            return Ok((Some(found), self.drives[found].address.filter(is_bound)));
+        }
+        match (id.address.filter(is_bound), &id.serial) {
+            (Some(at), None) => Ok((None, Some(at))),
+            _ => Err(DriveError::NotTaken {
+                id: id.clone(),
+                have: self.drives.clone(),
+            }),
         }
     }
 
@@ -395,32 +418,25 @@ pub fn bind(
     })
 }
 
+/// The address of a drive that [`unbind`] would give back; none: vfio-pci does not have it now.
+pub fn check_listed(
+    places: &Places,
+    system: &System,
+    id: &DriveId,
+) -> Result<Option<Address>, DriveError> {
+    status::image(places)?;
+    let (_, address) = List::read_or_new(places)?.find_bound(&system.drives(), id)?;
+    Ok(address)
+}
+
 /// Gives a drive back to the kernel's driver, also at later starts. A drive that the machine does
 /// not show only leaves the list.
 pub fn unbind(places: &Places, system: &System, id: &DriveId) -> Result<GivenBack, DriveError> {
     status::image(places)?;
     let _lock = Lock::of_drives(places)?;
     let mut list = List::read_or_new(places)?;
-    let drives = system.drives();
-    let found = list.find(id)?;
+    let (found, bound) = list.find_bound(&system.drives(), id)?;
     let entry = found.map(|at| list.drives.remove(at));
-    let is_bound_at = |at: &Address| {
-        let mut drives = drives.iter();
-        drives.any(|drive| drive.address == *at && drive.driver == Driver::VfioPci)
-    };
-    let bound = match &entry {
-        Some(entry) => entry.address.filter(is_bound_at),
-        // A drive that was bound by `nacre nvme bind`.
-        None => match (id.address.filter(is_bound_at), &id.serial) {
-            (Some(at), None) => Some(at),
-            _ => {
-                return Err(DriveError::NotTaken {
-                    id: id.clone(),
-                    have: list.drives,
-                });
-            }
-        },
-    };
     let mut controller = None;
     if let Some(address) = bound {
         controller = system.unbind(address)?.controller;
@@ -479,7 +495,7 @@ pub fn restore(places: &Places, system: &System) -> Result<Restoration, DriveErr
             Ok(address)
         });
         let drive = drive.clone();
-        restored.push(Restored { drive, outcome });
+        restored.push(RestoredDrive { drive, outcome });
     }
     let written = if list.drives == wanted {
         Ok(())
@@ -492,8 +508,8 @@ pub fn restore(places: &Places, system: &System) -> Result<Restoration, DriveErr
     })
 }
 
-/// The present address of each drive. First those at their former addresses, which tell the ports of
-/// a drive apart; then each other one, if a single function is left that has its serial number.
+/// The present address of each drive. First the drives at their former addresses, which distinguish
+/// the ports of a drive; then each other one, if a single function is left with its serial number.
 fn places_of(wanted: &[TakenDrive], drives: &[Drive]) -> Vec<Result<Address, DriveError>> {
     let is_at_home = |one: &TakenDrive| {
         let mut drives = drives.iter();
@@ -522,7 +538,8 @@ fn places_of(wanted: &[TakenDrive], drives: &[Drive]) -> Vec<Result<Address, Dri
                 other: drives
                     .iter()
                     .find(|drive| Some(drive.address) == last)
-                    .and_then(TakenDrive::of),
+                    .and_then(TakenDrive::of)
+                    .map(Box::new),
             }),
             _ => Err(DriveError::Ambiguous {
                 drive: one.clone(),

@@ -3,11 +3,14 @@
 //! The daemon reads the slots, but writes none: it leaves a request, for which systemd starts
 //! `nacre appliance obey`.
 
+mod drives;
+
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::str::FromStr;
 
+use nacre_bdev_nvme_vfio::pci::System;
 use nacre_engine_appliance::acts::{self, Request, RequestError, UPLOAD};
 use nacre_engine_appliance::network::{self, Addressing, NetworkError, Settings};
 use nacre_engine_appliance::place::Places;
@@ -16,6 +19,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use self::drives::{TakenDriveReply, listed};
 use crate::rpc::error::Errno;
 use crate::rpc::method::NoParams;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
@@ -32,6 +36,7 @@ pub fn register(registry: &mut Registry<Engine>) {
         .add::<KeepNetwork>()
         .add::<RevertNetwork>()
         .add::<SetName>();
+    drives::register(registry);
 }
 
 struct GetAppliance;
@@ -54,8 +59,9 @@ struct ApplianceReply {
     upload: Option<PathBuf>,
     /// The request that waits for its turn.
     request: Option<Value>,
-    /// Updates, rollbacks, restarts, changes of the network and of the name, the newest first: act,
-    /// state, the version that ran, file, text, percent, begin and end in milliseconds since 1970.
+    /// Updates, rollbacks, restarts, changes of the network, of the name and of drives, the newest
+    /// first: act, state, the version that ran, file, text, percent, begin and end in milliseconds
+    /// since 1970.
     acts: Vec<Value>,
     /// The interface whose new settings return to the former ones, unless they are kept.
     pending_network: Option<String>,
@@ -63,6 +69,10 @@ struct ApplianceReply {
     network_problem: Option<String>,
     /// Each interface with the lines of its settings; none: the interface uses DHCP.
     networks: Vec<InterfaceSettings>,
+    /// NVMe drives that each start binds to vfio-pci for the daemon.
+    drives: Vec<TakenDriveReply>,
+    /// Why the drives are not known, if they are not.
+    drives_problem: Option<String>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -81,11 +91,11 @@ impl Method<Engine> for GetAppliance {
     type Reply = ApplianceReply;
 
     async fn apply(_: NoParams, _: Rc<Engine>) -> Result<ApplianceReply, RpcError> {
-        blocking(|| reply(&Places::system())).await
+        blocking(|| reply(&Places::system(), &System::real())).await
     }
 }
 
-fn reply(places: &Places) -> Result<ApplianceReply, RpcError> {
+fn reply(places: &Places, system: &System) -> Result<ApplianceReply, RpcError> {
     let status = match status::status(places) {
         Ok(status) => status,
         Err(StatusError::NoAppliance { .. }) => return Ok(ApplianceReply::default()),
@@ -104,6 +114,7 @@ fn reply(places: &Places) -> Result<ApplianceReply, RpcError> {
     };
     // A damaged note does not hide the rest of the machine.
     let (interfaces, pending) = (network::interfaces(places), network::pending(places));
+    let (taken, drives_problem) = listed(places, system);
     let problem = interfaces.as_ref().err().or_else(|| pending.as_ref().err());
     Ok(ApplianceReply {
         appliance: true,
@@ -122,6 +133,8 @@ fn reply(places: &Places) -> Result<ApplianceReply, RpcError> {
             .into_iter()
             .map(settings)
             .collect(),
+        drives: taken,
+        drives_problem,
     })
 }
 
@@ -429,6 +442,7 @@ fn refusal(error: RequestError) -> RpcError {
 mod tests {
     use std::fs;
 
+    use nacre_bdev_nvme_vfio::pci::testing::Machine;
     use nacre_engine_appliance::acts::{ActKind, ActState, Entry};
     use serde_json::json;
 
@@ -458,6 +472,8 @@ mod tests {
             ("appliance_keep_network", Value::Null),
             ("appliance_revert_network", Value::Null),
             ("appliance_set_name", json!({ "name": "storage-7" })),
+            ("appliance_bind_drive", json!({ "address": "5e:00.0" })),
+            ("appliance_unbind_drive", json!({ "serial": "S1" })),
         ] {
             let refused = daemon.refused(method, params);
             let text = serde_json::to_string(&refused).unwrap();
@@ -531,6 +547,7 @@ mod tests {
     /// Goal: the answer has the slots, the upload and the acts. Method: a machine in a folder.
     #[test]
     fn an_appliance_shows_its_slots_and_acts() {
+        let machine = Machine::usual();
         let root = tempfile::tempdir().unwrap();
         let places = Places::below(root.path());
         for folder in [
@@ -552,7 +569,7 @@ mod tests {
         fs::write(places.uploads().join(UPLOAD), "bundle").unwrap();
         let entry = Entry::begin(&places, ActKind::Rollback, None).unwrap();
         entry.end(ActState::Done, "done").unwrap();
-        let found = serde_json::to_value(reply(&places).unwrap()).unwrap();
+        let found = serde_json::to_value(reply(&places, &machine.system()).unwrap()).unwrap();
         assert_eq!(found["version"], "0.1.0");
         assert_eq!(found["host"], "storage-7");
         assert_eq!(found["slots"][0]["version"], "0.1.0");
@@ -565,12 +582,12 @@ mod tests {
         assert_eq!(found["networks"], none);
         let file = places.networks().join("10-eth0.network");
         fs::write(file, "# By hand.\n[Match]\nName=eth0\n").unwrap();
-        let found = serde_json::to_value(reply(&places).unwrap()).unwrap();
+        let found = serde_json::to_value(reply(&places, &machine.system()).unwrap()).unwrap();
         let settings = json!(["[Match]", "Name=eth0"]);
         assert_eq!(found["networks"][0]["settings"], settings);
         assert_eq!(found["network_problem"], Value::Null);
         fs::write(places.notes().join("network-pending.json"), "{").unwrap();
-        let found = serde_json::to_value(reply(&places).unwrap()).unwrap();
+        let found = serde_json::to_value(reply(&places, &machine.system()).unwrap()).unwrap();
         let problem = found["network_problem"].as_str().unwrap();
         assert!(problem.contains("network-pending.json"), "{problem}");
         assert_eq!(found["version"], "0.1.0");
