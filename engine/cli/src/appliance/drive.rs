@@ -202,6 +202,8 @@ mod tests {
         let daemon = text("systemd/system/nacre.service.d/10-appliance.conf");
         assert!(!daemon.contains("nacre-drives") && !unit.contains("RequiredBy="));
         let list = Places::system().drives();
+        // A factory reset makes the partition for state, mounted there, anew.
+        assert!(list.starts_with("/var"));
         assert!(has(&format!("ConditionPathExists={}", list.display())));
         let command = unit
             .lines()
