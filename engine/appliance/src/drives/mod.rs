@@ -397,6 +397,17 @@ pub fn bind(
     address: Address,
     serial: Option<&str>,
 ) -> Result<Taken, DriveError> {
+    bind_and(places, system, address, serial, List::write)
+}
+
+/// `write` keeps the list.
+fn bind_and(
+    places: &Places,
+    system: &System,
+    address: Address,
+    serial: Option<&str>,
+    write: impl FnOnce(&List, &Places) -> Result<(), DriveError>,
+) -> Result<Taken, DriveError> {
     status::image(places)?;
     let _lock = Lock::of_drives(places)?;
     let mut list = List::read_or_new(places)?;
@@ -405,7 +416,7 @@ pub fn bind(
     list.add(&drive, &before)?;
     let bound = system.bind(address, &Options::default())?;
     if !bound.already
-        && let Err(error) = list.write(places)
+        && let Err(error) = write(&list, places)
     {
         // The first error is the one to report: this call only undoes the binding.
         let _ = system.unbind(address);
@@ -432,6 +443,16 @@ pub fn check_listed(
 /// Gives a drive back to the kernel's driver, also at later starts. A drive that the machine does
 /// not show only leaves the list.
 pub fn unbind(places: &Places, system: &System, id: &DriveId) -> Result<GivenBack, DriveError> {
+    unbind_and(places, system, id, List::write)
+}
+
+/// `write` keeps the list.
+fn unbind_and(
+    places: &Places,
+    system: &System,
+    id: &DriveId,
+    write: impl FnOnce(&List, &Places) -> Result<(), DriveError>,
+) -> Result<GivenBack, DriveError> {
     status::image(places)?;
     let _lock = Lock::of_drives(places)?;
     let mut list = List::read_or_new(places)?;
@@ -442,7 +463,7 @@ pub fn unbind(places: &Places, system: &System, id: &DriveId) -> Result<GivenBac
         controller = system.unbind(address)?.controller;
     }
     if entry.is_some()
-        && let Err(error) = list.write(places)
+        && let Err(error) = write(&list, places)
     {
         // Nothing has changed for the caller then.
         if let Some(address) = bound {

@@ -235,12 +235,13 @@ fn failed_calls_change_nothing() {
     *machine.kernel.vfio_is_broken.lock() = false;
     assert!(!places.drives().exists());
 
-    // A list that cannot be written.
+    // A list that cannot be read.
     fs::create_dir_all(places.drives()).unwrap();
     let refused = take(&places, &machine, FIRST).unwrap_err();
     assert!(matches!(refused, DriveError::Io { .. }), "{refused}");
     fs::remove_dir(places.drives()).unwrap();
     assert_eq!(drivers(&machine)[..2], [Driver::Nvme, Driver::Nvme]);
+    assert_eq!(machine.writes_to("unbind").len(), 1, "of the broken driver");
 
     // The daemon still has the drive.
     take(&places, &machine, FIRST).unwrap();
@@ -266,6 +267,31 @@ fn failed_calls_change_nothing() {
         assert!(refused.to_string().contains("serial number S1"));
     }
     assert_eq!(drivers(&machine)[0], Driver::VfioPci);
+}
+
+/// Goal: a drive whose binding or return cannot be kept over a restart has its former driver again.
+#[test]
+fn a_list_that_cannot_be_written() {
+    let (_root, places) = appliance();
+    let machine = Machine::usual();
+    let system = machine.system();
+    let full = |_: &List, places: &Places| {
+        Err(DriveError::Io {
+            path: places.drives(),
+            source: ErrorKind::StorageFull.into(),
+        })
+    };
+    let refused = bind_and(&places, &system, at(FIRST), None, full).unwrap_err();
+    assert!(matches!(refused, DriveError::Io { .. }), "{refused}");
+    assert_eq!(drivers(&machine), [Driver::Nvme, Driver::Nvme]);
+    assert_eq!(machine.writes_to("unbind").len(), 2);
+    assert_eq!(listed(&places, &machine), []);
+    take(&places, &machine, FIRST).unwrap();
+    let refused = unbind_and(&places, &system, &by_serial("S1"), full).unwrap_err();
+    assert!(matches!(refused, DriveError::Io { .. }), "{refused}");
+    assert_eq!(drivers(&machine), [Driver::VfioPci, Driver::Nvme]);
+    let bound = entry("S1", FIRST, DriveState::Bound);
+    assert_eq!(listed(&places, &machine), [bound]);
 }
 
 /// Goal: a drive that `nacre nvme bind` bound can be given back, and is not taken for one of the
