@@ -1,5 +1,5 @@
-//! Balance: the node that holds the most volumes hands one over each minute, while it holds at least
-//! 1.5 times the mean. Each node decides for itself, and only one of them holds the most.
+//! Balance: the node that holds the most volumes hands one over each minute, while it holds at
+//! least 1.5 times the mean. Each node decides for itself, and only one of them holds the most.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
