@@ -116,7 +116,10 @@ pub(crate) fn step(
 ) -> Option<Finish> {
     let to = NodeId(progress.operation.to);
     match (progress.step, volumes.state(id)) {
-        (OperationStep::Asked, Some(HoldingState::Holding)) if to == me => progress.done(),
+        (OperationStep::Asked, Some(HoldingState::Holding)) if to == me => {
+            volumes.keep(id, now);
+            progress.done()
+        }
         (OperationStep::Asked, Some(HoldingState::Holding)) => {
             if !nodes.standing.contains_key(&to) {
                 return progress.failed("the node has no lease");

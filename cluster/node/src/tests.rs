@@ -31,7 +31,7 @@ fn node(number: u128) -> NodeId {
     NodeId(Uuid::from_u128(number))
 }
 
-fn at(ms: u32) -> BootTime {
+pub(crate) fn at(ms: u32) -> BootTime {
     BootTime(1_000_000_000_000) + MS * ms
 }
 
@@ -150,10 +150,10 @@ impl Serving for Engine {
 }
 
 /// A node with a lease, and a volume that it takes.
-struct Rig {
-    volumes: Volumes,
+pub(crate) struct Rig {
+    pub(crate) volumes: Volumes,
     engine: Engine,
-    nodes: Nodes,
+    pub(crate) nodes: Nodes,
     lease: Lease,
     events: Events,
     revision: u64,
@@ -225,7 +225,7 @@ impl Rig {
         self.volumes.report(Report { volume, answer });
     }
 
-    fn holding() -> Self {
+    pub(crate) fn holding() -> Self {
         let mut bench = Self::new();
         // The other node may have the first rank.
         bench.run(0);
@@ -492,6 +492,22 @@ fn a_node_that_holds_too_many() {
         "both replicas are in sync, at two nodes"
     );
     assert_eq!(turns(&mut bench, 64_000, 200_000), leaving, "one at a time");
+
+    // Nothing is looked at while etcd is away. The minute begins anew.
+    let mut away = new(0);
+    assert_eq!(turns(&mut away, 500, 50_000), []);
+    assert_eq!(turns(&mut away, 200_000, 259_000), []);
+    assert_eq!(turns(&mut away, 259_000, 264_000), [volume(102)]);
+
+    // The other node does not become the holder: it gets no other volume. One that an operator moved
+    // here stays.
+    let mut failed = new(0);
+    failed.volumes.keep(volume(102), at(400));
+    assert_eq!(turns(&mut failed, 500, 64_000), [volume(103)]);
+    failed.run(64_000);
+    failed.volumes.keep(volume(102), at(400));
+    let moved = failed.volumes.in_state(HoldingState::Leaving);
+    assert_eq!(moved, [volume(103)]);
 
     let mut few = new(103);
     assert_eq!(few.volumes.in_state(HoldingState::Holding).len(), 3);

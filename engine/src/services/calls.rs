@@ -328,9 +328,18 @@ pub fn for_viewer(
             text("name")?,
         ))
     });
+    // A receiver that was not restored is in the journal only.
     let receivers = engine.alerts.receivers().into_iter();
-    let urls =
-        receivers.filter_map(|of| Some((of.receiver.url()?.to_owned(), of.receiver.target())));
+    let receivers = receivers.filter_map(|of| Some(of.receiver.url()?.to_owned()));
+    let stored_urls = engine.journal.below(crate::services::alerts::PREFIX);
+    let stored_urls = stored_urls.into_iter();
+    let stored_urls =
+        stored_urls.filter_map(|entry| Some(entry.record.params.get("url")?.as_str()?.to_owned()));
+    let urls = receivers.chain(stored_urls).filter_map(|url| {
+        let origin = Url::parse(&url).map_or_else(|_| "(URL)".to_owned(), |url| url.origin());
+        // Without a path it is no secret, and other URLs begin with it.
+        (url.trim_end_matches('/') != origin).then_some((url, origin))
+    });
     let mut paths: Vec<(String, String)> = listed
         .chain(declared)
         .chain(stored)

@@ -532,6 +532,10 @@ impl Driver {
 
     /// Handovers that operators ask for, of a drain, for balance, and of the node's end.
     fn handover(&mut self, now: BootTime) {
+        // While etcd is away, no node could take a volume.
+        if self.away.is_some() && self.leave_by.is_none() {
+            return;
+        }
         let own = self.nodes.described.get(&self.me.id);
         if own.is_some_and(NodeKey::is_left) || self.leave_by.is_some() {
             self.volumes.drain(now, &self.nodes);
@@ -539,14 +543,9 @@ impl Driver {
             self.volumes.balance(now, &self.nodes);
         }
         for (id, progress) in &mut self.operations {
-            let Some(change) = operations::step(
-                self.me.id,
-                *id,
-                progress,
-                &mut self.volumes,
-                &self.nodes,
-                now,
-            ) else {
+            let (volumes, nodes) = (&mut self.volumes, &self.nodes);
+            let step = operations::step(self.me.id, *id, progress, volumes, nodes, now);
+            let Some(change) = step else {
                 continue;
             };
             let (client, prefix, id) = (Arc::clone(&self.client), self.prefix.clone(), *id);

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::follow::KeyChange;
-use crate::tests::Engine;
+use crate::tests::{Engine, Rig, at};
 
 /// A node that has a lease, and whose etcd is gone.
 fn driver(engine: Engine) -> Driver {
@@ -66,6 +66,26 @@ fn a_node_ends_without_a_list_of_leases() {
         left.await.expect("it ends");
         assert_eq!(*shared.state.borrow(), NodeState::Left);
     });
+}
+
+/// Goal: a volume that no node could take stays where it is served. Method: a drain while etcd is
+/// away, and the end of the node, which cannot wait.
+#[test]
+fn no_handover_without_etcd() {
+    let leaving = |away: Option<BootTime>, leave_by: Option<BootTime>| {
+        let mut driver = driver(Engine::default());
+        let rig = Rig::holding();
+        (driver.volumes, driver.nodes) = (rig.volumes, rig.nodes);
+        let mut drained = NodeKey::default();
+        drained.drain = true;
+        driver.nodes.describe(driver.me.id, Some(drained));
+        (driver.away, driver.leave_by) = (away, leave_by);
+        driver.handover(at(300));
+        driver.volumes.in_state(HoldingState::Leaving).len()
+    };
+    assert_eq!(leaving(None, None), 1);
+    assert_eq!(leaving(Some(at(250)), None), 0);
+    assert_eq!(leaving(Some(at(250)), Some(at(6000))), 1);
 }
 
 /// A task that panics ends the thread: no step waits for its answer.

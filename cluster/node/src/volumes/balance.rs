@@ -1,5 +1,6 @@
-//! Balance: the node that holds the most volumes hands one over each minute, while it holds at
-//! least 1.5 times the mean. Each node decides for itself, and only one of them holds the most.
+//! Balance: a node that holds at least 1.5 times the mean hands one volume over each minute, to a node
+//! that holds fewer. Each node decides for itself. The one that holds the most acts first; another one
+//! acts if it does not.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -14,9 +15,12 @@ use crate::nodes::Nodes;
 
 /// Time between two looks.
 const LOOK: Duration = Duration::from_secs(2);
-/// Time for which the node holds too many before it hands one over, and between two handovers.
+/// A gap between looks, such as while etcd is away: the wait begins anew.
+const GAP: Duration = Duration::from_secs(10);
+/// Time for which the node holds too many before it hands one over, and between two handovers; once
+/// more for each node that holds more.
 const EVERY: Duration = Duration::from_secs(60);
-/// A volume whose handover failed, or that came back, stays for this time.
+/// Time for which a volume stays that was moved, and a node gets none that did not open one.
 const STAYS: Duration = Duration::from_secs(3600);
 
 #[derive(Default)]
@@ -24,8 +28,10 @@ pub(super) struct Balance {
     next_look: BootTime,
     /// The start of the present wait. `None`: the node does not hold too many.
     since: Option<BootTime>,
-    /// The volumes that were to move, and when: at most one per [`EVERY`].
-    moved: BTreeMap<VolumeId, BootTime>,
+    /// The nodes that hold more, with the numbers of their volumes, at the last look.
+    before: Vec<(NodeId, usize)>,
+    /// Where volumes were to move, and when.
+    moved: BTreeMap<VolumeId, (NodeId, BootTime)>,
 }
 
 impl Volumes {
@@ -34,6 +40,9 @@ impl Volumes {
         let Some(mut balance) = self.balance.take() else {
             return;
         };
+        if now >= balance.next_look + GAP {
+            balance.since = None;
+        }
         if now >= balance.next_look {
             balance.next_look = now + LOOK;
             self.look(&mut balance, now, nodes);
@@ -41,24 +50,37 @@ impl Volumes {
         self.balance = Some(balance);
     }
 
+    /// An operator has moved the volume to this node: it stays.
+    pub(crate) fn keep(&mut self, id: VolumeId, now: BootTime) {
+        if let Some(balance) = &mut self.balance {
+            balance.moved.insert(id, (self.me, now));
+        }
+    }
+
     fn look(&mut self, balance: &mut Balance, now: BootTime, nodes: &Nodes) {
+        balance.moved.retain(|_, (_, at)| now < *at + STAYS);
         let held = self.held(nodes);
-        if !holds_too_many(self.me, &held) {
+        let Some(before) = holds_too_many(self.me, &held) else {
             balance.since = None;
             return;
+        };
+        // One of them acts: this node waits again.
+        if balance.before != before {
+            balance.since = None;
         }
         let since = *balance.since.get_or_insert(now);
+        let wait = EVERY * (before.len() as u32 + 1);
+        balance.before = before;
         // Volumes that come or go change the numbers.
         let moves = |state| !self.in_state(state).is_empty();
-        if now < since + EVERY || moves(HoldingState::Leaving) || moves(HoldingState::Taking) {
+        if now < since + wait || moves(HoldingState::Leaving) || moves(HoldingState::Taking) {
             return;
         }
-        balance.moved.retain(|_, at| now < *at + STAYS);
         let Some((volume, to)) = self.choice(&balance.moved, &held, nodes) else {
             return;
         };
         balance.since = Some(now);
-        balance.moved.insert(volume, now);
+        balance.moved.insert(volume, (to, now));
         if self.handover(volume, to, now) {
             let (volume, to, held) = (volume.0, to.0, held[&self.me]);
             info!(%volume, %to, held, "a volume moves to a node that serves fewer");
@@ -83,14 +105,19 @@ impl Volumes {
     }
 
     /// The volume to hand over, and its next node: the one that holds the fewest. Only a volume
-    /// whose replicas are all in sync moves, and its reads stay as near to a replica as they are.
+    /// whose replicas are all in sync moves, and its reads stay as near to a replica as they are. A
+    /// node that did not become the holder of an earlier one gets none.
     fn choice(
         &self,
-        moved: &BTreeMap<VolumeId, BootTime>,
+        moved: &BTreeMap<VolumeId, (NodeId, BootTime)>,
         held: &BTreeMap<NodeId, usize>,
         nodes: &Nodes,
     ) -> Option<(VolumeId, NodeId)> {
         let mine = held.get(&self.me)?;
+        let failed = moved
+            .iter()
+            .filter(|(id, (to, _))| self.holder(**id) != Some(*to));
+        let failed: Vec<NodeId> = failed.map(|(_, (to, _))| *to).collect();
         let holding = self.in_state(HoldingState::Holding).into_iter();
         let choices = holding.filter_map(|id| {
             let record = self.places.get(&id)?.machine.record()?;
@@ -102,7 +129,8 @@ impl Volumes {
             let order = self.successors(id, nodes)?.into_iter();
             let fewer = order.filter_map(|node| {
                 let count = *held.get(&node)?;
-                (count + 2 <= *mine && fits(&node)).then_some((count, node))
+                let takes = count + 2 <= *mine && fits(&node) && !failed.contains(&node);
+                takes.then_some((count, node))
             });
             // The first of several with as few.
             fewer
@@ -114,14 +142,19 @@ impl Volumes {
     }
 }
 
-/// True if this node holds the most, and at least 1.5 times the mean. Of several that hold as many,
-/// one does.
-fn holds_too_many(me: NodeId, held: &BTreeMap<NodeId, usize>) -> bool {
+/// The nodes that act before this one, if it holds at least 1.5 times the mean: those that hold
+/// more, and of those that hold as many, the ones with lower ids.
+fn holds_too_many(me: NodeId, held: &BTreeMap<NodeId, usize>) -> Option<Vec<(NodeId, usize)>> {
     let all: usize = held.values().sum();
-    let most = held
+    let mine = *held.get(&me)?;
+    if mine == 0 || 2 * mine * held.len() < 3 * all {
+        return None;
+    }
+    let order = |node: &NodeId, count: usize| (Reverse(count), *node);
+    let before = held
         .iter()
-        .max_by_key(|(node, count)| (**count, Reverse(**node)));
-    most.is_some_and(|(node, count)| *node == me && 2 * count * held.len() >= 3 * all && all > 0)
+        .filter(|(node, count)| order(node, **count) < order(&me, mine));
+    Some(before.map(|(node, count)| (*node, *count)).collect())
 }
 
 #[cfg(test)]
@@ -131,13 +164,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_node_holds_too_many() {
+    fn nodes_that_hold_too_many_have_an_order() {
         for (counts, expected) in [
             (&[3, 1][..], &[0][..]),
             (&[2, 1], &[]),
-            (&[4, 4, 0], &[0]),
+            (&[4, 4, 0], &[0, 1]),
             (&[4, 4, 1], &[]),
             (&[1, 5, 3], &[1]),
+            (&[4, 5, 0, 0], &[1, 0]),
             (&[1, 0, 0], &[0]),
             (&[0, 0], &[]),
             (&[7], &[]),
@@ -146,9 +180,11 @@ mod tests {
             let node = |at: usize| NodeId(Uuid::from_u128(at as u128));
             let held = counts.iter().enumerate();
             let held = held.map(|(at, count)| (node(at), *count)).collect();
-            let found: Vec<usize> = (0..counts.len())
-                .filter(|at| holds_too_many(node(*at), &held))
+            let mut found: Vec<(usize, usize)> = (0..counts.len())
+                .filter_map(|at| Some((holds_too_many(node(at), &held)?.len(), at)))
                 .collect();
+            found.sort_unstable();
+            let found: Vec<usize> = found.into_iter().map(|(_, at)| at).collect();
             assert_eq!(found, expected, "{counts:?}");
         }
     }

@@ -169,7 +169,8 @@ async fn late(running: &Running, key: &SnapshotKey) -> RpcError {
         (_, Some(node)) => format!("node {} has not cut it", running.name_of(node)),
         (Ok(Some(sources)), None) => match sources.holder {
             CutHolder::Over(node) => format!(
-                "node {} served the volume last and has no lease, and no node has taken the volume",
+                "the lease under which node {} served the volume is over, and no node has taken the \
+                 volume; one does while it is published",
                 running.name_of(node)
             ),
             _ if sources.replicas.is_empty() => {

@@ -365,10 +365,7 @@ fn candidates(
 /// were being written when a holder stopped or a write failed: a host may have read either
 /// contents.
 fn used(opened: &[ReplicaStatus], replicas: &[CutSource]) -> Vec<CutSource> {
-    let reconciles = opened.iter().any(|one| {
-        let resync = one.resync.as_ref();
-        one.is_unequal || resync.is_some_and(|resync| resync.kind == ResyncKind::Reconcile)
-    });
+    let reconciles = may_differ(opened);
     let is_used = |source: &CutSource| {
         let device = source.export_id.0.to_string();
         let mut all = opened.iter();
@@ -378,6 +375,13 @@ fn used(opened: &[ReplicaStatus], replicas: &[CutSource]) -> Vec<CutSource> {
         .iter()
         .filter(|source| !reconciles && is_used(source));
     used.cloned().collect()
+}
+
+fn may_differ(opened: &[ReplicaStatus]) -> bool {
+    opened.iter().any(|one| {
+        let resync = one.resync.as_ref();
+        one.is_unequal || resync.is_some_and(|resync| resync.kind == ResyncKind::Reconcile)
+    })
 }
 
 /// An lvol that was cut.
@@ -421,7 +425,10 @@ async fn make(
     }
     let label = label(engine, &plane, &cut.lvol.to_string()).await;
     let label = label.map_err(|why| RpcError::errno(Errno::EIO, why))?;
-    Ok(if counts(label.as_ref(), volume, is_held)? {
+    // A write may have failed since the choice. Another node with the cut cannot see that.
+    let opened = engine.volumes.opened(&volume.to_string());
+    let differs = opened.is_ok_and(|opened| may_differ(&opened.handle.status().replicas));
+    Ok(if counts(label.as_ref(), volume, is_held)? && !differs {
         Made::Counts(pool)
     } else {
         Made::Early
@@ -434,7 +441,9 @@ fn counts(label: Option<&Label>, volume: Uuid, is_held: bool) -> Result<bool, Rp
     let Some(label) = label.filter(|label| label.volume == volume) else {
         return Ok(false);
     };
-    if !is_held && !label.clean {
+    let in_sync = label.replicas.iter();
+    let in_sync = in_sync.filter(|one| one.state == LabelState::InSync);
+    if !is_held && !label.clean && in_sync.count() > 1 {
         let cause = "no node serves the volume, and its last one did not close it: replicas may \
                      differ in blocks that were being written";
         return Err(RpcError::errno(Errno::EBUSY, cause)

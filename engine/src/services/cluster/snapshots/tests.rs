@@ -144,7 +144,7 @@ fn all_have_their_turn() {
 #[test]
 fn an_lvol_counts_by_its_label() {
     let volume = Uuid::from_u128(1);
-    let labelled = |of: u128, state: LabelState, clean: bool| Label {
+    let labelled = |of: u128, state: LabelState, clean: bool, replicas: u128| Label {
         volume: Uuid::from_u128(of),
         name: String::new(),
         replica: Uuid::from_u128(7),
@@ -155,29 +155,34 @@ fn an_lvol_counts_by_its_label() {
         block_size: 512,
         blocks: 1,
         region_shift: 20,
-        replicas: [LabelReplica {
-            slot: 0,
-            id: Uuid::from_u128(7),
-            state,
-        }]
-        .into_iter()
-        .collect(),
+        replicas: (7..7 + replicas)
+            .map(|id| LabelReplica {
+                slot: id as u8 - 7,
+                id: Uuid::from_u128(id),
+                state,
+            })
+            .collect(),
     };
-    for (of, state, clean, is_held, expected) in [
-        (1, LabelState::InSync, true, false, Some(true)),
-        (1, LabelState::InSync, false, true, Some(true)),
+    for (of, state, clean, is_held, replicas, expected) in [
+        (1, LabelState::InSync, true, false, 2, Some(true)),
+        (1, LabelState::InSync, false, true, 2, Some(true)),
         // The last node did not close the volume: which replica is right is not decided.
-        (1, LabelState::InSync, false, false, None),
-        (1, LabelState::Filling, true, true, Some(false)),
-        (1, LabelState::Out, false, true, Some(false)),
-        // A clone that no node has served has the label of its snapshot.
-        (2, LabelState::InSync, false, false, Some(false)),
+        (1, LabelState::InSync, false, false, 2, None),
+        (1, LabelState::InSync, false, false, 1, Some(true)),
+        (1, LabelState::Filling, true, true, 2, Some(false)),
+        (1, LabelState::Out, false, true, 2, Some(false)),
+        // Another volume's.
+        (2, LabelState::InSync, false, false, 2, Some(false)),
     ] {
-        let label = labelled(of, state, clean);
+        let label = labelled(of, state, clean, replicas);
         let found = counts(Some(&label), volume, is_held);
         let code = found.as_ref().err().map(|error| error.code);
         assert!(code.is_none_or(|code| code == -(Errno::EBUSY as i32)));
-        assert_eq!(found.ok(), expected, "{of} {state:?} {clean} {is_held}");
+        assert_eq!(
+            found.ok(),
+            expected,
+            "{of} {state:?} {clean} {is_held} {replicas}"
+        );
     }
     assert!(!counts(None, volume, true).unwrap());
 }
