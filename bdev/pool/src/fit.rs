@@ -36,6 +36,25 @@ pub(crate) fn size_of(claim: &Claim) -> Result<u64, PoolError> {
     Ok(bytes)
 }
 
+/// Units of a device outside of the pool that volumes may show.
+pub(crate) fn external_units(claim: &Claim, unit: u64) -> Result<u64, PoolError> {
+    let geometry = claim.layer().geometry();
+    let unfit = |why: String| PoolError::Unfit { what: "bdev", why };
+    if geometry.block_size > BLOCK {
+        let size = geometry.block_size;
+        return Err(unfit(format!(
+            "its blocks have {size} bytes, and those of an lvol have {BLOCK}"
+        )));
+    }
+    let bytes = geometry.bytes();
+    if bytes == 0 || !bytes.is_multiple_of(unit) {
+        return Err(unfit(format!(
+            "its {bytes} bytes are no multiple of the pool's unit, {unit} bytes"
+        )));
+    }
+    Ok(bytes / unit)
+}
+
 /// Checks that a device can join the disks of an open pool.
 pub(crate) fn check_disk<'a>(
     claim: &Claim,

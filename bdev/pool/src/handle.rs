@@ -8,7 +8,8 @@ use uuid::Uuid;
 
 use crate::lvol::Lvol;
 use crate::model::{
-    Answer, Command, CommandRequest, Departed, KeeperCommand, Outcome, PoolError, PoolStatus,
+    Answer, Command, CommandRequest, Departed, ExternalWork, KeeperCommand, Outcome, PoolError,
+    PoolStatus,
 };
 use crate::port::{KeeperMessage, Shared};
 
@@ -56,6 +57,51 @@ impl PoolHandle {
         let command = KeeperCommand::AddDisk { claim, force };
         self.send(command, Answer::Outcome(answer))?;
         outcome.await.unwrap_or(Err(PoolError::Closed)).map(drop)
+    }
+
+    /// Makes a volume that shows the contents of a claimed device outside of the pool. The claim
+    /// excludes writers of the device.
+    pub async fn clone_external(
+        &self,
+        claim: Claim,
+        id: Uuid,
+        name: String,
+    ) -> Result<Outcome, PoolError> {
+        self.use_external(claim, ExternalWork::Clone { id, name })
+            .await
+    }
+
+    /// Makes a claimed device outside of the pool the parent of a thin volume, whose own units stay
+    /// on top. No queue of the volume may be open.
+    pub async fn set_external_parent(
+        &self,
+        claim: Claim,
+        lvol: Uuid,
+    ) -> Result<Outcome, PoolError> {
+        self.use_external(claim, ExternalWork::SetParent { lvol })
+            .await
+    }
+
+    /// A device that volumes of the pool show is there ([`PoolStatus::externals`]).
+    pub async fn attach(&self, claim: Claim) -> Result<(), PoolError> {
+        let attached = self.use_external(claim, ExternalWork::Attach).await;
+        attached.map(drop)
+    }
+
+    /// An external device goes: its claim ends when no queue on it is open. I/O of volumes that
+    /// needs it ends with [`nacre_bdev::Status::Gone`] until it is attached again.
+    pub async fn detach(&self, device: Uuid) -> Result<(), PoolError> {
+        let (answer, outcome) = oneshot::channel();
+        self.send(KeeperCommand::Detach(device), Answer::Outcome(answer))?;
+        outcome.await.unwrap_or(Err(PoolError::Closed)).map(drop)
+    }
+
+    async fn use_external(&self, claim: Claim, work: ExternalWork) -> Result<Outcome, PoolError> {
+        let (answer, outcome) = oneshot::channel();
+        let claim = Arc::new(claim);
+        let command = KeeperCommand::External { claim, work };
+        self.send(command, Answer::Outcome(answer))?;
+        outcome.await.unwrap_or(Err(PoolError::Closed))
     }
 
     /// Completes when the command is done, durably. Dropping the future does not cancel it.

@@ -16,6 +16,10 @@
 //!
 //! `nacre-bdev-pool-core` defines the words of the map: version, place, unit, granule, generation.
 //!
+//! A volume may show a device outside of the pool where it has no data of its own. The pool has a
+//! read-only claim on such a device. While it is missing, I/O that needs it ends with
+//! [`nacre_bdev::Status::Gone`]; all other I/O goes on.
+//!
 //! # Limits of today
 //!
 //! Blocks of 4 KiB. Lanes and keeper exchange messages under a lock that is
@@ -41,8 +45,8 @@ pub use handle::PoolHandle;
 pub use identify::{Label, identify};
 pub use lvol::Lvol;
 pub use model::{
-    Command, Departed, DiskStatus, LeavingDisk, LvolInfo, NotErased, Outcome, PoolError, PoolState,
-    PoolStatus,
+    Command, Departed, DiskStatus, ExternalParent, ExternalStatus, LeavingDisk, LvolInfo,
+    NotErased, Outcome, PoolError, PoolState, PoolStatus,
 };
 pub use nacre_bdev_pool_core::check::{CheckReport, Extent, Finding};
 pub use nacre_bdev_pool_core::import::{ImportError, ImportReport};

@@ -131,7 +131,7 @@ impl Bdev for Lvol {
         let info = self.info.lock();
         let status = self.shared.status.lock();
         let unit = status.unit_bytes.max(1);
-        json!({"lvol": {
+        let mut fields = json!({"lvol": {
             "lvol_store_uuid": status.id,
             "base_bdev": status.disk,
             "thin_provision": !info.is_thick,
@@ -139,7 +139,12 @@ impl Bdev for Lvol {
             "snapshot": info.is_snapshot,
             "clone": info.parent.is_some(),
             "base_snapshot": info.parent,
-            "esnap_clone": false,
-        }})
+            "esnap_clone": info.external_parent.is_some(),
+        }});
+        // As SPDK, which has the name for clones of devices only.
+        if let Some(external) = &info.external_parent {
+            fields["lvol"]["external_snapshot_name"] = json!(external.id);
+        }
+        fields
     }
 }

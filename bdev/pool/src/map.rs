@@ -23,12 +23,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
+use nacre_bdev::Claim;
 use std::sync::OnceLock;
 
 use nacre_bdev_pool_core::geometry::MAX_UNITS_PER_LEAF;
 use nacre_bdev_pool_core::ids::{Lsn, VersionId};
-use nacre_bdev_pool_core::map::{Entry, Part};
+use nacre_bdev_pool_core::map::{EXTERNAL_UNIT, Entry, Part};
 
 /// Places of a leaf.
 const PLACES: u64 = MAX_UNITS_PER_LEAF as u64;
@@ -38,6 +39,8 @@ const LEAVES: u64 = 64;
 const UNIT_BITS: u32 = 36;
 /// This bit of the first word marks an unreadable entry.
 const DAMAGED: u64 = 1 << 63;
+/// This bit of a part's word marks granules of the external device; their unit is 0.
+const EXTERNAL: u64 = 1 << 62;
 
 /// States of a leaf: not filled yet.
 const UNKNOWN: u8 = 0;
@@ -62,6 +65,8 @@ pub(crate) struct LvolMap {
     /// The volume was deleted, or the pool closed.
     gone: AtomicBool,
     read_only: AtomicBool,
+    /// The device that the external places of entries are on, while it is there.
+    external: ArcSwapOption<Claim>,
     chunks: ArcSwap<Vec<Arc<Chunk>>>,
 }
 
@@ -103,6 +108,7 @@ impl LvolMap {
             disks: AtomicU64::new(1),
             gone: AtomicBool::new(false),
             read_only: AtomicBool::new(false),
+            external: ArcSwapOption::default(),
             chunks: ArcSwap::default(),
         };
         map.set_units(units);
@@ -134,6 +140,12 @@ impl LvolMap {
     /// True when the version takes no writes.
     pub(crate) fn is_read_only(&self) -> bool {
         self.read_only.load(Ordering::SeqCst)
+    }
+
+    /// The external device of entries that a lane reads after this call and before another one with
+    /// the same outcome.
+    pub(crate) fn external(&self) -> Option<Arc<Claim>> {
+        self.external.load_full()
     }
 
     /// The entry of a place; `Unknown` past the end.
@@ -191,12 +203,25 @@ impl LvolMap {
         }
     }
 
+    /// Returns true if that is another device than before. There is none while entries change to
+    /// places of another one.
+    pub(crate) fn set_external(&self, device: Option<&Arc<Claim>>) -> bool {
+        let before = self.external.load_full();
+        let is_same = before.as_ref().map(Arc::as_ptr) == device.map(Arc::as_ptr);
+        if !is_same {
+            self.external.store(device.cloned());
+        }
+        !is_same
+    }
+
     pub(crate) fn set_read_only(&self) {
         self.read_only.store(true, Ordering::SeqCst);
     }
 
-    pub(crate) fn set_gone(&self) {
+    /// Returns true if there was an external device, which the map gives up.
+    pub(crate) fn set_gone(&self) -> bool {
         self.gone.store(true, Ordering::SeqCst);
+        self.set_external(None)
     }
 
     /// Sets the size of the volume. Growth allocates chunks; a smaller size keeps them.
@@ -297,7 +322,11 @@ fn read(words: &[AtomicU64; 4]) -> Seen {
         return Seen::Damaged;
     }
     let part = |word: u64, generation: u64| Part {
-        unit: word & ((1 << UNIT_BITS) - 1),
+        unit: if word & EXTERNAL == 0 {
+            word & ((1 << UNIT_BITS) - 1)
+        } else {
+            EXTERNAL_UNIT
+        },
         generation: generation as u32,
         granules: (word >> UNIT_BITS) as u16,
     };
@@ -314,7 +343,11 @@ fn write(words: &[AtomicU64; 4], entry: Option<Entry>, lsn: Lsn) {
     let values = match entry {
         None => [DAMAGED, 0, 0, lsn],
         Some(Entry { own, second }) => {
-            let word = |part: Part| part.unit | u64::from(part.granules) << UNIT_BITS;
+            let unit = |part: Part| match part.unit {
+                EXTERNAL_UNIT => EXTERNAL,
+                unit => unit,
+            };
+            let word = |part: Part| unit(part) | u64::from(part.granules) << UNIT_BITS;
             let generations = u64::from(own.generation) | u64::from(second.generation) << 32;
             [word(own), word(second), generations, lsn]
         }
@@ -351,6 +384,16 @@ mod tests {
         };
         map.set(3, 9, Some(entry));
         assert_eq!(map.get(3), Seen::Known { entry, lsn: 9 });
+        let external = Entry {
+            own: part(7, 3, 0x00FF),
+            second: Part::external(2, 0xFF00),
+        };
+        map.set(5, 9, Some(external));
+        let seen = Seen::Known {
+            entry: external,
+            lsn: 9,
+        };
+        assert_eq!(map.get(5), seen);
         map.set(4, 10, None);
         assert_eq!(map.get(4), Seen::Damaged);
         assert_eq!(map.get(1 << 20), Seen::Unknown);

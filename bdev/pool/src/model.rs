@@ -139,9 +139,31 @@ pub struct LvolInfo {
     pub is_thick: bool,
     /// The snapshot below it.
     pub parent: Option<Uuid>,
+    /// The block device outside of the pool that is its parent.
+    pub external_parent: Option<ExternalParent>,
+    /// A device that it, or a snapshot below it, shows is missing.
+    pub is_degraded: bool,
     /// Bytes of units that it refers to, and of those that no other version refers to.
     pub used_bytes: u64,
     pub exclusive_bytes: u64,
+}
+
+/// A block device outside of the pool, as the pool has recorded it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ExternalParent {
+    pub id: Uuid,
+    /// The name that it had when it became a parent.
+    pub name: String,
+}
+
+/// A block device outside of the pool that volumes or snapshots show.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExternalStatus {
+    pub parent: ExternalParent,
+    /// Bytes that the pool needs of it.
+    pub bytes: u64,
+    /// The pool has a claim on it.
+    pub is_present: bool,
 }
 
 /// The error of opening a pool, or of a command.
@@ -172,6 +194,11 @@ pub enum PoolError {
     /// `what` is the wrong property.
     #[error("{what}: {why}")]
     Unfit { what: &'static str, why: String },
+    #[error(
+        "the external device {} (\"{}\") is missing: its data cannot be copied",
+        .0.id, .0.name
+    )]
+    Degraded(ExternalParent),
     #[error("the disk failed: {what}")]
     Io { what: String },
     /// The pool is deleted, and no import opens the disks that keep superblocks.
@@ -275,6 +302,12 @@ pub struct PoolStatus {
     pub unsettled_records: u64,
     pub versions: u64,
     pub imports: u64,
+    /// The devices outside of the pool that its volumes show.
+    #[serde(skip)]
+    pub externals: Vec<ExternalStatus>,
+    /// The devices that the pool has claims on for its volumes, and for commands in progress.
+    #[serde(skip)]
+    pub external_claims: Vec<Uuid>,
 }
 
 pub(crate) struct CommandRequest {
@@ -290,6 +323,26 @@ pub(crate) enum KeeperCommand {
     AddDisk {
         claim: Arc<Claim>,
         force: bool,
+    },
+    /// A device outside of the pool is there, for this work.
+    External {
+        claim: Arc<Claim>,
+        work: ExternalWork,
+    },
+    /// Such a device goes.
+    Detach(Uuid),
+}
+
+/// The use of an external device.
+pub(crate) enum ExternalWork {
+    /// Volumes show it already.
+    Attach,
+    Clone {
+        id: Uuid,
+        name: String,
+    },
+    SetParent {
+        lvol: Uuid,
     },
 }
 

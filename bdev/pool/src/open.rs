@@ -148,6 +148,8 @@ fn shared(claims: Vec<Claim>, id: Uuid, name: &str) -> Result<Arc<Shared>, PoolE
         unsettled_records: 0,
         versions: 0,
         imports: 0,
+        externals: Vec::new(),
+        external_claims: Vec::new(),
     };
     let shared = Shared::new(claims, status).map_err(|error| PoolError::Io {
         what: format!("cannot create an eventfd: {error}"),

@@ -91,13 +91,16 @@ pub(crate) enum ToLane {
     Loaded { request: RequestId },
     /// The disks of the pool changed: open queues on new ones, and answer with the round.
     Disks { round: u64 },
+    /// The external device of the map may be another one, or gone: close queues on others.
+    External,
     /// Write the request's granules to a unit, with those that were read for it.
     Data {
         request: RequestId,
         unit: u64,
         copy: u16,
     },
-    /// Read granules of a unit and keep them for `Data`.
+    /// Read granules of a unit, or of the external device at the place of the request, and keep
+    /// them for `Data`.
     ReadSource {
         request: RequestId,
         unit: u64,
@@ -342,6 +345,18 @@ impl Shared {
         let claims = self.claims.load();
         let mut present = claims.iter().flatten();
         present.any(|claim| claim.layer().limits().volatile_cache)
+    }
+
+    /// Lets all lanes look for their external device.
+    pub(crate) fn announce_external(&self) {
+        let lanes = self.lanes.lock();
+        let live = lanes
+            .iter()
+            .filter(|lane| !lane.is_dead.load(Ordering::Acquire));
+        live.for_each(|lane| {
+            // A lane that closes its inbox closes its queues, too.
+            let _ = lane.inbox.send([ToLane::External]);
+        });
     }
 
     pub(crate) fn remove_lane(&self, port: &Arc<LanePort>) {

@@ -48,6 +48,20 @@ pub enum Usage {
     Exclusive,
     /// Other users may share the device, each through the layer.
     Shared,
+    /// The holder only reads, and relies on the contents: other users may only read, too. A device
+    /// that refuses writes may have shared claims beside it.
+    ReadOnly,
+}
+
+impl Usage {
+    /// True when a claim of one kind excludes the other. `is_fixed`: the device refuses writes.
+    pub(super) fn excludes(self, other: Self, is_fixed: bool) -> bool {
+        match (self, other) {
+            (Self::Exclusive, _) | (_, Self::Exclusive) => true,
+            (Self::ReadOnly, Self::Shared) | (Self::Shared, Self::ReadOnly) => !is_fixed,
+            _ => false,
+        }
+    }
 }
 
 /// Returns the user that relies on the present size of a claimed device, for example a host that

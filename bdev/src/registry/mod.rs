@@ -4,7 +4,8 @@
 //! ```text
 //!   register ──> listed ──remove──> removing ──last queue closed──> gone (the ticket is done)
 //!                  │                   queues answer Gone, the name is still taken
-//!                  ├ claims: exclusive (a device stacked on it), shared (namespaces)
+//!                  ├ claims: exclusive (a device stacked on it), shared (namespaces),
+//!                  │         read-only (volumes of a pool that show its contents)
 //!                  └ events to subscribers: registered, resized, removing, unregistered
 //! ```
 //!
@@ -54,7 +55,7 @@ pub enum RegistryError {
     BadName { name: String, why: &'static str },
     #[error("bdev \"{name}\" is used by {holder}: release it there first, or remove it by force")]
     Claimed { name: String, holder: Holder },
-    #[error("bdev \"{name}\" has {queues} open queues: it cannot be claimed exclusively")]
+    #[error("bdev \"{name}\" has {queues} open queues, which may write: close them first")]
     Open { name: String, queues: usize },
     /// A requested size is smaller than the announced one.
     #[error(
@@ -217,16 +218,13 @@ impl Registry {
         self.lookup(name).map(|layer| Arc::clone(layer.stats()))
     }
 
-    /// Opens a queue for the calling core without a claim. Fails while an exclusive claim exists.
+    /// Opens a queue for the calling core without a claim. Fails while an exclusive claim exists,
+    /// or a read-only one of a device that takes writes.
     pub fn open(&self, name: &str, pool: &Pool) -> Result<LayerQueue, RegistryError> {
         let layer = {
             let state = self.inner.state.lock();
             let record = state.find(name)?;
-            let exclusive = record
-                .claims
-                .iter()
-                .find(|claim| claim.usage == Usage::Exclusive);
-            if let Some(claim) = exclusive {
+            if let Some(claim) = record.blocking(Usage::Shared) {
                 return Err(record.claimed_by(claim));
             }
             Arc::clone(&record.layer)
@@ -235,7 +233,9 @@ impl Registry {
     }
 
     /// Registers `holder` as a user of a device until the claim is dropped. An exclusive claim
-    /// needs a device without other claims and open queues. The device cannot shrink while the
+    /// needs a device without other claims and open queues. A read-only claim needs a device that
+    /// nothing can write: no shared claim and no other queue, unless the device itself refuses
+    /// writes. The device cannot shrink while the
     /// claim exists, except by force.
     pub fn claim(&self, name: &str, holder: Holder, usage: Usage) -> Result<Claim, RegistryError> {
         self.claim_with(name, holder, usage, None)
@@ -265,14 +265,16 @@ impl Registry {
         state.next += 1;
         let record = state.find_mut(name)?;
         let queues = record.layer.open_queues();
-        let blocking = record
-            .claims
-            .iter()
-            .find(|claim| usage == Usage::Exclusive || claim.usage == Usage::Exclusive);
-        if let Some(claim) = blocking {
+        if let Some(claim) = record.blocking(usage) {
             return Err(record.claimed_by(claim));
         }
-        if usage == Usage::Exclusive && queues > 0 {
+        let may_be_open = match usage {
+            Usage::Exclusive => false,
+            Usage::Shared => true,
+            // Queues beside another read-only claim are of such claims.
+            Usage::ReadOnly => !record.claims.is_empty() || record.is_fixed(),
+        };
+        if queues > 0 && !may_be_open {
             return Err(RegistryError::Open {
                 name: record.layer.name().to_owned(),
                 queues,
@@ -494,6 +496,18 @@ impl Record {
                 .map(|claim| (claim.holder.clone(), claim.usage))
                 .collect(),
         }
+    }
+
+    /// True when the device refuses writes.
+    fn is_fixed(&self) -> bool {
+        self.layer.limits().read_only
+    }
+
+    /// The claim that excludes another use.
+    fn blocking(&self, usage: Usage) -> Option<&ClaimRecord> {
+        let is_fixed = self.is_fixed();
+        let mut claims = self.claims.iter();
+        claims.find(|claim| claim.usage.excludes(usage, is_fixed))
     }
 
     fn claimed_by(&self, claim: &ClaimRecord) -> RegistryError {

@@ -6,6 +6,7 @@ use nacre_hugepages::ClassSpec;
 use nacre_reactor::Nanos;
 
 use super::*;
+use crate::device::{Geometry, Limits, Support};
 use crate::io::{Io, Op, Status};
 use crate::null::{self, Null};
 use crate::queue::{Done, Queue};
@@ -14,6 +15,42 @@ fn null(name: &str) -> Arc<Null> {
     let config = serde_json::json!({"name": name, "block_size": 512, "num_blocks": 1000});
     let config = serde_json::from_value(config).expect("a complete configuration");
     null::create(config).expect("a good configuration")
+}
+
+/// A device that refuses writes.
+struct Fixed(Arc<Null>);
+
+impl Bdev for Fixed {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn product_name(&self) -> &'static str {
+        self.0.product_name()
+    }
+
+    fn uuid(&self) -> Uuid {
+        self.0.uuid()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            read_only: true,
+            ..self.0.limits()
+        }
+    }
+
+    fn supports(&self, op: Op) -> Support {
+        self.0.supports(op)
+    }
+
+    fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
+        Arc::clone(&self.0).open(pool)
+    }
 }
 
 fn pool() -> Pool {
@@ -124,6 +161,42 @@ fn claims() {
             .expect("unused")
             .is_done()
     );
+}
+
+/// While a read-only claim exists, nothing may write the device: neither another user nor a queue
+/// without a claim. The device itself may refuse writes instead.
+#[test]
+fn read_only_claims() {
+    let registry = Registry::new();
+    registry.register(null("a")).expect("free");
+    let claim = |usage| registry.claim("a", user(), usage);
+    let shared = claim(Usage::Shared).expect("unused");
+    assert!(claim(Usage::ReadOnly).is_err());
+    drop(shared);
+    let queue = registry.open("a", &pool()).expect("free for all");
+    let open = claim(Usage::ReadOnly);
+    assert!(matches!(open, Err(RegistryError::Open { queues: 1, .. })));
+    drop(queue);
+    let first = claim(Usage::ReadOnly).expect("nothing writes");
+    let queue = first.open(&pool()).expect("opens");
+    let second = claim(Usage::ReadOnly).expect("both read");
+    for usage in [Usage::Shared, Usage::Exclusive] {
+        let refused = claim(usage).err().expect("it may write");
+        assert!(refused.to_string().contains("namespace 1"), "{refused}");
+    }
+    assert!(registry.open("a", &pool()).is_err());
+    assert!(registry.remove("a", Removal::IfUnused).is_err());
+    drop((queue, first, second));
+    assert!(claim(Usage::Exclusive).is_ok());
+
+    let fixed = Arc::new(Fixed(null("b")));
+    registry.register(fixed).expect("free");
+    let _shared = registry.claim("b", user(), Usage::Shared).expect("unused");
+    let _queue = registry.open("b", &pool()).expect("free for all");
+    let claim = registry.claim("b", user(), Usage::ReadOnly);
+    let _claim = claim.expect("the device refuses writes");
+    assert!(registry.claim("b", user(), Usage::Shared).is_ok());
+    assert!(registry.claim("b", user(), Usage::Exclusive).is_err());
 }
 
 /// A hot removal answers `Gone` to open queues and is over when the last one is closed.

@@ -215,6 +215,9 @@ fn list(connection: &Connection, pool: Option<String>) -> Result<(), Failure> {
     }
     let all = items(&lvols);
     let parent = |lvol: &Value| {
+        if let Some(device) = lvol["external_parent"]["name"].as_str() {
+            return format!("bdev {device}");
+        }
         let of = all.iter().find(|other| other["uuid"] == lvol["parent"]);
         output::cell(of.and_then(|of| of.get("name")))
     };

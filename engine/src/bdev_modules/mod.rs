@@ -111,12 +111,6 @@ pub const NULL_RESIZE: &str = "bdev_null_resize";
 pub const AIO_RESCAN: &str = "bdev_aio_rescan";
 pub const URING_RESCAN: &str = "bdev_uring_rescan";
 
-/// The create and delete methods of SPDK's modules that are missing here, and why.
-pub const NOT_OFFERED: (&str, &[&str]) = (
-    "Pools have no external snapshots; copy the device into a volume.",
-    &["bdev_lvol_clone_bdev"],
-);
-
 /// A module, with its types erased.
 #[derive(Clone, Copy)]
 pub struct ModuleEntry {

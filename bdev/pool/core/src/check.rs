@@ -140,12 +140,19 @@ impl Accounts {
             return self.count_lost(id, leaf, lost.end, report);
         }
         let first = leaf * shape.units_per_leaf as u64;
+        let has_device = self.state.external_parent(id).is_some();
         for place in first..first + shape.units_per_leaf as u64 {
             let entry = self.state.entry(id, place).unwrap_or_default();
             self.places += u64::from(entry.own.is_exclusive(floor));
             let at = self.extent(id, place, 1);
             for part in entry.parts() {
                 let unit = part.unit;
+                if part.is_external() {
+                    if !has_device {
+                        report.find(Finding::Stray { unit, at });
+                    }
+                    continue;
+                }
                 if part.is_exclusive(floor) {
                     self.own(unit, at, report);
                     continue;
@@ -309,7 +316,7 @@ pub(crate) fn uses(state: &State) -> Result<HashMap<u64, Use>, u64> {
         each_leaf(state, version, |leaf, entries| {
             let first = leaf * entries.len() as u64;
             for (at, entry) in entries.iter().enumerate() {
-                for part in entry.parts() {
+                for part in entry.units() {
                     let place = (family, first + at as u64);
                     if *uses.entry(part.unit).or_insert(place) != place {
                         wrong = Some(part.unit);
@@ -371,7 +378,7 @@ fn walk(
         return;
     }
     match node {
-        Node::Lost { .. } => {}
+        Node::External(_) | Node::Lost { .. } => {}
         Node::Leaf(leaf) => visit(first, &leaf.entries),
         Node::Interior(interior) => {
             for (at, child) in interior.children.iter().enumerate() {

@@ -26,6 +26,7 @@ use crate::format::{Page, checksum};
 use crate::geometry::{Geometry, PAGE};
 use crate::ids::{Lsn, Place, VersionId};
 use crate::map::{Node, NodePages, PageGarbage, PagePair, Shape, Tree};
+use crate::mutation::Mutation;
 use crate::space::Space;
 use crate::state::{State, Version};
 use crate::zones::Zones;
@@ -103,7 +104,7 @@ pub(crate) fn encode_again(
         page
     };
     match node {
-        Node::Lost { .. } => Vec::new(),
+        Node::External(_) | Node::Lost { .. } => Vec::new(),
         Node::Leaf(leaf) => {
             let rest = pages.rest.as_ref().map(|rest| rest.place);
             let rest = rest.unwrap_or_default();
@@ -127,6 +128,9 @@ pub(crate) fn encode_again(
                     },
                     (None, Node::Leaf(leaf)) => Linear::of(&leaf.entries, geometry.whole())
                         .map_or(Child::Lost, Child::Linear),
+                    (None, Node::External(part)) => Child::External {
+                        generation: part.generation,
+                    },
                     _ => Child::Lost,
                 }
             });
@@ -213,6 +217,7 @@ impl Encoder<'_> {
             is_thick: version.is_thick,
             is_hidden: version.is_hidden,
             is_read_only: version.is_read_only,
+            is_external: version.is_external,
             units: version.units,
             pass: version.pass,
             root,
@@ -229,6 +234,14 @@ impl Encoder<'_> {
         let stamp = self.stamp(first);
         let pages = match node {
             Node::Lost { .. } => return Ok(Child::Lost),
+            Node::External(part) => {
+                let generation = part.generation;
+                return Ok(if Mutation::OmitExternalNodes.is_active() {
+                    Child::None
+                } else {
+                    Child::External { generation }
+                });
+            }
             Node::Leaf(leaf) => {
                 if let Some(linear) = Linear::of(&leaf.entries, self.geometry.whole()) {
                     return Ok(Child::Linear(linear));

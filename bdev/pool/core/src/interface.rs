@@ -76,6 +76,17 @@ pub enum Request {
         identity: Identity,
         thick: bool,
     },
+    /// Makes a thin volume of the size of an external device, which shows the contents of that.
+    CloneExternal {
+        device: External,
+        identity: Identity,
+    },
+    /// Makes a thin volume a clone of an external device, with its own granules on top. No host may
+    /// use the volume.
+    SetExternal {
+        version: VersionId,
+        device: External,
+    },
     /// A smaller size unmaps the places beyond it first.
     Resize {
         version: VersionId,
@@ -157,6 +168,15 @@ pub enum Request {
         version: VersionId,
         place: u64,
     },
+}
+
+/// A block device outside of the pool, which nothing writes while volumes show its contents.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct External {
+    /// Id and name of the device.
+    pub identity: Identity,
+    /// Its size in whole units.
+    pub units: u64,
 }
 
 /// A write to granules of one unit-sized place.
@@ -282,6 +302,16 @@ pub enum Intent {
     ReadSource {
         token: Token,
         unit: u64,
+        granules: u16,
+    },
+    /// Read granules of a place of the external device that is an ancestor of a version, keep them
+    /// for `Data`, and return their checksums. Ends with [`Pool::source_read`].
+    ///
+    /// [`Pool::source_read`]: crate::pool::Pool::source_read
+    ReadExternal {
+        token: Token,
+        version: VersionId,
+        place: u64,
         granules: u16,
     },
     /// The disk is not of the pool any more: an import does not need it, and no unit of it is in

@@ -113,6 +113,14 @@ pub(crate) enum Mutation {
     DropAfterOneRoot,
     /// Gives a disk up before a root leaves it out.
     DropBeforeRoot,
+    /// Forgets an external device although volumes show it.
+    ForgetShownExternal,
+    /// Forgets that a trim of a whole leaf hides the external device there.
+    ForgetRemovedLeaf,
+    /// Changes maps of external devices although the next root has no room for them.
+    MapWithoutRoom,
+    /// Writes interior nodes without their external children.
+    OmitExternalNodes,
     /// Puts metadata into units whose records a second import would verify.
     ReuseUnsettledZones,
 }

@@ -15,6 +15,7 @@ use uuid::Uuid;
 use super::departure::Departures;
 use super::disks::{Disks, grown};
 use super::erasure::Erasure;
+use super::externals::{Externals, missing_of, parent_of};
 use super::maps::floor_of;
 use super::opening::{OpenAnswer, OpenSender};
 use super::{Keeper, Stage};
@@ -89,6 +90,8 @@ impl Drop for Farewell {
 pub(super) enum Open {
     Command(Answer),
     AddDisk(Answer),
+    /// It needs an external device.
+    External(Answer, Uuid),
     /// The first request of a pool: once it is answered, the pool is on the disk.
     Opening(OpenAnswer),
     Export,
@@ -140,15 +143,20 @@ impl Commands {
     }
 
     /// Goes on with the end of the pool, if it has begun. Returns the amount of work.
-    pub(super) fn advance_end(&mut self, now: Nanos, disks: &mut Disks) -> u32 {
+    pub(super) fn advance_end(
+        &mut self,
+        now: Nanos,
+        disks: &mut Disks,
+        externals: &Externals,
+    ) -> u32 {
         if self.export.is_some() || self.is_last {
             let until = *self.late_at.get_or_insert(now + LATE);
             if until <= now {
-                disks.note_late();
+                disks.note_late(externals.busy());
             }
         } else if self.late_at.take().is_some() {
             // The export was refused.
-            disks.note_late();
+            disks.note_late(Vec::new());
         }
         let Some(erasure) = &mut self.erasure else {
             return 0;
@@ -186,7 +194,9 @@ impl Commands {
     pub(super) fn close(&mut self) {
         for (_, open) in std::mem::take(&mut self.open) {
             match open {
-                Open::Command(answer) | Open::AddDisk(answer) => answer.closed(),
+                Open::Command(answer) | Open::AddDisk(answer) | Open::External(answer, _) => {
+                    answer.closed()
+                }
                 Open::Opening(answer) => answer.fail(PoolError::Closed),
                 Open::Export => {}
             }
@@ -198,19 +208,21 @@ impl Commands {
 }
 
 /// The visible version with an id.
-fn find(pool: &Pool, id: Uuid) -> Result<VersionId, PoolError> {
+pub(super) fn find(pool: &Pool, id: Uuid) -> Result<VersionId, PoolError> {
     let mut versions = pool.state().versions.iter();
-    let found = versions.find(|(_, version)| version.identity.id == id && !version.is_hidden);
+    let found = versions.find(|(_, version)| version.identity.id == id && version.is_visible());
     found
         .map(|(version, _)| *version)
         .ok_or(PoolError::Unknown { id })
 }
 
-fn info(pool: &Pool, version: VersionId) -> Option<LvolInfo> {
+fn info(pool: &Pool, externals: &Externals, version: VersionId) -> Option<LvolInfo> {
     let state = pool.state();
-    let of = state.versions.get(&version).filter(|v| !v.is_hidden)?;
+    let of = state.versions.get(&version).filter(|v| v.is_visible())?;
     let parent = state.visible_parent(version);
     let parent = parent.and_then(|parent| state.versions.get(&parent));
+    let external = parent.filter(|parent| parent.is_external);
+    let parent = parent.filter(|parent| !parent.is_external);
     Some(LvolInfo {
         id: of.identity.id,
         name: of.identity.name.clone(),
@@ -219,6 +231,8 @@ fn info(pool: &Pool, version: VersionId) -> Option<LvolInfo> {
         is_read_only: of.is_read_only,
         is_thick: of.is_thick,
         parent: parent.map(|parent| parent.identity.id),
+        external_parent: external.map(|parent| parent_of(&parent.identity)),
+        is_degraded: missing_of(pool, externals, version).is_some(),
         used_bytes: 0,
         exclusive_bytes: 0,
     })
@@ -253,12 +267,16 @@ impl Keeper {
                 let additions = &mut self.additions;
                 return additions.begin(pool, &self.disks, claim, force, answer);
             }
+            KeeperCommand::External { claim, work } => {
+                return self.use_external(claim, work, answer);
+            }
+            KeeperCommand::Detach(device) => return self.detach_external(device, answer),
             KeeperCommand::Public(command) => command,
         };
         match command {
             Command::List => {
                 let versions = pool.state().versions.iter();
-                let visible = versions.filter(|(_, version)| !version.is_hidden);
+                let visible = versions.filter(|(_, version)| version.is_visible());
                 let all = visible.map(|(id, _)| *id).collect();
                 self.begin_scan(answer, all);
             }
@@ -269,7 +287,7 @@ impl Keeper {
             Command::Names => {
                 let versions = pool.state().versions.keys();
                 let list = versions
-                    .filter_map(|version| info(pool, *version))
+                    .filter_map(|version| info(pool, &self.externals, *version))
                     .collect();
                 answer.send(Outcome::List(list));
             }
@@ -287,7 +305,7 @@ impl Keeper {
                 let token = self.commands.open.insert(Open::Export) as Token;
                 self.submit(token, Request::Export);
             }
-            command => match request_of(pool, &self.shared, command) {
+            command => match request_of(pool, (&self.shared, &self.externals), command) {
                 Err(error) => answer.fail(error),
                 Ok(request) => {
                     let token = self.commands.open.insert(Open::Command(answer)) as Token;
@@ -313,6 +331,12 @@ impl Keeper {
                 self.update_status();
                 answer
             }
+            Open::External(answer, device) => {
+                self.externals.unpin(device);
+                self.refresh_externals(None);
+                self.update_status();
+                answer
+            }
             Open::AddDisk(answer) => {
                 // A pool that is held may have the disk in its last root.
                 let is_held = matches!(&self.stage, Stage::Open(pool) if pool.is_held());
@@ -326,6 +350,7 @@ impl Keeper {
                 match result {
                     Ok(_) => {
                         self.update_status();
+                        self.refresh_externals(None);
                         answer.opened();
                     }
                     Err(refusal) => self.commands.failed = Some((answer, refusal.into())),
@@ -376,7 +401,8 @@ impl Keeper {
             return;
         };
         let outcome = find(pool, id).and_then(|version| {
-            let info = info(pool, version).ok_or(PoolError::Unknown { id })?;
+            let info = info(pool, &self.externals, version);
+            let info = info.ok_or(PoolError::Unknown { id })?;
             let serial = self.next_serial;
             let units = pool.state().versions[&version].units;
             let map = self.maps.entry(version).or_insert_with(|| {
@@ -390,6 +416,10 @@ impl Keeper {
             Ok((info, Arc::clone(map)))
         });
         self.next_serial += 1;
+        if let Ok((_, map)) = &outcome {
+            let version = map.version;
+            self.refresh_externals(Some(&[version]));
+        }
         // The caller may no longer wait.
         let _ = answer.send(outcome);
     }
@@ -413,7 +443,7 @@ impl Keeper {
         let Some(mut scan) = self.commands.scans.pop_front() else {
             return 0;
         };
-        if scan.advance(pool) {
+        if scan.advance(pool, &self.externals) {
             scan.answer.send(Outcome::List(scan.done));
         } else {
             self.commands.scans.push_back(scan);
@@ -424,7 +454,7 @@ impl Keeper {
 
 impl Scan {
     /// Returns true when it has ended.
-    fn advance(&mut self, pool: &Pool) -> bool {
+    fn advance(&mut self, pool: &Pool, externals: &Externals) -> bool {
         let state = pool.state();
         let per_leaf = u64::from(state.geometry.units_per_leaf);
         for _ in 0..LEAVES {
@@ -433,13 +463,13 @@ impl Scan {
                     return true;
                 };
                 self.next_place = 0;
-                self.present = info(pool, next).map(|info| (next, info));
+                self.present = info(pool, externals, next).map(|info| (next, info));
                 continue;
             };
             // It may be deleted while the scan goes on.
             let is_there = state.versions.get(version).is_some_and(|v| !v.is_hidden);
             let leaf = is_there
-                .then(|| state.first_mapped_leaf(*version, self.next_place))
+                .then(|| state.first_leaf_with_units(*version, self.next_place))
                 .flatten();
             let Some(leaf) = leaf else {
                 let present = self.present.take();
@@ -450,7 +480,7 @@ impl Scan {
             let unit = state.geometry.unit_bytes();
             for place in leaf * per_leaf..(leaf + 1) * per_leaf {
                 let entry = pool.lookup(*version, place).unwrap_or_default();
-                for part in entry.parts() {
+                for part in entry.units() {
                     of.used_bytes += unit;
                     of.exclusive_bytes += unit * u64::from(part.is_exclusive(floor));
                 }
@@ -496,7 +526,7 @@ fn some_places(
     let per_leaf = u64::from(state.geometry.units_per_leaf);
     let (mut places, mut next) = (Vec::new(), from);
     for _ in 0..LEAVES {
-        let Some(leaf) = state.first_mapped_leaf(version, next) else {
+        let Some(leaf) = state.next_leaf(version, next) else {
             return Ok(Outcome::Places { places, next: None });
         };
         let first = leaf * per_leaf;
@@ -517,8 +547,18 @@ fn number_of(pool: &Pool, disk: Uuid) -> Result<usize, PoolError> {
     })
 }
 
-fn request_of(pool: &Pool, shared: &Shared, command: Command) -> Result<Request, PoolError> {
+fn request_of(
+    pool: &Pool,
+    (shared, externals): (&Shared, &Externals),
+    command: Command,
+) -> Result<Request, PoolError> {
     let unit = pool.superblock().geometry.unit_bytes();
+    // Copies may need the data of a device that a version shows.
+    let copied = |id| {
+        let version = find(pool, id)?;
+        let missing = missing_of(pool, externals, version);
+        missing.map_or(Ok(version), |device| Err(PoolError::Degraded(device)))
+    };
     Ok(match command {
         Command::Create {
             id,
@@ -558,14 +598,14 @@ fn request_of(pool: &Pool, shared: &Shared, command: Command) -> Result<Request,
             source: find(pool, snapshot)?,
         },
         Command::Inflate { lvol } => Request::Inflate {
-            version: find(pool, lvol)?,
+            version: copied(lvol)?,
         },
         Command::Decouple { lvol } => Request::Decouple {
-            version: find(pool, lvol)?,
+            version: copied(lvol)?,
         },
         Command::SetParent { lvol, snapshot } => Request::SetParent {
             version: find(pool, lvol)?,
-            source: find(pool, snapshot)?,
+            source: copied(snapshot)?,
         },
         Command::ReadOnly { lvol } => Request::ReadOnly {
             version: find(pool, lvol)?,

@@ -179,15 +179,16 @@ impl Disks {
         self.list.iter().flatten().all(Disk::is_idle)
     }
 
-    /// Publishes which disks still have I/O in flight, while the end of the pool waits for it.
-    pub(super) fn note_late(&self) {
+    /// Publishes which disks still have I/O in flight, and which `others`, while the end of the
+    /// pool waits for it.
+    pub(super) fn note_late(&self, others: Vec<String>) {
         let claims = self.shared.claims.load();
         let disks = self.list.iter().zip(claims.iter());
         let late = disks.filter_map(|(disk, claim)| {
             let is_busy = disk.as_ref().is_some_and(|disk| !disk.is_idle());
             is_busy.then(|| Some(claim.as_ref()?.layer().name().to_owned()))?
         });
-        *self.shared.late.lock() = late.collect();
+        *self.shared.late.lock() = late.chain(others).collect();
     }
 
     pub(super) fn poll(&mut self, now: Nanos, ended: &mut Vec<Ended>) {

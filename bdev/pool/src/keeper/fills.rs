@@ -12,6 +12,7 @@ use nacre_bdev_pool_core::interface::IoFailed;
 use nacre_bdev_pool_core::pool::is_move;
 
 use super::disk::Tag;
+use super::lanes::Grace;
 use super::{FILL, Keeper, Stage};
 
 #[derive(Default)]
@@ -29,7 +30,8 @@ struct Fill {
     reading: Vec<u32>,
     left: usize,
     failed: bool,
-    epoch: u64,
+    /// `None`: a read of an external device, which no grace period waits for.
+    epoch: Option<u64>,
 }
 
 impl Fills {
@@ -39,30 +41,30 @@ impl Fills {
         self.ios.insert(tag, (token, granule));
         tag
     }
-}
 
-impl Keeper {
-    pub(super) fn read_fill(&mut self, token: Token, unit: u64, granules: u16, epoch: u64) {
-        let Stage::Open(pool) = &self.stage else {
-            return;
-        };
-        let table = pool.superblock().disks.clone();
-        let fill = self.fills.fills.entry(token).or_default();
+    /// Returns the I/Os of a read.
+    pub(super) fn begin_read(
+        &mut self,
+        token: Token,
+        granules: u16,
+        epoch: Option<u64>,
+    ) -> Vec<(Tag, u32)> {
+        let fill = self.fills.entry(token).or_default();
         fill.reading = granules_of(granules).collect();
         (fill.left, fill.failed, fill.epoch) = (fill.reading.len(), false, epoch);
-        for granule in granules_of(granules) {
-            let tag = self.fills.tag(token, granule);
-            self.disks.read(tag, table.granule(unit, granule), PAGE);
-        }
+        let ios = granules_of(granules).map(|granule| (self.tag(token, granule), granule));
+        ios.collect()
     }
 
-    pub(super) fn fill_read(&mut self, tag: Tag, result: Result<Vec<u8>, Status>) {
-        let Some((token, granule)) = self.fills.ios.remove(&tag) else {
-            return;
-        };
-        let Some(fill) = self.fills.fills.get_mut(&token) else {
-            return;
-        };
+    /// An I/O of a read has ended. Returns the checksums with the last one.
+    fn read_ended(
+        &mut self,
+        grace: &mut Grace,
+        tag: Tag,
+        result: Result<Vec<u8>, Status>,
+    ) -> Option<(Token, Result<Vec<u32>, IoFailed>)> {
+        let (token, granule) = self.ios.remove(&tag)?;
+        let fill = self.fills.get_mut(&token)?;
         let page = result.ok().and_then(|bytes| bytes.try_into().ok());
         match page {
             Some(page) => drop(fill.pages.insert(granule, Arc::new(page))),
@@ -70,22 +72,76 @@ impl Keeper {
         }
         fill.left -= 1;
         if fill.left > 0 {
-            return;
+            return None;
+        }
+        fill.epoch.into_iter().for_each(|epoch| grace.end(epoch));
+        if fill.failed {
+            self.fills.remove(&token);
+            return Some((token, Err(IoFailed)));
         }
         let sums = fill.reading.iter().filter_map(|granule| {
             let page = fill.pages.get(granule)?;
             Some(data_checksum(&page[..]))
         });
-        let outcome = if fill.failed {
-            Err(IoFailed)
-        } else {
-            Ok(sums.collect())
-        };
-        self.grace.ordered[(fill.epoch % 3) as usize] -= 1;
-        if fill.failed {
-            self.fills.fills.remove(&token);
+        Some((token, Ok(sums.collect())))
+    }
+
+    /// Returns the I/Os of a write, with their pages.
+    fn begin_write(
+        &mut self,
+        token: Token,
+        granules: u16,
+        epoch: u64,
+    ) -> Vec<(Tag, u32, Arc<Page>)> {
+        let fill = self.fills.entry(token).or_default();
+        let count = granules.count_ones() as usize;
+        (fill.left, fill.failed, fill.epoch) = (count, false, Some(epoch));
+        let pages = granules_of(granules).map(|granule| (granule, fill.pages.get(&granule)));
+        let pages: Vec<_> = pages
+            .map(|(granule, page)| (granule, page.cloned()))
+            .collect();
+        let ios = pages.into_iter().filter_map(|(granule, page)| {
+            debug_assert!(page.is_some(), "granules are read before they are written");
+            Some((self.tag(token, granule), granule, page?))
+        });
+        ios.collect()
+    }
+
+    /// An I/O of a write has ended. Returns the outcome with the last one.
+    fn written(
+        &mut self,
+        grace: &mut Grace,
+        tag: Tag,
+        status: Status,
+    ) -> Option<(Token, Result<(), IoFailed>)> {
+        let (token, _) = self.ios.remove(&tag)?;
+        let fill = self.fills.get_mut(&token)?;
+        fill.failed |= !status.is_ok();
+        fill.left -= 1;
+        if fill.left > 0 {
+            return None;
         }
-        if let Stage::Open(pool) = &mut self.stage {
+        fill.epoch.into_iter().for_each(|epoch| grace.end(epoch));
+        let outcome = if fill.failed { Err(IoFailed) } else { Ok(()) };
+        self.fills.remove(&token);
+        Some((token, outcome))
+    }
+}
+
+impl Keeper {
+    pub(super) fn read_fill(&mut self, token: Token, unit: u64, granules: u16, epoch: u64) {
+        let Stage::Open(pool) = &self.stage else {
+            return;
+        };
+        let table = &pool.superblock().disks;
+        for (tag, granule) in self.fills.begin_read(token, granules, Some(epoch)) {
+            self.disks.read(tag, table.granule(unit, granule), PAGE);
+        }
+    }
+
+    pub(super) fn fill_read(&mut self, tag: Tag, result: Result<Vec<u8>, Status>) {
+        let ended = self.fills.read_ended(&mut self.grace, tag, result);
+        if let (Some((token, outcome)), Stage::Open(pool)) = (ended, &mut self.stage) {
             pool.source_read(token, outcome);
         }
     }
@@ -94,17 +150,8 @@ impl Keeper {
         let Stage::Open(pool) = &self.stage else {
             return;
         };
-        let table = pool.superblock().disks.clone();
-        let fill = self.fills.fills.entry(token).or_default();
-        (fill.left, fill.failed, fill.epoch) = (granules.count_ones() as usize, false, epoch);
-        for granule in granules_of(granules) {
-            let fill = self.fills.fills.get(&token);
-            let page = fill.and_then(|fill| fill.pages.get(&granule)).cloned();
-            let Some(page) = page else {
-                debug_assert!(false, "granules are read before they are written");
-                continue;
-            };
-            let tag = self.fills.tag(token, granule);
+        let table = &pool.superblock().disks;
+        for (tag, granule, page) in self.fills.begin_write(token, granules, epoch) {
             let at = table.granule(unit, granule);
             if !is_move(token) {
                 self.shared.note_fill(at.disk);
@@ -114,21 +161,8 @@ impl Keeper {
     }
 
     pub(super) fn fill_written(&mut self, tag: Tag, status: Status) {
-        let Some((token, _)) = self.fills.ios.remove(&tag) else {
-            return;
-        };
-        let Some(fill) = self.fills.fills.get_mut(&token) else {
-            return;
-        };
-        fill.failed |= !status.is_ok();
-        fill.left -= 1;
-        if fill.left > 0 {
-            return;
-        }
-        let outcome = if fill.failed { Err(IoFailed) } else { Ok(()) };
-        self.grace.ordered[(fill.epoch % 3) as usize] -= 1;
-        self.fills.fills.remove(&token);
-        if let Stage::Open(pool) = &mut self.stage {
+        let ended = self.fills.written(&mut self.grace, tag, status);
+        if let (Some((token, outcome)), Stage::Open(pool)) = (ended, &mut self.stage) {
             pool.data_written(token, outcome);
         }
     }

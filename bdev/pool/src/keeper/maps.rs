@@ -43,6 +43,7 @@ impl Keeper {
         let mut changes = std::mem::take(&mut self.changes);
         pool.follow().take_changes(&mut changes);
         let lsn = pool.follow().last_lsn();
+        let mut families = Vec::new();
         for change in changes.drain(..) {
             match change {
                 Change::Places {
@@ -59,12 +60,15 @@ impl Keeper {
                     }
                 }
                 Change::Version(version) | Change::Contents(version) => {
+                    families.push(version);
                     let Some(map) = self.maps.get(&version) else {
                         continue;
                     };
                     let state = pool.state();
                     let Some(of) = state.versions.get(&version).filter(|v| !v.is_hidden) else {
-                        map.set_gone();
+                        if map.set_gone() {
+                            self.shared.announce_external();
+                        }
                         self.maps.remove(&version);
                         continue;
                     };
@@ -74,6 +78,8 @@ impl Keeper {
                         map.set_read_only();
                     }
                     if matches!(change, Change::Contents(_)) {
+                        // Entries may be places of another device from here on.
+                        map.set_external(None);
                         for place in map.loaded() {
                             fill(pool, map, place, lsn);
                         }
@@ -82,6 +88,9 @@ impl Keeper {
             }
         }
         self.changes = changes;
+        if !families.is_empty() {
+            self.refresh_externals(Some(&families));
+        }
     }
 }
 

@@ -18,13 +18,16 @@
 //! change, and each answer arrives after it.
 
 mod addition;
+mod attachment;
 mod commands;
 mod departure;
 mod disk;
 mod disks;
 mod erasure;
+mod externals;
 mod fills;
 mod full;
+mod lanes;
 mod maps;
 mod opening;
 mod status;
@@ -45,7 +48,7 @@ use nacre_reactor::{CoreHandle, Idle, Nanos, Poller, Work};
 
 use crate::map::LvolMap;
 use crate::model::PoolState;
-use crate::port::{KeeperMessage, LanePort, RequestId, Shared, ToKeeper, ToLane};
+use crate::port::{KeeperMessage, RequestId, Shared, ToKeeper, ToLane};
 
 use addition::Additions;
 use commands::{Commands, Farewell, Open};
@@ -53,8 +56,10 @@ use departure::Departures;
 use disk::Tag;
 pub(crate) use disk::{Disk, Ended};
 pub(crate) use disks::Disks;
+use externals::Externals;
 use fills::Fills;
 use full::Full;
+use lanes::{Grace, LaneRequest, Lanes};
 pub(crate) use opening::{OpenAnswer, Opening};
 use status::StatusUpdates;
 use times::Times;
@@ -86,6 +91,7 @@ pub(crate) struct Keeper {
     disks: Disks,
     additions: Additions,
     departures: Departures,
+    externals: Externals,
     /// Units in the disk table that lanes have.
     table_units: u64,
     stage: Stage,
@@ -114,28 +120,12 @@ enum Stage {
     Closed,
 }
 
-/// The open lanes, and their requests that the core has not answered.
-#[derive(Default)]
-struct Lanes {
-    ports: HashMap<u32, Arc<LanePort>>,
-    requests: HashMap<Token, LaneRequest>,
-}
-
-/// The I/O that a lane does for its request by the core's order. `epoch`: that of the order, for
-/// grace periods.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum LaneRequest {
-    Waits,
-    Writes { epoch: u64 },
-    Reads { epoch: u64 },
-}
-
-#[derive(Default)]
-struct Grace {
-    /// The grace period in progress: the core's number of it, and the epoch whose I/O must end.
-    awaited: Option<(u64, u64)>,
-    /// I/O that lanes and fills do by the core's order, by epoch modulo 3.
-    ordered: [u64; 3],
+impl Stage {
+    /// True when a scan, or a search of the core, goes on without an event.
+    fn searches(&self, commands: &Commands) -> bool {
+        let is_searching = matches!(self, Self::Open(pool) if pool.is_searching());
+        is_searching || commands.has_scan()
+    }
 }
 
 /// Removes the poller that is calling this function from its reactor.
@@ -163,6 +153,7 @@ impl Keeper {
             disks,
             additions: Additions::default(),
             departures: Departures::new(Arc::clone(&shared)),
+            externals: Externals::default(),
             table_units: 0,
             stage: Stage::Opening(Box::new(opening)),
             commands: Commands::default(),
@@ -303,28 +294,18 @@ impl Keeper {
     }
 
     fn data_written(&mut self, token: Token, result: Result<(), IoFailed>) {
-        let Some(state) = self.lanes.requests.get_mut(&token) else {
-            return;
-        };
-        if let LaneRequest::Writes { epoch } = *state {
-            *state = LaneRequest::Waits;
-            self.grace.ordered[(epoch % 3) as usize] -= 1;
-            if let Stage::Open(pool) = &mut self.stage {
-                pool.data_written(token, result);
-            }
+        if self.lanes.end_write(token, &mut self.grace)
+            && let Stage::Open(pool) = &mut self.stage
+        {
+            pool.data_written(token, result);
         }
     }
 
     fn source_read(&mut self, token: Token, result: Result<Vec<u32>, IoFailed>) {
-        let Some(state) = self.lanes.requests.get_mut(&token) else {
-            return;
-        };
-        if let LaneRequest::Reads { epoch } = *state {
-            *state = LaneRequest::Waits;
-            self.grace.ordered[(epoch % 3) as usize] -= 1;
-            if let Stage::Open(pool) = &mut self.stage {
-                pool.source_read(token, result);
-            }
+        if self.lanes.end_read(token, &mut self.grace)
+            && let Stage::Open(pool) = &mut self.stage
+        {
+            pool.source_read(token, result);
         }
     }
 
@@ -333,34 +314,15 @@ impl Keeper {
         self.lanes.ports.remove(&lane);
         self.additions.lane_answered(lane, Ok(()), &mut self.disks);
         self.departures.lane_answered(lane);
-        let of_lane = |token: &Token| token >> 32 == u64::from(lane);
-        let open = self.lanes.requests.iter();
-        let open: Vec<(Token, LaneRequest)> = open
-            .filter(|(token, _)| of_lane(token))
-            .map(|(token, state)| (*token, *state))
-            .collect();
-        for (token, state) in open {
-            match state {
-                LaneRequest::Waits => {}
-                LaneRequest::Writes { .. } => self.data_written(token, Err(IoFailed)),
-                LaneRequest::Reads { .. } => self.source_read(token, Err(IoFailed)),
-            }
+        for token in self.lanes.requests_of(lane) {
+            self.data_written(token, Err(IoFailed));
+            self.source_read(token, Err(IoFailed));
         }
-    }
-
-    fn port(&mut self, lane: u32) -> Option<&Arc<LanePort>> {
-        if !self.lanes.ports.contains_key(&lane) {
-            let lanes = self.shared.lanes.lock();
-            let port = lanes.iter().find(|port| port.id == lane);
-            self.lanes.ports.insert(lane, Arc::clone(port?));
-        }
-        self.lanes.ports.get(&lane)
     }
 
     /// Sends a message. Returns false if the lane is gone.
     fn send(&mut self, lane: u32, message: ToLane) -> bool {
-        self.port(lane)
-            .is_some_and(|port| port.inbox.send([message]))
+        self.lanes.send(&self.shared, lane, message)
     }
 
     fn refuse(&mut self, lane: u32, request: RequestId, refusal: Refusal) {
@@ -417,6 +379,12 @@ impl Keeper {
                 unit,
                 granules,
             } => self.order_read(token, unit, granules),
+            Intent::ReadExternal {
+                token,
+                version,
+                place,
+                granules,
+            } => self.order_external(token, (version, place), granules),
             Intent::Left { disk, result } => {
                 if let Stage::Open(pool) = &self.stage {
                     self.departures.begin(pool, &mut self.disks, disk, result);
@@ -434,7 +402,7 @@ impl Keeper {
 
     fn order_data(&mut self, token: Token, unit: u64, granules: u16, copy: u16) {
         let epoch = self.shared.epoch.load(Ordering::SeqCst);
-        self.grace.ordered[(epoch % 3) as usize] += 1;
+        self.grace.begin(epoch);
         if is_own(token) {
             debug_assert_eq!(granules, 0, "a fill has only copies");
             return self.write_fill(token, unit, copy, epoch);
@@ -454,12 +422,15 @@ impl Keeper {
 
     fn order_read(&mut self, token: Token, unit: u64, granules: u16) {
         let epoch = self.shared.epoch.load(Ordering::SeqCst);
-        self.grace.ordered[(epoch % 3) as usize] += 1;
+        self.grace.begin(epoch);
         if is_own(token) {
             return self.read_fill(token, unit, granules, epoch);
         }
+        self.order_read_of(token, unit, granules, LaneRequest::Reads { epoch });
+    }
+
+    fn order_read_of(&mut self, token: Token, unit: u64, granules: u16, state: LaneRequest) {
         let (lane, request) = ((token >> 32) as u32, token as u32);
-        let state = LaneRequest::Reads { epoch };
         self.lanes.requests.insert(token, state);
         let order = ToLane::ReadSource {
             request,
@@ -477,12 +448,7 @@ impl Keeper {
             return self.command_answered(token, result);
         }
         let result = self.full.ended(token, result);
-        // A pool that is held answers while the lane still writes.
-        if let Some(LaneRequest::Writes { epoch } | LaneRequest::Reads { epoch }) =
-            self.lanes.requests.remove(&token)
-        {
-            self.grace.ordered[(epoch % 3) as usize] -= 1;
-        }
+        self.lanes.remove(token, &mut self.grace);
         let request = token as u32;
         let result = result.map(|_| ());
         self.send(lane, ToLane::Answer { request, result });
@@ -494,6 +460,7 @@ impl Keeper {
     fn poll_disk(&mut self, now: Nanos) -> u32 {
         let mut ended = std::mem::take(&mut self.ended);
         self.disks.poll(now, &mut ended);
+        self.externals.poll(now, &mut ended);
         let count = ended.len() as u32;
         for io in ended.drain(..) {
             match &mut self.stage {
@@ -581,7 +548,7 @@ impl Keeper {
     /// Registers the descriptors of the queues after these have changed.
     fn refresh_fds(&mut self) {
         if let Some(poller) = self.core.current_poller()
-            && self.disks.take_new_fds()
+            && self.disks.take_new_fds() | self.externals.take_new_fds()
         {
             self.core.refresh_wake_fds(poller);
         }
@@ -601,6 +568,7 @@ impl Keeper {
         for map in self.maps.values() {
             map.set_gone();
         }
+        self.shared.announce_external();
         let left = self.shared.inbox.close();
         for message in left {
             match message {
@@ -643,7 +611,10 @@ impl Poller for Keeper {
             self.update_status();
             self.departures.announce_ended();
         }
-        count += departed + self.commands.advance_end(now, &mut self.disks);
+        count += departed
+            + self
+                .commands
+                .advance_end(now, &mut self.disks, &self.externals);
         self.look_at_time(now);
         self.look_at_full(now);
         self.look_at_grace();
@@ -656,9 +627,10 @@ impl Poller for Keeper {
         }
         self.refresh_fds();
         self.look_at_status(now, count > 0);
-        if self
-            .commands
-            .is_closing_done(now, &self.disks, &self.departures)
+        if self.externals.is_idle()
+            && self
+                .commands
+                .is_closing_done(now, &self.disks, &self.departures)
         {
             self.farewell = self.commands.farewell();
             self.close();
@@ -679,10 +651,11 @@ impl Poller for Keeper {
         ];
         let idle = times.into_iter().flatten().chain(self.times.due());
         let disks = self.disks.arm(now).and(self.additions.due(now));
+        let disks = disks.and(self.externals.arm(now));
         let disks = disks.and(self.departures.due(now));
         let disks = disks.and(self.commands.due(now));
         let idle = idle.fold(disks, |idle, at| idle.and(Idle::Until(at)));
-        if self.commands.has_scan() || !self.backlog.is_empty() || self.full.has_new() {
+        if self.stage.searches(&self.commands) || !self.backlog.is_empty() || self.full.has_new() {
             return Idle::Busy;
         }
         idle
@@ -691,10 +664,12 @@ impl Poller for Keeper {
     fn disarm(&mut self) {
         self.shared.inbox.disarm();
         self.disks.disarm();
+        self.externals.disarm();
     }
 
     fn wake_fds(&self) -> std::io::Result<Vec<OwnedFd>> {
-        let fds = self.disks.wake_fds().chain([self.shared.inbox.as_fd()]);
+        let fds = self.disks.wake_fds().chain(self.externals.wake_fds());
+        let fds = fds.chain([self.shared.inbox.as_fd()]);
         fds.map(|fd| fd.try_clone_to_owned()).collect()
     }
 }

@@ -37,7 +37,7 @@ impl Lane {
         self.close_disks();
     }
 
-    fn open_disk(&self, claim: &Arc<Claim>) -> Result<Base, OpenError> {
+    pub(super) fn open_disk(&self, claim: &Arc<Claim>) -> Result<Base, OpenError> {
         let base = Base::open(claim, &self.memory)?;
         let watched = match base.queue.wake_fd() {
             Some(fd) => self.sleepers.add(fd, 0, Interest::READ),

@@ -13,6 +13,7 @@
 //! the keeper counts it.
 
 mod disks;
+mod external;
 mod parts;
 mod reads;
 mod writes;
@@ -52,6 +53,8 @@ pub(crate) struct Lane {
     table: Arc<DiskTable>,
     /// Queues on the disks, in the pool's order. `None`: the disk has left.
     bases: Vec<Option<Base>>,
+    /// Queues on external devices, the present one last.
+    externals: Vec<Base>,
     /// A disk of the pool could lose writes when the queue was opened: hosts know of FLUSH, also
     /// when that disk has left.
     has_flush: bool,
@@ -248,6 +251,7 @@ impl Lane {
             table,
             has_flush: bases.iter().flatten().any(|base| base.is_volatile),
             bases,
+            externals: Vec::new(),
             closing: None,
             depth,
             jobs: Slab::with_capacity(depth.min(64)),
@@ -345,7 +349,7 @@ impl Lane {
             self.map.note_disk(disk);
         }
         io.token = self.children.insert(Child { owner, epoch }) as Token;
-        match self.bases.get_mut(disk).and_then(Option::as_mut) {
+        match self.base_mut(disk) {
             Some(base) => base.waiting.push_back(io),
             // The map names no disk that has left.
             None => self.from_base.push(io.complete(Status::Gone)),
@@ -364,7 +368,7 @@ impl Lane {
 
     /// An I/O on blocks of a disk.
     fn base_io(&self, op: Op, at: Location, data: Extents) -> Io {
-        let base = self.bases.get(at.disk).and_then(Option::as_ref);
+        let base = self.base(at.disk);
         // The map names no disk that has left.
         let no_base = u64::from(BLOCK);
         let block = base.map_or(no_base, |base| base.block);
@@ -439,6 +443,7 @@ impl Lane {
                 self.step_ended(done.job, Status::Ok);
             }
             ToLane::Disks { round } => self.open_disks(round),
+            ToLane::External => self.close_externals(),
             ToLane::Data {
                 request,
                 unit,
@@ -506,6 +511,7 @@ impl Lane {
                     self.child_ended(ended);
                 }
             }
+            count += self.collect_external(now, &mut from_base);
             self.from_base = from_base;
             if count == 0 {
                 return;
@@ -561,6 +567,7 @@ impl Queue for Lane {
         }
         self.collect(now);
         self.close_disks();
+        self.close_externals();
         self.send();
         let mut count = 0;
         while done.has_room()
@@ -583,24 +590,19 @@ impl Queue for Lane {
 
     fn is_settled(&self) -> bool {
         let is_quiet = self.inflight() == 0 && !self.port.inbox.has_any();
-        is_quiet
-            && self
-                .bases
-                .iter()
-                .flatten()
-                .all(|base| base.queue.is_settled())
+        is_quiet && self.queues().all(|base| base.queue.is_settled())
     }
 
     fn arm(&mut self, now: Nanos) -> Idle {
         self.port.inbox.arm();
-        let mut bases = self.bases.iter().flatten();
-        let stuck = bases.any(|base| !base.waiting.is_empty() && base.queue.inflight() == 0);
+        let stuck = self
+            .queues()
+            .any(|base| !base.waiting.is_empty() && base.queue.inflight() == 0);
         let has_news = self.port.inbox.has_any();
         if has_news || !self.ended.is_empty() || !self.outbox.is_empty() || stuck {
             return Idle::Busy;
         }
-        let bases = self.bases.iter_mut().flatten();
-        let idles = bases.map(|base| base.queue.arm(now));
+        let idles = self.queues_mut().map(|base| base.queue.arm(now));
         let idle = idles.fold(Idle::Quiet, Idle::and);
         if self.starved.is_empty() {
             idle
@@ -611,8 +613,7 @@ impl Queue for Lane {
 
     fn disarm(&mut self) {
         self.port.inbox.disarm();
-        let bases = self.bases.iter_mut().flatten();
-        bases.for_each(|base| base.queue.disarm());
+        self.queues_mut().for_each(|base| base.queue.disarm());
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -624,16 +625,16 @@ impl Drop for Lane {
     /// I/O in flight could reach the disk after its place has another owner, so a lane waits for
     /// it, for a bounded time. If I/O does not end, the pool keeps its place until the next import.
     fn drop(&mut self) {
-        let bases = self.bases.iter_mut().flatten();
-        bases.for_each(|base| base.waiting.clear());
+        self.queues_mut().for_each(|base| base.waiting.clear());
         let inflight = |bases: &[Option<Base>]| {
             let mut bases = bases.iter().flatten();
             bases.any(|base| base.queue.inflight() > 0)
         };
         let began = Instant::now();
         let mut done = Done::with_capacity(64);
-        while inflight(&self.bases) && began.elapsed() < LAST_WAIT {
-            for base in self.bases.iter_mut().flatten() {
+        let is_busy = |lane: &Self| lane.queues().any(|base| base.queue.inflight() > 0);
+        while is_busy(self) && began.elapsed() < LAST_WAIT {
+            for base in self.queues_mut() {
                 let now = Nanos(began.elapsed().as_nanos() as u64);
                 base.queue.poll(now, &mut done);
             }

@@ -1,9 +1,13 @@
 //! Reads: runs of granules that adjoin on the disk, and zeroes.
 
-use nacre_bdev::{Op, Status};
+use std::sync::Arc;
+
+use nacre_bdev::{Claim, Op, Status};
 use nacre_bdev_pool_core::disks::Location;
 use nacre_bdev_pool_core::geometry::PAGE;
+use nacre_bdev_pool_core::map;
 
+use super::external::{EXTERNAL_DISK, locate_external};
 use super::parts::{self, Part};
 use super::{Lane, Owner, Request};
 use crate::map::Seen;
@@ -30,6 +34,12 @@ enum Piece {
     Damaged {
         granules: u32,
     },
+    /// Granules of one place, some of them of an external device that is not there.
+    Missing {
+        place: u64,
+        first: u32,
+        granules: u32,
+    },
 }
 
 impl Lane {
@@ -39,7 +49,8 @@ impl Lane {
         if let [Piece::Run(ReadRun { disk: Some(at), .. })] = pieces.as_slice() {
             let data = std::mem::take(&mut self.jobs[job].data);
             let io = self.base_io(Op::Read, *at, data);
-            self.child(at.disk, io, Owner::Read { job }, Some(epoch));
+            let held = (at.disk != EXTERNAL_DISK).then_some(epoch);
+            self.child(at.disk, io, Owner::Read { job }, held);
         } else {
             let mut data = std::mem::take(&mut self.jobs[job].data);
             let mut offset = 0;
@@ -67,6 +78,11 @@ impl Lane {
         let pieces = self.pieces(lba, granules);
         if let [piece @ Piece::Unknown { .. }] = pieces.as_slice() {
             self.load(job, part, *piece);
+            return self.port.counts.leave(epoch);
+        }
+        // The keeper shows the device before it answers.
+        if matches!(pieces.as_slice(), [Piece::Missing { .. }]) {
+            self.jobs[job].status = Status::Gone;
             return self.port.counts.leave(epoch);
         }
         let part = &mut self.jobs[job].parts[part];
@@ -97,9 +113,10 @@ impl Lane {
                 self.jobs[job].parts.push(part);
                 let part = self.jobs[job].parts.len() - 1;
                 let io = self.base_io(Op::Read, at, data);
-                self.child(at.disk, io, Owner::Part { job, part }, Some(epoch));
+                let held = (at.disk != EXTERNAL_DISK).then_some(epoch);
+                self.child(at.disk, io, Owner::Part { job, part }, held);
             }
-            Piece::Unknown { .. } => {
+            Piece::Unknown { .. } | Piece::Missing { .. } => {
                 let at = self.jobs[job].parts.len();
                 self.jobs[job].parts.push(part);
                 self.load(job, at, piece);
@@ -113,11 +130,16 @@ impl Lane {
 
     /// Asks the keeper for the leaf of a piece that a part waits for.
     fn load(&mut self, job: usize, part: usize, piece: Piece) {
-        let Piece::Unknown {
+        let (Piece::Unknown {
             place,
             first,
             granules,
-        } = piece
+        }
+        | Piece::Missing {
+            place,
+            first,
+            granules,
+        }) = piece
         else {
             return;
         };
@@ -133,6 +155,18 @@ impl Lane {
 
     /// The sources of a range, in order.
     fn pieces(&mut self, lba: u64, blocks: u32) -> Vec<Piece> {
+        loop {
+            let external = self.map.external();
+            let pieces = self.pieces_with(lba, blocks, external.as_ref());
+            // Entries and their device are of one time.
+            let now = self.map.external();
+            if now.as_ref().map(Arc::as_ptr) == external.as_ref().map(Arc::as_ptr) {
+                return pieces;
+            }
+        }
+    }
+
+    fn pieces_with(&mut self, lba: u64, blocks: u32, external: Option<&Arc<Claim>>) -> Vec<Piece> {
         let per_unit = u64::from(self.geometry.granules_per_unit);
         let mut pieces = Vec::new();
         // The start of the last unit.
@@ -158,10 +192,27 @@ impl Lane {
                     continue;
                 }
             };
-            for granule in first..first + granules {
+            let end = first + granules;
+            let is_external = |part: map::Part| {
+                let needs = |granule| part.granules >> granule & 1 == 1;
+                part.is_external() && (first..end).any(needs)
+            };
+            let needs_external = entry.parts().any(is_external);
+            if needs_external && !external.is_some_and(|claim| self.open_external(claim)) {
+                pieces.push(Piece::Missing {
+                    place,
+                    first,
+                    granules,
+                });
+                continue;
+            }
+            for granule in first..end {
                 let mut sources = entry.parts();
                 let source = sources.find(|part| part.granules >> granule & 1 == 1);
                 let disk = source.map(|part| {
+                    if part.is_external() {
+                        return locate_external(&self.geometry, place, granule);
+                    }
                     let start = match known {
                         Some((unit, start)) if unit == part.unit => start,
                         _ => known.insert((part.unit, self.locate(part.unit, 0))).1,
@@ -182,7 +233,9 @@ impl Piece {
     fn granules(&self) -> u32 {
         match self {
             Self::Run(run) => run.granules,
-            Self::Unknown { granules, .. } | Self::Damaged { granules } => *granules,
+            Self::Unknown { granules, .. }
+            | Self::Missing { granules, .. }
+            | Self::Damaged { granules } => *granules,
         }
     }
 }

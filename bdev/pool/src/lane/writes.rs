@@ -5,8 +5,10 @@ use nacre_bdev_pool_core::disks::Location;
 use nacre_bdev_pool_core::format::data_checksum;
 use nacre_bdev_pool_core::geometry::{PAGE, granules_of};
 use nacre_bdev_pool_core::interface::Write;
+use nacre_bdev_pool_core::map::EXTERNAL_UNIT;
 use std::sync::atomic::Ordering;
 
+use super::external::locate_external;
 use super::parts;
 use super::{Lane, Owner, Request};
 use crate::map::Seen;
@@ -162,6 +164,13 @@ impl Lane {
         let Some(write) = self.requests.get_mut(request as usize) else {
             return;
         };
+        let place = write.place;
+        if unit == EXTERNAL_UNIT {
+            let device = self.map.external();
+            if !device.is_some_and(|device| self.open_external(&device)) {
+                return self.source_missing(request);
+            }
+        }
         let count = granules.count_ones() as usize;
         let bufs: Vec<_> = (0..count)
             .map_while(|_| self.memory.acquire(PAGE))
@@ -170,15 +179,30 @@ impl Lane {
             self.starved.push((request, unit, granules));
             return;
         }
+        let Some(write) = self.requests.get_mut(request as usize) else {
+            return;
+        };
         write
             .sources
             .extend(granules_of(granules).map(|granule| (granule, None)));
         for (granule, buf) in granules_of(granules).zip(bufs) {
             let mut data = Extents::new();
             data.push(buf);
-            let place = self.locate(unit, granule);
-            let io = self.base_io(Op::Read, place, data);
-            self.child(place.disk, io, Owner::Source { request, granule }, None);
+            let at = match unit {
+                EXTERNAL_UNIT => locate_external(&self.geometry, place, granule),
+                unit => self.locate(unit, granule),
+            };
+            let io = self.base_io(Op::Read, at, data);
+            self.child(at.disk, io, Owner::Source { request, granule }, None);
+        }
+    }
+
+    /// Nothing can be read for a write: the external device is not there.
+    fn source_missing(&mut self, request: RequestId) {
+        if let Some(write) = self.requests.get_mut(request as usize) {
+            write.status = Status::Gone;
+            let sums = None;
+            self.outbox.push(ToKeeper::SourceRead { request, sums });
         }
     }
 

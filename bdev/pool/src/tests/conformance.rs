@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use nacre_bdev::{Bdev, Status};
 
+use super::external;
 use super::rig::{self, Home, Host, block_on};
 
 /// Mebibytes of a volume.
@@ -44,6 +45,20 @@ fn a_clone_conforms() {
     nacre_bdev::conformance::run(|| {
         let number = next.fetch_add(1, Ordering::Relaxed);
         let id = rig::clone(&pool, source, u128::from(number));
+        block_on(pool.lvol(id)).unwrap() as Arc<dyn Bdev>
+    });
+    rig::check(&pool);
+}
+
+#[test]
+fn a_volume_on_a_device_conforms() {
+    let home = Home::with_disk(1024);
+    let pool = home.create();
+    external::device(&home, "gold", SIZE);
+    let next = AtomicU64::new(10);
+    nacre_bdev::conformance::run(|| {
+        let number = next.fetch_add(1, Ordering::Relaxed);
+        let id = external::clone(&home, &pool, "gold", u128::from(number)).unwrap();
         block_on(pool.lvol(id)).unwrap() as Arc<dyn Bdev>
     });
     rig::check(&pool);

@@ -3,6 +3,7 @@
 mod conformance;
 mod disks;
 mod erasure;
+mod external;
 mod failures;
 mod full;
 mod leaving;

@@ -7,6 +7,7 @@ use nacre_bdev::{Registry, Status};
 use nacre_random::Random;
 use uuid::Uuid;
 
+use super::external;
 use super::rig::{self, Home, Host, run};
 use crate::{BLOCK, Command, PoolHandle};
 
@@ -107,15 +108,33 @@ fn one_life(pool: &PoolHandle, model: &mut Model, random: &mut Random, seed: u64
 
 #[test]
 fn every_version_keeps_its_contents() {
-    for seed in 0..6 {
+    (0..6).for_each(|seed| live(seed, false));
+}
+
+/// The same for a volume on a device outside of the pool, and its snapshots and clones.
+#[test]
+fn every_version_on_a_device_keeps_its_contents() {
+    (10..16).for_each(|seed| live(seed, true));
+}
+
+fn live(seed: u64, has_device: bool) {
+    {
         let mut random = Random::new(seed);
         let registry = Registry::new();
         let mut home = Home::new(&registry);
         home.disk("disk", 256);
         let mut pool = home.create();
-        let first = rig::volume(&pool, 1, (BLOCKS * u64::from(BLOCK)) >> 20);
+        let mebibytes = (BLOCKS * u64::from(BLOCK)) >> 20;
+        let (first, bytes) = if has_device {
+            external::device(&home, "gold", mebibytes);
+            let bytes = (0..BLOCKS).map(external::byte).collect();
+            (external::clone(&home, &pool, "gold", 1).unwrap(), bytes)
+        } else {
+            let first = rig::volume(&pool, 1, mebibytes);
+            (first, vec![0; BLOCKS as usize])
+        };
         let mut model = Model {
-            versions: BTreeMap::from([(first, vec![0; BLOCKS as usize])]),
+            versions: BTreeMap::from([(first, bytes)]),
             volumes: vec![first],
             next: 1,
         };
@@ -125,6 +144,7 @@ fn every_version_keeps_its_contents() {
             drop(pool);
             home = Home::new(&home.kill());
             pool = home.import().0;
+            external::attach_all(&home, &pool);
             verify(&pool, &model, seed);
             rig::check(&pool);
         }

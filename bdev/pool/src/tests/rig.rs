@@ -206,9 +206,14 @@ pub(super) struct Host {
 impl Host {
     pub(super) fn on(pool: &PoolHandle, id: Uuid) -> Self {
         let lvol = block_on(pool.lvol(id)).unwrap();
+        Self::on_layer(Layer::new(lvol as Arc<dyn Bdev>))
+    }
+
+    /// A queue to a device with blocks of [`BLOCK`].
+    pub(super) fn on_layer(layer: Arc<Layer>) -> Self {
         let memory = memory();
         Self {
-            queue: Layer::new(lvol as Arc<dyn Bdev>).open(&memory).unwrap(),
+            queue: layer.open(&memory).unwrap(),
             memory,
             done: Done::with_capacity(16),
             ended: Vec::new(),

@@ -89,13 +89,9 @@ pub(super) struct ClusterStatusAnswer {
     /// `None`: etcd does not show the cluster.
     pub cluster: Option<ClusterAnswer>,
     pub problem: Option<String>,
-    /// `None`: etcd does not say. A daemon of an earlier version has none.
-    #[serde(default = "no_snapshots")]
+    /// A daemon of an earlier version does not say so.
+    #[serde(default)]
     pub has_snapshots: Option<bool>,
-}
-
-fn no_snapshots() -> Option<bool> {
-    Some(false)
 }
 
 #[derive(Debug, Deserialize)]

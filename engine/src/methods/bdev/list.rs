@@ -163,6 +163,7 @@ fn describe(engine: &Engine, listed: &Listed) -> BdevInfo {
         claim_type: listed.claims.first().map(|(_, usage)| match usage {
             Usage::Exclusive => "exclusive_write",
             Usage::Shared => "read_many_write_shared",
+            Usage::ReadOnly => "read_many_write_none",
         }),
         zoned: false,
         supported_io_types: IoTypes {

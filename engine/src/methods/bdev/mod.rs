@@ -20,6 +20,7 @@ pub mod stacked;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nacre_bdev::registry::Usage;
 use nacre_bdev::{Bdev, Holder, RegistryError, Removal};
 use nacre_bdev_replica::handle::ReplicaStatus;
 use nacre_bdev_replica::model::ReplicaState;
@@ -199,6 +200,7 @@ async fn delete(engine: &Engine, name: &str, product: &str) -> Result<bool, RpcE
         going.extend(with_dependents(&plane, name));
     }
     refuse_last_copies(engine, &going)?;
+    refuse_shown(&plane, &going)?;
     // Remove the record first: after a crash in between, the devices must not return.
     engine
         .journal
@@ -235,6 +237,22 @@ fn refuse_last_copies(engine: &Engine, going: &[String]) -> Result<(), RpcError>
         .field("name")
         .remedy("bring another replica in sync first, or delete the volume")),
     }
+}
+
+/// Refuses to delete a device whose contents lvols of a pool show.
+fn refuse_shown(plane: &Plane, going: &[String]) -> Result<(), RpcError> {
+    for name in going {
+        let claims = plane.bdevs.get(name).map(|listed| listed.claims);
+        let claims = claims.unwrap_or_default();
+        let shown = claims.iter().find(|(_, usage)| *usage == Usage::ReadOnly);
+        if let Some((holder, _)) = shown {
+            let cause = format!("\"{name}\" is used by {holder}");
+            return Err(RpcError::errno(Errno::EBUSY, cause)
+                .field("name")
+                .remedy("inflate or delete these lvols first"));
+        }
+    }
+    Ok(())
 }
 
 /// Edits that remove devices from the journal, with their limits and namespaces.

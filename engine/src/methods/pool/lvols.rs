@@ -58,9 +58,20 @@ pub struct LvolReply {
     /// The snapshot that it shares space with.
     #[schemars(with = "Option<String>")]
     pub parent: Option<Uuid>,
+    /// The bdev outside of the pool that is its parent: the UUID, and the name that it had.
+    pub external_parent: Option<ExternalParentReply>,
+    /// A bdev below it, or below its snapshots, is missing: I/O that needs it fails.
+    pub degraded: bool,
     /// Bytes of allocated units, and of those that nothing else uses.
     pub used_bytes: u64,
     pub exclusive_bytes: u64,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ExternalParentReply {
+    #[schemars(with = "String")]
+    pub uuid: Uuid,
+    pub name: String,
 }
 
 pub fn describe(pool: &str, info: LvolInfo) -> LvolReply {
@@ -74,6 +85,11 @@ pub fn describe(pool: &str, info: LvolInfo) -> LvolReply {
         read_only: info.is_read_only,
         thick: info.is_thick,
         parent: info.parent,
+        external_parent: info.external_parent.map(|parent| ExternalParentReply {
+            uuid: parent.id,
+            name: parent.name,
+        }),
+        degraded: info.is_degraded,
         used_bytes: info.used_bytes,
         exclusive_bytes: info.exclusive_bytes,
     }

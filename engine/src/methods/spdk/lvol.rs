@@ -15,7 +15,8 @@
 //! | the pool refuses to delete an lvol | -32603 |
 //! | the pool refuses anything else, such as a taken name of a snapshot | -32602 |
 //!
-//! `bdev_lvol_set_parent` needs a volume that is not in use. Not here: external snapshots.
+//! `bdev_lvol_set_parent` needs a volume that is not in use. Parents outside of the lvstore:
+//! [`super::lvol_bdev`].
 
 use std::rc::Rc;
 
@@ -599,8 +600,11 @@ struct SpdkLvolReply {
     name: String,
     is_thin_provisioned: bool,
     is_snapshot: bool,
+    /// Its parent is a snapshot of the lvstore.
     is_clone: bool,
+    /// Its parent is a bdev outside of the lvstore.
     is_esnap_clone: bool,
+    /// A bdev below it, or below its snapshots, is missing.
     is_degraded: bool,
     num_allocated_clusters: u64,
     lvs: LvsReply,
@@ -639,8 +643,8 @@ impl Method<Engine> for GetLvols {
                 is_thin_provisioned: !info.is_thick,
                 is_snapshot: info.is_snapshot,
                 is_clone: info.parent.is_some(),
-                is_esnap_clone: false,
-                is_degraded: false,
+                is_esnap_clone: info.external_parent.is_some(),
+                is_degraded: info.is_degraded,
                 num_allocated_clusters: info.used_bytes / status.unit_bytes.max(1),
                 lvs: LvsReply {
                     name: status.name.clone(),

@@ -4,19 +4,20 @@
 pub mod accel;
 pub mod export;
 pub mod lvol;
+mod lvol_bdev;
 mod lvol_copy;
 pub mod notify;
 pub mod raid;
 pub mod scheduler;
 pub mod sock;
 
-use crate::bdev_modules;
 use crate::rpc::Registry;
 use crate::services::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     accel::register(registry);
     lvol::register(registry);
+    lvol_bdev::register(registry);
     lvol_copy::register(registry);
     notify::register(registry);
     raid::register(registry);
@@ -26,10 +27,7 @@ pub fn register(registry: &mut Registry<Engine>) {
 
 /// Reason, and names of the methods.
 pub fn not_offered() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
-    NOT_OFFERED
-        .iter()
-        .chain([&bdev_modules::NOT_OFFERED])
-        .copied()
+    NOT_OFFERED.iter().copied()
 }
 
 const NOT_OFFERED: &[(&str, &[&str])] = &[
@@ -106,7 +104,7 @@ mod tests {
         bdev_lvol_grow_lvstore bdev_lvol_rename_lvstore bdev_lvol_create bdev_lvol_snapshot
         bdev_lvol_clone bdev_lvol_clone_bdev bdev_lvol_rename bdev_lvol_resize bdev_lvol_set_read_only
         bdev_lvol_delete bdev_lvol_inflate bdev_lvol_decouple_parent bdev_lvol_set_parent
-        bdev_lvol_get_lvols bdev_lvol_start_shallow_copy bdev_lvol_check_shallow_copy
+        bdev_lvol_set_parent_bdev bdev_lvol_get_lvols bdev_lvol_start_shallow_copy bdev_lvol_check_shallow_copy
         bdev_delay_create bdev_delay_update_latency bdev_delay_delete bdev_error_create
         bdev_error_inject_error bdev_error_resume_pending bdev_error_delete bdev_passthru_create
         bdev_passthru_delete bdev_split_create bdev_split_delete

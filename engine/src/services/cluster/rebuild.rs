@@ -241,9 +241,8 @@ async fn side_by_side<T>(
 /// False for devices of other nodes, of volumes, below other devices, and for snapshots.
 fn may_be_replica(plane: &Plane, listed: &Listed) -> bool {
     let layer = &listed.layer;
-    let is_in_use = |(holder, usage): &(Holder, Usage)| {
-        *usage == Usage::Exclusive || !holder.bdevs().is_empty()
-    };
+    let is_in_use =
+        |(holder, usage): &(Holder, Usage)| *usage != Usage::Shared || !holder.bdevs().is_empty();
     let geometry = layer.geometry();
     is_local(&plane.bdevs, layer)
         && layer.product_name() != VOLUME

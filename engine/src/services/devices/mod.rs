@@ -91,6 +91,7 @@ pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
                 let engine = Rc::clone(&engine);
                 tokio::task::spawn_local(async move {
                     pools::disk_appeared(&engine, &name).await;
+                    pools::external::device_appeared(&engine, &name).await;
                     deferred::run_ready(&engine).await
                 });
             }
@@ -103,6 +104,7 @@ pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
             // completes.
             Event::Removing { name } => {
                 pools::disk_gone(&engine, &name);
+                pools::external::device_gone(&engine, &name);
                 subsystems::bdev_gone(&engine, &plane, &name)
             }
             Event::Unregistered { name } => {

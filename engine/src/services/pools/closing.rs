@@ -8,7 +8,7 @@ use nacre_bdev_pool::{Command, Outcome, PoolError};
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use super::{Late, OpenPool, Pools, key, lvols_of, register_all};
+use super::{Late, OpenPool, Pools, external, key, lvols_of, register_all};
 use crate::refusal::Refusal;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
@@ -256,6 +256,7 @@ pub fn disk_gone(engine: &Rc<Engine>, disk: &str) {
 
 /// Closes all pools, after the hosts have disconnected.
 pub async fn close_all(engine: &Rc<Engine>) {
+    external::detach_all(engine).await;
     for pool in engine.devices.pools.list() {
         let name = pool.name();
         match close_one(engine, &pool, Command::Close { export: false }).await {

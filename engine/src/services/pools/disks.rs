@@ -10,15 +10,14 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use nacre_bdev::registry::Usage;
 use nacre_bdev::{Bdev, Claim, Holder, Layer, Registry};
-use nacre_bdev_pool::{Command, ImportError, Label, Lvol, PoolError, identify};
+use nacre_bdev_pool::{Command, ImportError, Label, PoolError, identify};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tracing::warn;
 use uuid::Uuid;
 
-use super::{Late, OpenPool, key, lasting_name, least_loaded, store_import};
-use crate::bdev_modules;
+use super::{Late, OpenPool, external, key, lasting_name, least_loaded, store_import};
 use crate::plane::{Plane, pool_here};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
@@ -68,8 +67,8 @@ pub async fn add_disk(
         return store_import(engine, pool).await;
     }
     let id = pool.handle.id();
-    if is_above(&plane, &layer, id) {
-        let cause = format!("\"{name}\" is a volume of the pool itself, or lies on one");
+    if external::is_on_pool(engine, &plane, &layer, id) {
+        let cause = format!("\"{name}\" is a volume of the pool itself, or depends on one");
         return Err(RpcError::errno(Errno::EINVAL, cause).field("disk"));
     }
     refuse_open(engine, &plane, layer).await?;
@@ -112,17 +111,6 @@ async fn join(
     }
     // The superblocks have it; the journal has its name for the case that it is missing.
     store_import(&engine, &pool).await
-}
-
-/// True for a device with a volume of the pool below it.
-fn is_above(plane: &Plane, layer: &Layer, pool: Uuid) -> bool {
-    let below = match bdev_modules::device::<Lvol>(layer.module()) {
-        Some(lvol) if lvol.pool() == pool => return true,
-        Some(lvol) => lvol.disks(),
-        None => layer.module().bases(),
-    };
-    let below = below.iter().filter_map(|name| plane.bdevs.lookup(name));
-    below.into_iter().any(|below| is_above(plane, &below, pool))
 }
 
 /// Refuses a second device of a disk whose pool is open here: force would overwrite that pool.

@@ -9,7 +9,7 @@ use nacre_bdev_pool::{Command, Lvol, LvolInfo};
 use tracing::warn;
 use uuid::Uuid;
 
-use super::{OpenPool, withdraw};
+use super::{OpenPool, external, withdraw};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
@@ -145,6 +145,27 @@ pub async fn set_parent(
     // Changed or not, the volume is a device again.
     register_new(engine, pool, id).await?;
     changed.map(drop)
+}
+
+/// Makes a device the parent of a volume that is not in use; what the volume owns stays over that.
+pub async fn set_parent_bdev(
+    engine: &Rc<Engine>,
+    pool: &OpenPool,
+    lvol: Arc<Lvol>,
+    (field, bdev): (&str, &str),
+) -> Result<(), RpcError> {
+    let id = lvol.uuid();
+    drop(lvol);
+    let device = external::claim(engine, pool, (field, bdev))?;
+    withdraw(engine, &id.to_string()).await?;
+    let changed = device
+        .of(pool, |claim| pool.handle.set_external_parent(claim, id))
+        .await;
+    // Changed or not, the volume is a device again.
+    register_new(engine, pool, id).await?;
+    changed
+        .map(drop)
+        .map_err(|error| external::refused(error, field))
 }
 
 /// Deletes a volume or snapshot that is not in use.

@@ -12,6 +12,7 @@ mod closing;
 pub mod copies;
 mod copy;
 mod disks;
+pub mod external;
 mod lvols;
 mod refusals;
 mod removal;
@@ -51,7 +52,7 @@ use disks::ImportDisks;
 pub use disks::{KnownDisk, add_disk, grow};
 pub use lvols::{
     alias, check_alias, check_name, check_same_pool, delete, find_lvol, register, register_new,
-    resize, set_parent, undo_growth,
+    resize, set_parent, set_parent_bdev, undo_growth,
 };
 pub use removal::{keep_disk, remove_disk};
 pub use report::for_doctor;
@@ -70,6 +71,8 @@ pub struct Pools {
     lost: RefCell<BTreeMap<String, Uuid>>,
     /// Those that were open when it went.
     gone: RefCell<BTreeMap<Uuid, Gone>>,
+    /// Devices that pools lack and try to claim again, and those of commands in progress.
+    external: external::Pending,
     /// A lost disk appeared while the daemon was starting.
     came_early: Cell<bool>,
     /// Serialises changes. Its owner waits for a disk no longer than `patience`.
@@ -84,6 +87,7 @@ impl Default for Pools {
             open: RefCell::default(),
             lost: RefCell::default(),
             gone: RefCell::default(),
+            external: external::Pending::default(),
             came_early: Cell::default(),
             changing: Mutex::default(),
             copies: copies::Copies::default(),
@@ -422,6 +426,7 @@ async fn import_one(
     let id = pool.handle.id();
     pools.open.borrow_mut().insert(id, Rc::clone(&pool));
     let imported = async {
+        external::attach_present(engine, &pool).await;
         register_all(engine, &pool).await?;
         store_import(engine, &pool).await
     };

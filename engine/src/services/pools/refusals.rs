@@ -47,6 +47,8 @@ impl Refusal for PoolError {
                 of(errno)
             }
             Self::Unknown { .. } => of(Errno::ENODEV),
+            Self::Degraded(_) => of(Errno::EIO)
+                .remedy("make the external device available; bdev_get_bdevs lists devices"),
             Self::NotEmpty { .. } => of(Errno::EPERM)
                 .field("disk")
                 .remedy("look at its data first; force overwrites it"),

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | 0..16 | id |
 //! | 16..24 | version (slot), parent (`u32::MAX`: none) |
-//! | 24..32 | generation, flags: 1 snapshot, 2 thick, 4 hidden, 8 read-only |
+//! | 24..32 | generation, flags: 1 snapshot, 2 thick, 4 hidden, 8 read-only, 16 external |
 //! | 32..40 | size in units |
 //! | 40..48 | kind of the pass over it: 0 none, 1 free, 2 merge, 3 reclaim |
 //! | 48..56 | first leaf that the pass has not visited |
@@ -39,6 +39,8 @@ pub struct VersionEntry {
     pub is_thick: bool,
     pub is_hidden: bool,
     pub is_read_only: bool,
+    /// The id and the name are those of the external device.
+    pub is_external: bool,
     pub units: u64,
     pub pass: Option<(PassKind, u64)>,
     /// No root: the map is empty.
@@ -60,7 +62,8 @@ pub fn encode(versions: &[VersionEntry], stamp: Stamp, page: &mut Page) {
             u32::from(version.is_snapshot)
                 | u32::from(version.is_thick) << 1
                 | u32::from(version.is_hidden) << 2
-                | u32::from(version.is_read_only) << 3,
+                | u32::from(version.is_read_only) << 3
+                | u32::from(version.is_external) << 4,
         );
         w.u64(version.units);
         let (kind, cursor) = version.pass.map_or((0, 0), |(kind, at)| (kind as u64, at));
@@ -133,7 +136,9 @@ fn version(
     if generation == 0 || generation > MAX_GENERATION {
         return Err("generation");
     }
-    if flags > 15 {
+    // An external version is a snapshot without a parent, and nothing else.
+    let is_external = flags & 16 != 0;
+    if flags > 31 || is_external && (flags & !4 != 17 || parent != NO_PARENT) {
         return Err("flags");
     }
     if units > geometry.max_volume_units() {
@@ -167,6 +172,7 @@ fn version(
         is_thick: flags & 2 != 0,
         is_hidden: flags & 4 != 0,
         is_read_only: flags & 8 != 0,
+        is_external,
         units,
         pass,
         root,

@@ -7,13 +7,13 @@
 //! |---|---|
 //! | 0..36 | unit |
 //! | 36..60 | generation |
-//! | 60..64 | state: 0 none, 1 mapped |
+//! | 60..64 | state: 0 none, 1 mapped, 2 external (unit 0) |
 //! | 64..80 | valid granules |
 
 use super::{FormatError, HEAD_BYTES, Page, PageHead, PageKind, Place, Reader, Writer, wrong};
 use crate::geometry::Geometry;
 use crate::ids::{Lsn, MAX_GENERATION};
-use crate::map::{Entry, Part};
+use crate::map::{EXTERNAL_UNIT, Entry, Part};
 
 /// The identity of a page that is being written.
 #[derive(Debug, Clone, Copy)]
@@ -60,10 +60,14 @@ fn encode(parts: impl Iterator<Item = Part>, head: PageHead, page: &mut Page) {
     head.write(&mut w);
     debug_assert_eq!(w.position(), HEAD_BYTES);
     for part in parts {
-        let mapped = u128::from(!part.is_none());
-        let word = u128::from(part.unit)
+        let (unit, state) = match part {
+            part if part.is_none() => (0, 0),
+            part if part.is_external() => (0, 2),
+            part => (part.unit, 1),
+        };
+        let word = u128::from(unit)
             | u128::from(part.generation) << 36
-            | mapped << 60
+            | state << 60
             | u128::from(part.granules) << 64;
         w.bytes(&word.to_le_bytes()[..10]);
     }
@@ -121,18 +125,19 @@ fn decode(
     for _ in 0..head.items {
         let (low, granules) = (r.u64(), r.u16());
         let (low, granules) = low.zip(granules).ok_or_else(|| broken("length"))?;
-        let part = Part {
+        let mut part = Part {
             unit: low & ((1 << 36) - 1),
             generation: (low >> 36) as u32 & MAX_GENERATION,
             granules,
         };
+        let has_granules = granules != 0 && granules & !geometry.whole() == 0;
         let is_sound = match low >> 60 {
             0 => part == Part::NONE,
-            1 => {
-                part.unit < geometry.units()
-                    && part.generation != 0
-                    && granules != 0
-                    && granules & !geometry.whole() == 0
+            1 => part.unit < geometry.units() && part.generation != 0 && has_granules,
+            2 => {
+                let is_plain = part.unit == 0 && part.generation != 0;
+                part.unit = EXTERNAL_UNIT;
+                is_plain && has_granules
             }
             _ => false,
         };
@@ -159,6 +164,7 @@ impl Linear {
         let first = entries.first()?.own;
         let is_linear = entries.iter().enumerate().all(|(at, entry)| {
             entry.second.is_none()
+                && !entry.own.is_external()
                 && entry.own.granules == whole
                 && entry.own.generation == first.generation
                 && entry.own.unit == first.unit + at as u64

@@ -6,14 +6,14 @@
 //! |---|---|
 //! | 0..24 | place: two pages, checksum |
 //! | 24..32 | LSN of the checkpoint that wrote the child |
-//! | 32..36 | generation of a linear leaf |
-//! | 36..40 | kind: 0 none, 1 page, 2 linear leaf, 3 lost |
+//! | 32..36 | generation of a linear leaf, or of external places |
+//! | 36..40 | kind: 0 none, 1 page, 2 linear leaf, 3 lost, 4 external |
 //! | 40..48 | first unit of a linear leaf |
 
 use super::leaf::{Linear, Stamp};
 use super::{FormatError, Page, PageHead, PageKind, Place, Reader, Writer, wrong};
 use crate::geometry::Geometry;
-use crate::ids::{Lsn, MAX_GENERATION};
+use crate::ids::{Generation, Lsn, MAX_GENERATION};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Child {
@@ -26,6 +26,10 @@ pub enum Child {
     Linear(Linear),
     /// A node that was unreadable in both copies.
     Lost,
+    /// Of all places of the node, all granules are those of the external device.
+    External {
+        generation: Generation,
+    },
 }
 
 pub fn encode(children: &[Child], stamp: Stamp, page: &mut Page) {
@@ -33,17 +37,21 @@ pub fn encode(children: &[Child], stamp: Stamp, page: &mut Page) {
     let head = stamp.head(PageKind::Interior, children.len(), Place::default());
     head.write(&mut w);
     for child in children {
-        let (place, lsn, linear, kind) = match *child {
-            Child::None => (Place::default(), 0, None, 0),
-            Child::Page { place, lsn } => (place, lsn, None, 1),
-            Child::Linear(linear) => (Place::default(), 0, Some(linear), 2),
-            Child::Lost => (Place::default(), 0, None, 3),
+        let ((place, lsn), (generation, first_unit), kind) = match *child {
+            Child::None => (Default::default(), (0, 0), 0),
+            Child::Page { place, lsn } => ((place, lsn), (0, 0), 1),
+            Child::Linear(linear) => {
+                let unit = (linear.generation, linear.first_unit);
+                (Default::default(), unit, 2)
+            }
+            Child::Lost => (Default::default(), (0, 0), 3),
+            Child::External { generation } => (Default::default(), (generation, 0), 4),
         };
-        place.write(&mut w);
+        Place::write(&place, &mut w);
         w.u64(lsn);
-        w.u32(linear.map_or(0, |linear| linear.generation));
+        w.u32(generation);
         w.u32(kind);
-        w.u64(linear.map_or(0, |linear| linear.first_unit));
+        w.u64(first_unit);
     }
 }
 
@@ -80,11 +88,13 @@ pub fn decode(
             }
             0 => Child::None,
             3 => Child::Lost,
+            4 if (1..=MAX_GENERATION).contains(&generation) => Child::External { generation },
             _ => return Err(broken("child")),
         };
         let is_sound = match child {
             Child::Page { .. } => (generation, first_unit) == (0, 0),
             Child::Linear(_) => place.is_none() && lsn == 0,
+            Child::External { .. } => place.is_none() && (lsn, first_unit) == (0, 0),
             _ => place.is_none() && (lsn, generation, first_unit) == (0, 0, 0),
         };
         if !is_sound {

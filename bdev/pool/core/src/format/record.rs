@@ -30,9 +30,10 @@
 //! | 18 | PREPARE | snapshot | slot for new contents, a hidden clone of the snapshot (u64) |
 //! | 19 | ADOPT | slot of the new contents | – (the slot gets the old ones, hidden) |
 //! | 20 | MOVE | place | unit, and the unit that has its contents now (u64 each), in all versions |
+//! | 21 | EXTERNAL | size in units | id and name of the device (an external device, to be cloned) |
 //!
 //! DECOUPLE needs the feature `decouple`, READONLY `read-only`, PREPARE and ADOPT `set-parent`,
-//! MOVE `leaving-disks`.
+//! MOVE `leaving-disks`, EXTERNAL `external-parents`.
 
 use uuid::Uuid;
 
@@ -139,6 +140,12 @@ pub enum Record {
         from: u64,
         to: u64,
     },
+    /// An external device becomes known, as a snapshot that volumes are cloned from.
+    External {
+        version: VersionId,
+        units: u64,
+        identity: Identity,
+    },
 }
 
 /// The names of a version.
@@ -178,6 +185,7 @@ impl Record {
             Self::Create { identity, .. } | Self::Clone { identity, .. } => {
                 identity.encoded_len() + 8
             }
+            Self::External { identity, .. } => identity.encoded_len(),
             Self::Snapshot { cuts } => cuts.iter().map(|cut| 8 + cut.identity.encoded_len()).sum(),
             _ => 0,
         };
@@ -222,6 +230,10 @@ impl Record {
                 w.u64(u64::from(*thick));
                 w.text(&identity.name);
             }
+            Self::External { identity, .. } => {
+                w.uuid(identity.id);
+                w.text(&identity.name);
+            }
             Self::Snapshot { cuts } => {
                 for cut in cuts {
                     w.u32(cut.volume.0);
@@ -263,6 +275,7 @@ impl Record {
             } => (18, *version, u64::from(source.0)),
             Self::Adopt { version, new } => (19, *version, u64::from(new.0)),
             Self::Move { place, .. } => (20, none, *place),
+            Self::External { version, units, .. } => (21, *version, *units),
         }
     }
 
@@ -395,6 +408,14 @@ fn body(kind: u8, version: VersionId, number: u64, r: &mut Reader) -> Option<Rec
             place: number,
             from: r.u64()?,
             to: r.u64()?,
+        },
+        21 => Record::External {
+            version,
+            units: number,
+            identity: Identity {
+                id: r.uuid()?,
+                name: r.text()?.to_owned(),
+            },
         },
         _ => return None,
     })

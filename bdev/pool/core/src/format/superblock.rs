@@ -52,15 +52,18 @@ pub enum Feature {
     SeveralDisks = 8,
     /// MOVE records, a disk that leaves, and units that no disk has.
     LeavingDisks = 16,
+    /// EXTERNAL records, and external places of maps.
+    ExternalParents = 32,
 }
 
 /// The names of all features, in the order of their bits.
-const FEATURES: [&str; 5] = [
+const FEATURES: [&str; 6] = [
     "read-only",
     "decouple",
     "set-parent",
     "several-disks",
     "leaving-disks",
+    "external-parents",
 ];
 const KNOWN: u64 = (1 << FEATURES.len()) - 1;
 

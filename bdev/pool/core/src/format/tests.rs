@@ -118,7 +118,7 @@ fn superblocks_that_are_none() {
     let cases: &[(usize, &[u8], &str)] = &[
         (8, &[2], "version"),
         (24, &[1], "feature"),
-        (32, &[32], "feature"),
+        (32, &[64], "feature"),
         (32, &[7], "name of a feature"),
         (3088, &[0], "name of a feature"),
         (40, &[0; 16], "id"),
@@ -261,6 +261,42 @@ fn a_leaf_as_bytes() {
     assert_eq!(Linear::of(&entries, 0xffff), Some(linear));
 }
 
+/// Places of an external device, in a leaf and above it: their bytes, and those that are refused.
+#[test]
+fn external_places_as_bytes() {
+    let stamp = Stamp {
+        tag: 1,
+        lsn: 2,
+        first: 0,
+    };
+    let own = Part::external(3, 0x00f0);
+    let second = Part::NONE;
+    let entries = [Entry { own, second }; 4];
+    let mut page = [0; PAGE];
+    leaf::encode_own(&entries, stamp, Place::default(), &mut page);
+    assert_eq!(page[64..74], [0, 0, 0, 0, 0x30, 0, 0, 0x20, 0xf0, 0]);
+    let (read, _) = leaf::decode_own(&page, &geometry(), 1, 0).unwrap();
+    assert_eq!(read, [own; 4]);
+    for (at, byte) in [(64, 1), (68, 0), (71, 0x30), (72, 0)] {
+        let wrong = bytes_at(&page, &[(at, &[byte])]);
+        let refused = leaf::decode_own(&wrong, &geometry(), 1, 0);
+        assert_eq!(refused, Err(wrong_field("leaf", "unit")), "{at}");
+    }
+    let children = [node::Child::External { generation: 3 }, node::Child::None];
+    node::encode(&children, stamp, &mut page);
+    assert_eq!(page[96..104], [3, 0, 0, 0, 4, 0, 0, 0]);
+    assert_eq!(node::decode(&page, &geometry(), 1, 0).unwrap(), children);
+    for (at, byte) in [(64, 1), (88, 1), (96, 0), (99, 1), (104, 1)] {
+        let wrong = bytes_at(&page, &[(at, &[byte])]);
+        let refused = node::decode(&wrong, &geometry(), 1, 0);
+        assert_eq!(refused, Err(wrong_field("interior node", "child")), "{at}");
+    }
+}
+
+fn wrong_field(structure: &'static str, field: &'static str) -> FormatError {
+    FormatError { structure, field }
+}
+
 fn identities() -> impl Strategy<Value = Identity> {
     (any::<[u8; 16]>(), "[a-z]{1,255}").prop_map(|(id, name)| Identity {
         id: Uuid::from_bytes(id),
@@ -349,7 +385,15 @@ fn records() -> impl Strategy<Value = Record> {
                 new,
             }
         }),
-        (version.clone(), version).prop_map(|(version, new)| Record::Adopt { version, new }),
+        (version.clone(), version.clone())
+            .prop_map(|(version, new)| Record::Adopt { version, new }),
+        (version, any::<u64>(), identities()).prop_map(|(version, units, identity)| {
+            Record::External {
+                version,
+                units,
+                identity,
+            }
+        }),
         any::<(u64, u64, u64)>().prop_map(|(place, from, to)| Record::Move { place, from, to }),
     ]
 }

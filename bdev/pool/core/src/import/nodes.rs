@@ -9,7 +9,7 @@ use crate::format::leaf::{decode_own, decode_rest};
 use crate::format::node::{self, Child, is_page_pair};
 use crate::format::{FormatError, Page, lsn_of};
 use crate::geometry::Geometry;
-use crate::ids::{Lsn, Place};
+use crate::ids::{Generation, Lsn, Place};
 use crate::map::{
     Entry, Interior, Leaf, Node, NodePages, PageGarbage, PagePair, Part, Shape, Tree,
 };
@@ -31,6 +31,8 @@ pub(super) struct Nodes {
     loaded: HashMap<NodeKey, Loaded>,
     /// Nodes in their final form.
     built: HashMap<NodeKey, Arc<Node>>,
+    /// The external node of each generation: all its places look alike.
+    external: HashMap<Generation, Arc<Node>>,
     pages: Vec<u64>,
 }
 
@@ -61,6 +63,7 @@ impl Nodes {
             wanted: Vec::new(),
             loaded: HashMap::new(),
             built: HashMap::new(),
+            external: HashMap::new(),
             pages: Vec::new(),
         }
     }
@@ -166,6 +169,41 @@ impl Nodes {
         Ok(())
     }
 
+    /// Replaces the lost nodes below the root of an external device, whose whole map is known from
+    /// its size. Maps of volumes that share these nodes have them again, too. Returns their number.
+    pub(super) fn restore(&mut self, root: Place, map: &Tree) -> u64 {
+        let key = (root.a, self.geometry.levels, 0);
+        match &map.root {
+            Some(known) if !root.is_none() => self.restore_node(key, known),
+            _ => 0,
+        }
+    }
+
+    fn restore_node(&mut self, key: NodeKey, known: &Arc<Node>) -> u64 {
+        let (_, levels, first) = key;
+        let children = match self.loaded.get(&key) {
+            Some(Loaded::Lost) if !self.built.contains_key(&key) => {
+                self.built.insert(key, Arc::clone(known));
+                return 1;
+            }
+            Some(Loaded::Interior { children, .. }) => children.clone(),
+            _ => return 0,
+        };
+        let Node::Interior(interior) = &**known else {
+            return 0;
+        };
+        let span = self.shape.span(levels - 1);
+        let below = children.into_iter().zip(&interior.children).enumerate();
+        let restored = below.filter_map(|(at, (child, known))| {
+            let Child::Page { place, .. } = child else {
+                return None;
+            };
+            let key = (place.a, levels - 1, first + at as u64 * span);
+            Some(self.restore_node(key, known.as_ref()?))
+        });
+        restored.sum()
+    }
+
     /// Builds the map below a root, when no page is wanted any more. Maps share their common nodes.
     pub(super) fn tree(&mut self, root: Place, garbage: &PageGarbage) -> Tree {
         if root.is_none() {
@@ -212,6 +250,7 @@ impl Nodes {
                     match child {
                         Child::None => None,
                         Child::Lost => Some(lost()),
+                        Child::External { generation } => Some(self.external(generation)),
                         Child::Linear(linear) => Some(Arc::new(Node::Leaf(Leaf {
                             entries: linear.entries(&self.geometry).into_boxed_slice(),
                             pages: OnceLock::new(),
@@ -240,6 +279,14 @@ impl Nodes {
         };
         self.built.insert(key, Arc::clone(&node));
         node
+    }
+}
+
+impl Nodes {
+    fn external(&mut self, generation: Generation) -> Arc<Node> {
+        let part = Part::external(generation, self.geometry.whole());
+        let node = self.external.entry(generation);
+        Arc::clone(node.or_insert_with(|| Arc::new(Node::External(part))))
     }
 }
 

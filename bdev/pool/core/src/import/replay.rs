@@ -19,7 +19,7 @@ use crate::geometry::{PAGE, granules_of};
 use crate::ids::{Lsn, VersionId};
 use crate::image::Image;
 use crate::interface::IoFailed;
-use crate::map::Tree;
+use crate::map::{Part, Tree};
 use crate::mutation::Mutation;
 use crate::pool::{Pool, Start};
 use crate::space::{Allocation, Space};
@@ -153,6 +153,13 @@ impl Import {
         let mut state = State::new(geometry);
         state.next_generation = superblock.next_generation;
         let entries = self.directory.values().flat_map(|(entries, _)| entries);
+        for entry in entries.clone().filter(|entry| entry.is_external) {
+            let part = Part::external(entry.generation, geometry.whole());
+            let map = Tree::external(state.shape(), part, entry.units);
+            let restored = nodes.restore(entry.root, &map);
+            self.report.lost -= restored;
+            self.report.healed += restored;
+        }
         for entry in entries {
             let tree = nodes.tree(entry.root, &self.garbage);
             state.versions.insert(entry.version, version(entry, tree));
@@ -266,6 +273,7 @@ fn version(entry: &VersionEntry, tree: Tree) -> Version {
         is_thick: entry.is_thick,
         is_hidden: entry.is_hidden,
         is_read_only: entry.is_read_only,
+        is_external: entry.is_external,
         units: entry.units,
         pass: entry.pass,
         tree,

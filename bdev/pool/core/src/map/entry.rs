@@ -10,8 +10,15 @@
 //! Invariants: the two sets are disjoint, a part without granules has no unit, and `second` is
 //! absent when `own` is. A part is *exclusive* to a version when its generation is above the
 //! version's floor: no other version can refer to its unit.
+//!
+//! An *external* part has no unit of the pool: its granules are at the same place of the external
+//! device below the version's oldest ancestor. It is never exclusive, so nothing writes to it.
 
+use crate::geometry::MAX_UNITS;
 use crate::ids::Generation;
+
+/// The unit of external parts: beyond every unit of a pool.
+pub const EXTERNAL_UNIT: u64 = MAX_UNITS;
 
 /// A unit, and the granules of it that are valid here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -42,13 +49,26 @@ impl Part {
         granules: 0,
     };
 
+    /// Granules of an external device.
+    pub fn external(generation: Generation, granules: u16) -> Self {
+        Self {
+            unit: EXTERNAL_UNIT,
+            generation,
+            granules,
+        }
+    }
+
     pub fn is_none(self) -> bool {
         self.granules == 0
     }
 
+    pub fn is_external(self) -> bool {
+        self.unit == EXTERNAL_UNIT
+    }
+
     /// True when only this version can refer to the unit.
     pub fn is_exclusive(self, floor: Generation) -> bool {
-        !self.is_none() && self.generation > floor
+        !self.is_none() && !self.is_external() && self.generation > floor
     }
 
     fn without(self, granules: u16) -> Self {
@@ -73,8 +93,19 @@ impl Entry {
             .filter(|part| !part.is_none())
     }
 
+    /// The parts that have units of the pool.
+    pub fn units(&self) -> impl Iterator<Item = Part> {
+        self.parts().filter(|part| !part.is_external())
+    }
+
     pub fn uses(&self, unit: u64) -> bool {
         self.parts().any(|part| part.unit == unit)
+    }
+
+    /// The unit behind the own one: the best place for new data of the next place.
+    pub fn next_unit(&self) -> Option<u64> {
+        let has_unit = !self.own.is_none() && !self.own.is_external();
+        has_unit.then_some(self.own.unit + 1)
     }
 
     /// Granules with data.

@@ -4,9 +4,10 @@
 //! all versions at once. All are pure.
 
 pub mod entry;
+mod external;
 pub mod rewrite;
 pub mod tree;
 
-pub use entry::{Entry, MapError, Part};
+pub use entry::{EXTERNAL_UNIT, Entry, MapError, Part};
 pub use rewrite::Rewritten;
 pub use tree::{Interior, Leaf, LostNode, Node, NodePages, PageGarbage, PagePair, Shape, Tree};

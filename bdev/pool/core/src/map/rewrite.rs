@@ -53,7 +53,8 @@ impl Rewritten {
                 }
             }
             Node::Leaf(leaf) => change(&mut leaf.entries[at.1]),
-            Node::Lost { .. } => {}
+            // A version that uses a unit has a leaf for it.
+            Node::External(_) | Node::Lost { .. } => {}
         }
         self.copied += 1;
         let copy = Arc::new(copy);

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-use super::entry::Entry;
+use super::entry::{Entry, Part};
 use crate::geometry::Geometry;
 use crate::ids::{Lsn, Place};
 
@@ -67,6 +67,8 @@ pub struct NodePages {
 pub enum Node {
     Interior(Interior),
     Leaf(Leaf),
+    /// All its places are this part of an external device. It has no page, at any level.
+    External(Part),
     /// Both copies of the node are unreadable: its places answer errors.
     Lost {
         pages: OnceLock<NodePages>,
@@ -93,6 +95,7 @@ impl Node {
             Self::Interior(node) => node.pages.get(),
             Self::Leaf(leaf) => leaf.pages.get(),
             Self::Lost { pages } => pages.get(),
+            Self::External(_) => None,
         }
     }
 
@@ -101,6 +104,7 @@ impl Node {
             Self::Interior(node) => &node.pages,
             Self::Leaf(leaf) => &leaf.pages,
             Self::Lost { pages } => pages,
+            Self::External(_) => unreachable!("an external node has no page"),
         };
         pages.set(new).expect("a node is written once");
     }
@@ -119,6 +123,7 @@ impl Node {
             Self::Lost { .. } => Self::Lost {
                 pages: OnceLock::new(),
             },
+            Self::External(part) => Self::External(*part),
         }
     }
 }
@@ -162,13 +167,15 @@ impl Shape {
 }
 
 impl Tree {
-    /// The leaf with this number. `Ok(None)`: all its places are empty.
+    /// The leaf with this number, or the external node that stands for it. `Ok(None)`: all its
+    /// places are empty.
     pub fn leaf(&self, shape: Shape, leaf: u64) -> Result<Option<&Arc<Node>>, LostNode> {
         let mut node = self.root.as_ref();
         for levels in (1..=shape.levels).rev() {
             node = match node.map(|node| &**node) {
                 None => return Ok(None),
                 Some(Node::Lost { .. }) => return Err(LostNode),
+                Some(Node::External(_)) => return Ok(node),
                 Some(Node::Interior(interior)) => {
                     interior.children[shape.child(levels, leaf)].as_ref()
                 }
@@ -197,7 +204,28 @@ impl Tree {
                 Node::Interior(interior) if levels > 0 => {
                     node = interior.children[shape.child(levels, leaf)].as_deref()?;
                 }
-                Node::Interior(_) | Node::Leaf(_) => return None,
+                Node::Interior(_) | Node::Leaf(_) | Node::External(_) => return None,
+            }
+        }
+        None
+    }
+
+    /// The external node that has a leaf: its part, and the first leaf behind it.
+    pub fn external_span(&self, shape: Shape, leaf: u64) -> Option<(Part, u64)> {
+        if leaf >= shape.span(shape.levels) {
+            return None;
+        }
+        let mut node = self.root.as_deref()?;
+        for levels in (0..=shape.levels).rev() {
+            match node {
+                Node::External(part) => {
+                    let span = shape.span(levels);
+                    return Some((*part, (leaf / span + 1) * span));
+                }
+                Node::Interior(interior) if levels > 0 => {
+                    node = interior.children[shape.child(levels, leaf)].as_deref()?;
+                }
+                Node::Interior(_) | Node::Leaf(_) | Node::Lost { .. } => return None,
             }
         }
         None
@@ -208,6 +236,10 @@ impl Tree {
         let units = shape.units_per_leaf as u64;
         match self.leaf(shape, place / units)?.map(|node| &**node) {
             Some(Node::Leaf(leaf)) => Ok(leaf.entries[(place % units) as usize]),
+            Some(Node::External(part)) => Ok(Entry {
+                own: *part,
+                second: Part::NONE,
+            }),
             _ => Ok(Entry::default()),
         }
     }
@@ -219,27 +251,51 @@ impl Tree {
         let mut copied = 0;
         let mut at = &mut self.root;
         for levels in (1..=shape.levels).rev() {
-            let empty = || {
-                Node::Interior(Interior {
-                    children: vec![None; shape.fan_out].into_boxed_slice(),
-                    pages: OnceLock::new(),
-                })
-            };
+            expand(at, shape, levels, &mut copied);
+            let empty = || interior(vec![None; shape.fan_out]);
             let Node::Interior(interior) = own(at, empty, &mut copied) else {
                 return Err(LostNode);
             };
             at = &mut interior.children[shape.child(levels, leaf)];
         }
-        let empty = || {
-            Node::Leaf(Leaf {
-                entries: vec![Entry::default(); shape.units_per_leaf].into_boxed_slice(),
-                pages: OnceLock::new(),
-            })
-        };
+        expand(at, shape, 0, &mut copied);
+        let empty = || leaf_of(vec![Entry::default(); shape.units_per_leaf]);
         match own(at, empty, &mut copied) {
             Node::Leaf(leaf) => Ok((&mut leaf.entries, copied)),
             _ => Err(LostNode),
         }
+    }
+
+    /// Makes all places of a leaf empty, which leaves no node behind. Returns the number of nodes
+    /// that the change took from the disk's to memory's.
+    pub fn remove_leaf(&mut self, shape: Shape, leaf: u64) -> Result<usize, LostNode> {
+        self.leaf(shape, leaf)?;
+        let mut copied = 0;
+        remove(&mut self.root, shape, shape.levels, leaf, &mut copied);
+        Ok(copied)
+    }
+
+    /// The nodes that a change of a leaf would take to memory, or make: each needs new pages in the
+    /// next image. `removes`: the whole leaf becomes empty.
+    pub fn nodes_to_change(&self, shape: Shape, leaf: u64, removes: bool) -> usize {
+        let (mut count, mut is_shared) = (0, false);
+        let mut node = self.root.as_ref();
+        for levels in (0..=shape.levels).rev() {
+            let Some(present) = node else {
+                return if removes {
+                    0
+                } else {
+                    count + levels as usize + 1
+                };
+            };
+            is_shared |= present.pages().is_some() || Arc::strong_count(present) > 1;
+            is_shared |= matches!(**present, Node::External(_));
+            count += usize::from(is_shared && (levels > 0 || !removes));
+            if let (Node::Interior(interior), true) = (&**present, levels > 0) {
+                node = interior.children[shape.child(levels, leaf)].as_ref();
+            }
+        }
+        count
     }
 
     /// Replaces a lost leaf or subtree on the path to `leaf` by an empty one. Returns whether there
@@ -254,7 +310,7 @@ impl Tree {
                     *at = None;
                     return true;
                 }
-                Some(Node::Leaf(_)) => return false,
+                Some(Node::Leaf(_) | Node::External(_)) => return false,
                 Some(Node::Interior(_)) => {}
             }
             let Node::Interior(interior) = own(at, || unreachable!("present"), &mut copied) else {
@@ -266,10 +322,29 @@ impl Tree {
     }
 
     /// The first leaf from `from` that `self` has and that is not the same node in `other`. `None`
-    /// for `other` compares with an empty tree.
+    /// for `other` compares with an empty tree. External nodes do not count: they have no unit.
     pub fn next_difference(&self, other: Option<&Self>, shape: Shape, from: u64) -> Option<u64> {
         let other = other.and_then(|tree| tree.root.as_ref());
-        difference(self.root.as_ref(), other, shape, shape.levels, 0, from)
+        difference(
+            self.root.as_ref(),
+            other,
+            (shape, false),
+            shape.levels,
+            0,
+            from,
+        )
+    }
+
+    /// The first leaf from `from` that is not empty, external ones included.
+    pub fn next_present(&self, shape: Shape, from: u64) -> Option<u64> {
+        difference(
+            self.root.as_ref(),
+            None,
+            (shape, true),
+            shape.levels,
+            0,
+            from,
+        )
     }
 }
 
@@ -290,16 +365,70 @@ fn own<'a>(
     Arc::get_mut(node).expect("copied just now")
 }
 
+/// Replaces an external node by one that can be changed in part, with the same places.
+fn expand(at: &mut Option<Arc<Node>>, shape: Shape, levels: u32, copied: &mut usize) {
+    let Some(node) = at else { return };
+    let Node::External(part) = **node else { return };
+    let expanded = if levels == 0 {
+        let entry = Entry {
+            own: part,
+            second: Part::NONE,
+        };
+        leaf_of(vec![entry; shape.units_per_leaf])
+    } else {
+        interior(vec![Some(Arc::clone(node)); shape.fan_out])
+    };
+    *copied += 1;
+    *node = Arc::new(expanded);
+}
+
+/// Removes a leaf, or the external places that it would have, and the interior nodes that have no
+/// child after that.
+fn remove(at: &mut Option<Arc<Node>>, shape: Shape, levels: u32, leaf: u64, copied: &mut usize) {
+    if levels == 0 {
+        *at = None;
+    }
+    if at.is_none() {
+        return;
+    }
+    expand(at, shape, levels, copied);
+    let Node::Interior(interior) = own(at, || unreachable!("present"), copied) else {
+        return;
+    };
+    let child = &mut interior.children[shape.child(levels, leaf)];
+    remove(child, shape, levels - 1, leaf, copied);
+    if interior.children.iter().all(Option::is_none) {
+        *at = None;
+    }
+}
+
+pub(super) fn leaf_of(entries: Vec<Entry>) -> Node {
+    Node::Leaf(Leaf {
+        entries: entries.into_boxed_slice(),
+        pages: OnceLock::new(),
+    })
+}
+
+pub(super) fn interior(children: Vec<Option<Arc<Node>>>) -> Node {
+    Node::Interior(Interior {
+        children: children.into_boxed_slice(),
+        pages: OnceLock::new(),
+    })
+}
+
 fn difference(
     node: Option<&Arc<Node>>,
     other: Option<&Arc<Node>>,
-    shape: Shape,
+    (shape, with_external): (Shape, bool),
     levels: u32,
     first: u64,
     from: u64,
 ) -> Option<u64> {
     let node = node?;
     if other.is_some_and(|other| Arc::ptr_eq(node, other)) || first + shape.span(levels) <= from {
+        return None;
+    }
+    if matches!(**node, Node::External(_)) && !with_external {
         return None;
     }
     let Node::Interior(interior) = &**node else {
@@ -317,15 +446,14 @@ fn difference(
                 _ => None,
             };
             let first = first + at as u64 * span;
-            difference(child.as_ref(), other, shape, levels - 1, first, from)
+            let how = (shape, with_external);
+            difference(child.as_ref(), other, how, levels - 1, first, from)
         })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::map::Part;
-
     const SHAPE: Shape = Shape {
         fan_out: 2,
         levels: 2,

@@ -228,7 +228,7 @@ impl Checkpoint {
             disks,
             ..store.superblock.clone()
         };
-        store.state.changed_nodes = 0;
+        store.next_root.writing = Some(std::mem::take(&mut store.state.changed_nodes));
         store.has_changes = false;
         store.wants_checkpoint = false;
         store.settle.want(lsn);
@@ -303,6 +303,7 @@ impl Checkpoint {
         store.advance_growth();
         store.advance_table();
         store.advance_naming();
+        store.next_root.replaced = store.next_root.writing.take().unwrap_or(0);
         let is_first = !store.has_root;
         let last = std::mem::replace(&mut self.last, Arc::new(writing.image));
         self.before_last = last;

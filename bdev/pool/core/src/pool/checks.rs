@@ -12,7 +12,7 @@ impl Store {
     /// A version that users see.
     pub(super) fn visible(&self, id: VersionId) -> Result<&Version, Refusal> {
         let version = self.state.versions.get(&id);
-        let version = version.filter(|version| !version.is_hidden);
+        let version = version.filter(|version| version.is_visible());
         version.ok_or(Refusal::UnknownVersion)
     }
 
@@ -27,7 +27,7 @@ impl Store {
                 return Err(Refusal::OutOfRange);
             }
             let existing = self.state.versions.values();
-            let existing = existing.filter(|version| !version.is_hidden);
+            let existing = existing.filter(|version| version.is_visible());
             let mut others = existing
                 .map(|version| &version.identity)
                 .chain(seen.iter().copied());
@@ -73,7 +73,8 @@ impl Store {
             return Err(Refusal::OutOfRange);
         }
         let mut others = self.state.versions.iter();
-        if others.any(|(of, other)| *of != id && !other.is_hidden && other.identity.name == name) {
+        let is_taken = |other: &Version| other.is_visible() && other.identity.name == name;
+        if others.any(|(of, other)| *of != id && is_taken(other)) {
             return Err(Refusal::Exists);
         }
         Ok(())

@@ -72,7 +72,29 @@ impl Deletion {
         }
     }
 
+    /// Hides an external device that no volume shows any more. Returns true if there was one.
+    fn hide_external(&mut self, store: &mut Store) -> bool {
+        let state = &store.state;
+        let forgets = Mutation::ForgetShownExternal.is_active();
+        let mut unused = state
+            .externals()
+            .filter(|(id, _)| state.versions.children(*id).len() == 0 || forgets);
+        let Some(version) = unused.next().map(|(id, _)| id) else {
+            return false;
+        };
+        drop(unused);
+        let record = Record::Hide { version };
+        if store.log_takes(&record) {
+            let lsn = store.append(&record);
+            store.apply(lsn, &record);
+        }
+        true
+    }
+
     fn begin_pass(&mut self, store: &mut Store) {
+        if self.hide_external(store) {
+            return;
+        }
         let hidden = store
             .state
             .versions

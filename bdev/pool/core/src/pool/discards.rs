@@ -59,6 +59,7 @@ impl Discards {
 
     /// Begins the next discard, if none is in flight.
     pub(super) fn advance(&mut self, store: &mut Store) {
+        let was_idle = self.is_idle();
         while self.in_flight.is_none()
             && let Some(run) = self.queue.pop_front()
         {
@@ -83,6 +84,8 @@ impl Discards {
             issue(store, &run);
             self.in_flight = Some(run);
         }
+        // A request may have waited for discards that did not begin.
+        store.has_news |= !was_idle && self.is_idle() && store.state.has_externals();
     }
 
     fn ended(&mut self, store: &mut Store, result: Result<(), IoFailed>) {

@@ -18,6 +18,7 @@ use crate::format::record::Record;
 use crate::ids::{Generation, Lsn, Token, VersionId};
 use crate::interface::{Answer, Refusal, Request};
 use crate::mutation::Mutation;
+use crate::state::Found;
 
 /// Steps of a job in flight.
 const WINDOW: usize = 8;
@@ -28,6 +29,8 @@ pub(super) struct Jobs {
     /// Steps in flight, with the token of their job.
     steps: HashMap<Token, Token>,
     next_step: Token,
+    /// A search found nothing in the leaves that a turn looks at, and goes on in the next turn.
+    is_searching: bool,
 }
 
 #[derive(Debug)]
@@ -114,9 +117,14 @@ impl Jobs {
         self.jobs.is_empty()
     }
 
+    pub(super) fn is_searching(&self) -> bool {
+        self.is_searching
+    }
+
     /// Forgets all jobs. Returns the tokens of their requests.
     pub(super) fn drain(&mut self) -> Vec<Token> {
         self.steps.clear();
+        self.is_searching = false;
         self.jobs.drain(..).map(|job| job.token).collect()
     }
 
@@ -130,6 +138,7 @@ impl Jobs {
                 job.refused = job.refused.or_else(|| result.err());
             }
         }
+        self.is_searching = false;
         for at in (0..self.jobs.len()).rev() {
             if self.advance_one(at, ground) {
                 self.jobs.remove(at);
@@ -154,19 +163,21 @@ impl Jobs {
             let state = &ground.store.state;
             let in_flight = self.jobs[at].in_flight;
             let step = match &mut self.jobs[at].work {
-                Work::Shrink { .. } if in_flight > 0 => Ok(None),
+                Work::Shrink { .. } if in_flight > 0 => Ok(Step::None),
                 Work::Shrink { units } => {
-                    Ok(state.first_mapped_leaf(version, *units).map(|leaf| {
+                    // Each step removes the leaf that it finds.
+                    let leaf = state.next_leaf_beyond(version, *units);
+                    Ok(leaf.map_or(Step::None, |leaf| {
                         let geometry = &state.geometry;
                         let per_leaf = u64::from(geometry.units_per_leaf);
                         let per_unit = u64::from(geometry.granules_per_unit);
                         let end = ((leaf + 1) * per_leaf).min(state.versions[&version].units);
                         let first = (leaf * per_leaf).max(*units);
-                        Request::Unmap {
+                        Step::Request(Request::Unmap {
                             version,
                             first: first * per_unit,
                             granules: (end - first) * per_unit,
-                        }
+                        })
                     }))
                 }
                 Work::Inflate { next } => {
@@ -174,7 +185,7 @@ impl Jobs {
                     found
                         .map(|found| next_of(next, found, |place| Request::Fill { version, place }))
                 }
-                Work::Decouple { .. } if Mutation::DecoupleUncopied.is_active() => Ok(None),
+                Work::Decouple { .. } if Mutation::DecoupleUncopied.is_active() => Ok(Step::None),
                 Work::Decouple { ancestor, next, .. } => {
                     let found = state.next_shared(version, *next, Some(*ancestor));
                     found
@@ -200,7 +211,15 @@ impl Jobs {
                 ground.store.has_news = true;
                 return false;
             };
-            let Some(step) = step else { break };
+            let step = match step {
+                Step::Request(step) => step,
+                Step::Later => {
+                    self.is_searching = true;
+                    ground.store.has_news = true;
+                    return false;
+                }
+                Step::None => break,
+            };
             self.next_step += 1;
             let step_token = OWN_TOKENS | self.next_step;
             self.steps.insert(step_token, token);
@@ -256,14 +275,26 @@ impl Jobs {
 }
 
 /// The request for a place that was found; the search goes on behind it.
-fn next_of(
-    next: &mut u64,
-    found: Option<u64>,
-    request: impl FnOnce(u64) -> Request,
-) -> Option<Request> {
-    let place = found?;
-    *next = place + 1;
-    Some(request(place))
+fn next_of(next: &mut u64, found: Found, request: impl FnOnce(u64) -> Request) -> Step {
+    match found {
+        Found::Place(place) => {
+            *next = place + 1;
+            Step::Request(request(place))
+        }
+        Found::Later(place) => {
+            *next = place;
+            Step::Later
+        }
+        Found::Nothing => Step::None,
+    }
+}
+
+/// The next step of a job.
+enum Step {
+    Request(Request),
+    /// Its search goes on in the next turn.
+    Later,
+    None,
 }
 
 /// True when the ancestor got another parent since the search for its units began: it owns the

@@ -22,8 +22,9 @@
 //! | `leaving` | a disk that is emptied, and dropped |
 //! | `naming` | a new name of the pool |
 //! | `features` | the features that the superblocks name |
-//! | `parents` | other parents of volumes, and their end of change |
+//! | `parents`, `external` | other parents of volumes, and their end of change; external ones |
 //! | `full` | writes that wait for space |
+//! | `room` | pages for the maps of external devices |
 //! | `jobs` | requests of many steps |
 //! | `follow` | changes of the map, for copies of it |
 //! | `deletion` | passes over hidden versions |
@@ -35,6 +36,7 @@ mod checks;
 mod deletion;
 mod discards;
 mod durable;
+mod external;
 mod features;
 mod follow;
 mod full;
@@ -43,6 +45,7 @@ mod leaving;
 mod naming;
 mod parents;
 mod requests;
+mod room;
 mod store;
 mod writes;
 
@@ -151,6 +154,17 @@ enum Attempt {
     Refused(Refusal),
 }
 
+/// A change of a map that may need pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum MapGrowth {
+    /// The map gets a leaf with no unit, for a trim of a part of it, or nodes of a new device.
+    Split,
+    /// A whole leaf goes; the nodes around it may become known one by one.
+    Removal,
+    /// Nodes that are there change, or units come in.
+    Change,
+}
+
 impl From<Refusal> for Attempt {
     fn from(refusal: Refusal) -> Self {
         Self::Refused(refusal)
@@ -225,12 +239,21 @@ impl Pool {
         Ok(())
     }
 
-    /// The next intent. `None`: nothing to do until the next event.
+    /// The next intent. `None`: nothing to do until the next event, or until the caller has given
+    /// other work a turn ([`Pool::is_searching`]).
     pub fn poll(&mut self) -> Option<Intent> {
         while self.store.out.is_empty() && self.store.has_news {
             self.turn();
+            if self.jobs.is_searching() {
+                break;
+            }
         }
         self.store.out.pop_front()
+    }
+
+    /// True when a search in a large map goes on with the next [`Pool::poll`], without an event.
+    pub fn is_searching(&self) -> bool {
+        self.jobs.is_searching()
     }
 
     /// The units that a read of a place needs.

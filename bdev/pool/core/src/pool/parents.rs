@@ -79,11 +79,25 @@ impl Changes<'_> {
         if self.jobs.is_on(id) || self.jobs.is_on(source) || self.durable.is_creating(source) {
             return Err(Refusal::Changing);
         }
-        let is_still =
-            self.durable.freeze(id, token) && !self.writes.is_busy(id) && !self.durable.is_cut(id);
+        let is_still = self.is_still(id, token);
         if !self.store.may_use(Feature::SetParent) || !is_still {
             return Ok(Attempt::Wait);
         }
+        self.begin_copies(token, id, source)
+    }
+
+    /// Freezes a volume. Returns true when no I/O of it is in flight.
+    pub(super) fn is_still(&mut self, id: VersionId, token: Token) -> bool {
+        self.durable.freeze(id, token) && !self.writes.is_busy(id) && !self.durable.is_cut(id)
+    }
+
+    /// Prepares the new contents of a volume that is still, and begins to copy its own granules.
+    pub(super) fn begin_copies(
+        &mut self,
+        token: Token,
+        id: VersionId,
+        source: VersionId,
+    ) -> Result<Attempt, Refusal> {
         let new = self.store.state.free_slot(&[]).ok_or(Refusal::TooMany)?;
         let record = Record::Prepare {
             version: id,

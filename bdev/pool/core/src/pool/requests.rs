@@ -6,10 +6,11 @@ use super::durable::{Durable, Until};
 use super::jobs::{Jobs, Work};
 use super::store::Store;
 use super::writes::Writes;
-use super::{Attempt, Pool, Purpose};
+use super::{Attempt, MapGrowth, Pool, Purpose};
 use crate::format::record::{Cut, Identity, MAX_SNAPSHOTS, Record};
 use crate::ids::{Token, VersionId};
 use crate::interface::{Answer, Refusal, Request};
+use crate::state::UnmapEffect;
 
 impl Pool {
     /// The parts that requests about versions change.
@@ -60,6 +61,12 @@ impl Pool {
             } => self
                 .changes()
                 .attempt_clone(token, *source, identity, *thick),
+            Request::CloneExternal { device, identity } => self
+                .changes()
+                .attempt_clone_external(token, device, identity),
+            Request::SetExternal { version, device } => {
+                self.changes().attempt_set_external(token, *version, device)
+            }
             Request::Resize { version, units } => {
                 self.changes().attempt_resize(token, *version, *units)
             }
@@ -158,6 +165,17 @@ impl Changes<'_> {
         let places = self.store.check_unmap(id, first, granules)?;
         let leaf = self.store.state.leaf_of(places.start);
         if self.writes.occupies(id, places) || self.deletion.holds(id, leaf) {
+            return Ok(Attempt::Wait);
+        }
+        let growth = match self.store.state.effect_of_unmap(id, first, granules) {
+            UnmapEffect::None => None,
+            UnmapEffect::Change => Some(MapGrowth::Change),
+            UnmapEffect::Removal => Some(MapGrowth::Removal),
+            UnmapEffect::Split => Some(MapGrowth::Split),
+        };
+        if let Some(growth) = growth
+            && !self.has_room(id, leaf, growth, 0)?
+        {
             return Ok(Attempt::Wait);
         }
         let record = Record::Unmap {
@@ -305,7 +323,7 @@ impl Changes<'_> {
             if self.writes.is_busy(id) {
                 return Ok(Attempt::Wait);
             }
-            if self.store.state.first_mapped_leaf(id, units).is_some() {
+            if self.store.state.next_leaf_beyond(id, units).is_some() {
                 self.jobs.begin(token, id, Work::Shrink { units });
                 self.store.has_news = true;
                 return Ok(Attempt::Begun);

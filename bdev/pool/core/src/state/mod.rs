@@ -10,21 +10,27 @@
 //!   snapshot    online ── HIDE ──▶ hidden ── PASS, STEP …, END ──▶ gone (no child, or one)
 //!                                   ▲ └───── PASS, STEP …, END ──┐
 //!                                   └── several children ────────┘
+//!   external    known ── HIDE ──▶ hidden ── PASS, STEP …, END ──▶ gone (once it has no child)
 //! ```
 //!
 //! While a version is merged into its only child, the places before the pass's cursor belong to the
 //! child: its floor there is that of the merged version, whose own entries there are void.
 
+mod external;
 mod moving;
 mod parents;
+mod search;
 mod versions;
 
 use crate::format::record::{Cut, Identity, PassKind, Record};
 use crate::geometry::Geometry;
 use crate::ids::{Generation, Lsn, MAX_GENERATION, MAX_VERSIONS, VersionId};
 use crate::map::{Entry, LostNode, MapError, Part, Shape, Tree};
+use crate::mutation::Mutation;
 
+pub use external::UnmapEffect;
 pub use moving::Users;
+pub use search::Found;
 pub use versions::Versions;
 
 /// A hidden version that no pass may free yet.
@@ -35,6 +41,9 @@ pub struct Version {
     pub identity: Identity,
     pub parent: Option<VersionId>,
     pub generation: Generation,
+    /// A block device outside of the pool, which users do not see among the volumes. Its whole map
+    /// is external.
+    pub is_external: bool,
     pub is_snapshot: bool,
     /// The pool keeps room for every place of the volume.
     pub is_thick: bool,
@@ -130,24 +139,6 @@ impl State {
         self.versions.children(of).collect()
     }
 
-    /// The first leaf with data at or after the place `from`. An unreadable leaf counts.
-    pub fn first_mapped_leaf(&self, id: VersionId, from: u64) -> Option<u64> {
-        let (shape, tree) = (self.shape(), &self.versions[&id].tree);
-        let per_leaf = shape.units_per_leaf as u64;
-        let mut next = tree.next_difference(None, shape, self.leaf_of(from));
-        while let Some(leaf) = next {
-            let mut places = from.max(leaf * per_leaf)..(leaf + 1) * per_leaf;
-            if places.any(|place| {
-                tree.entry(shape, place)
-                    .map_or(true, |entry| !entry.is_empty())
-            }) {
-                return Some(leaf);
-            }
-            next = tree.next_difference(None, shape, leaf + 1);
-        }
-        None
-    }
-
     /// The first unit of the version, or of its nearest ancestor that has one.
     pub fn first_unit(&self, id: VersionId) -> Option<u64> {
         let per_leaf = u64::from(self.geometry.units_per_leaf);
@@ -160,7 +151,7 @@ impl State {
             });
             let unit = places.find_map(|place| {
                 let entry = version.tree.entry(self.shape(), place).ok()?;
-                entry.parts().next().map(|part| part.unit)
+                entry.units().next().map(|part| part.unit)
             });
             if unit.is_some() {
                 return unit;
@@ -270,6 +261,11 @@ impl State {
             Record::Adopt { version, new } => self.adopt(lsn, *version, *new),
             Record::Cancel { .. } => Ok(()),
             Record::Move { place, from, to } => self.relocate(*place, *from, *to, released),
+            Record::External {
+                version,
+                units,
+                identity,
+            } => self.create_external(*version, identity, *units),
             Record::Clear { version, leaf } => {
                 let shape = self.shape();
                 self.version_mut(*version)?.tree.clear_lost(shape, *leaf);
@@ -328,10 +324,16 @@ impl State {
         if leaf != last {
             return Err(ApplyError::OutOfRange);
         }
-        if version.tree.leaf(self.shape(), leaf)?.is_none() {
-            return Ok(());
+        match self.effect_of_unmap(id, first, granules) {
+            UnmapEffect::None => {
+                version.tree.leaf(self.shape(), leaf)?;
+                return Ok(());
+            }
+            UnmapEffect::Removal => return self.remove_leaf(id, leaf),
+            UnmapEffect::Change | UnmapEffect::Split => {}
         }
         let base = leaf * u64::from(geometry.units_per_leaf);
+        let mut is_empty = false;
         self.change(id, leaf, |entries, floor| {
             for place in first / per_unit..=(end - 1) / per_unit {
                 let start = place * per_unit;
@@ -339,8 +341,24 @@ impl State {
                 let set = range.fold(0, |set, granule| set | 1 << granule);
                 entries[(place - base) as usize].unmap(set, floor, released);
             }
+            is_empty = entries.iter().all(Entry::is_empty);
             Ok(())
-        })
+        })?;
+        if is_empty {
+            return self.remove_leaf(id, leaf);
+        }
+        Ok(())
+    }
+
+    /// Removes a leaf whose places are empty, or external ones that become so.
+    fn remove_leaf(&mut self, id: VersionId, leaf: u64) -> Result<(), ApplyError> {
+        let shape = self.shape();
+        if Mutation::ForgetRemovedLeaf.is_active() {
+            return Ok(());
+        }
+        let copied = self.version_mut(id)?.tree.remove_leaf(shape, leaf)?;
+        self.changed_nodes += copied;
+        Ok(())
     }
 
     /// Changes the entries of a leaf, with the floor there. Counts the version's owned places.
@@ -385,6 +403,7 @@ impl State {
             is_thick,
             is_hidden: false,
             is_read_only: false,
+            is_external: false,
             units,
             pass: None,
             tree: Tree::default(),
@@ -435,6 +454,7 @@ impl State {
             is_snapshot: false,
             is_thick,
             is_read_only: false,
+            is_external: false,
             owned: 0,
             ..version.clone()
         };
@@ -461,6 +481,7 @@ impl State {
             generation: self.next_generation,
             is_snapshot: false,
             is_thick: volume.is_thick,
+            is_external: false,
             owned: 0,
             ..snapshot.clone()
         };
@@ -488,52 +509,6 @@ impl State {
         }
         self.versions.set_parent(id, None);
         Ok(())
-    }
-
-    /// The first place from `from` on with a part above a generation.
-    pub fn next_above(
-        &self,
-        id: VersionId,
-        from: u64,
-        above: Generation,
-    ) -> Result<Option<u64>, LostNode> {
-        self.next_part(id, from, |part, _, _| part.is_exclusive(above))
-    }
-
-    /// The first place from `from` on with a part that the version shares; with `ancestor`: that it
-    /// has from there or from a version between.
-    pub fn next_shared(
-        &self,
-        id: VersionId,
-        from: u64,
-        ancestor: Option<VersionId>,
-    ) -> Result<Option<u64>, LostNode> {
-        self.next_part(id, from, |part, floor, leaf| {
-            let above = ancestor.map_or(0, |ancestor| self.floor(ancestor, leaf));
-            !part.is_exclusive(floor) && part.generation > above
-        })
-    }
-
-    fn next_part(
-        &self,
-        id: VersionId,
-        from: u64,
-        matches: impl Fn(&Part, Generation, u64) -> bool,
-    ) -> Result<Option<u64>, LostNode> {
-        let (shape, tree) = (self.shape(), &self.versions[&id].tree);
-        let per_leaf = shape.units_per_leaf as u64;
-        let mut next = tree.next_difference(None, shape, self.leaf_of(from));
-        while let Some(leaf) = next {
-            let floor = self.floor(id, leaf);
-            for place in from.max(leaf * per_leaf)..(leaf + 1) * per_leaf {
-                let entry = tree.entry(shape, place)?;
-                if entry.parts().any(|part| matches(&part, floor, leaf)) {
-                    return Ok(Some(place));
-                }
-            }
-            next = tree.next_difference(None, shape, leaf + 1);
-        }
-        Ok(None)
     }
 
     fn take_generation(&mut self) -> Result<Generation, ApplyError> {

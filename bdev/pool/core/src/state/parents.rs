@@ -79,7 +79,10 @@ impl State {
             identity,
             parent: Some(source),
             generation: self.next_generation,
+            // An external device may have fewer units.
+            units: version.units,
             is_snapshot: false,
+            is_external: false,
             is_hidden: true,
             hidden_at: PREPARED,
             owned: 0,

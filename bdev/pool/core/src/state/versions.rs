@@ -14,6 +14,7 @@ use crate::ids::VersionId;
 pub struct Versions {
     list: BTreeMap<VersionId, Version>,
     children: BTreeMap<VersionId, BTreeSet<VersionId>>,
+    externals: BTreeSet<VersionId>,
 }
 
 impl Versions {
@@ -23,15 +24,21 @@ impl Versions {
         if let Some(parent) = version.parent {
             self.children.entry(parent).or_default().insert(id);
         }
+        if version.is_external {
+            self.externals.insert(id);
+        } else {
+            self.externals.remove(&id);
+        }
         self.list.insert(id, version);
     }
 
     pub fn remove(&mut self, id: VersionId) -> Option<Version> {
         self.leave_parent(id);
+        self.externals.remove(&id);
         self.list.remove(&id)
     }
 
-    /// A version, to change anything but its parent.
+    /// A version, to change anything but its parent and its kind.
     pub fn get_mut(&mut self, id: &VersionId) -> Option<&mut Version> {
         self.list.get_mut(id)
     }
@@ -52,6 +59,11 @@ impl Versions {
             self.children.entry(parent).or_default().insert(id);
         }
         true
+    }
+
+    /// The external devices, hidden ones included.
+    pub fn externals(&self) -> impl ExactSizeIterator<Item = VersionId> {
+        self.externals.iter().copied()
     }
 
     /// The versions with this parent, in the order of their ids.

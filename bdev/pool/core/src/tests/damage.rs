@@ -67,7 +67,7 @@ fn damage_each_block() {
             assert_eq!(rig.pool.check(), [], "{damage:?} {block}");
             for (version, last) in [(volume, 3), (snapshot, 1)] {
                 for place in 0..10 {
-                    let at = rig.block_of(version, place * 4 + 1).unwrap();
+                    let (at, _) = rig.block_of(version, place * 4 + 1).unwrap();
                     // The damaged block may be data itself, or the end of the log.
                     if at == Some(block) {
                         continue;

@@ -10,63 +10,12 @@ use nacre_random::Random;
 
 use super::content::{Value, value};
 use super::disk::{ALL_SECTORS, Crash, Disk};
+use super::external;
+use super::histories::{Disks, OPS, Op};
 use super::length::Length;
 use super::rig::{self, Rig, identity};
 use crate::ids::{Token, VersionId};
 use crate::interface::Request;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Op {
-    Write,
-    Overwrite,
-    Partial,
-    Unmap,
-    Snapshot,
-    Clone,
-    Delete,
-    Flush,
-    Checkpoint,
-    Resize,
-    Restore,
-    Inflate,
-    Grow,
-    Decouple,
-    SetParent,
-    ReadOnly,
-    /// Not among the operations of one disk.
-    AddDisk,
-    /// The second disk leaves: the operation ends when it has left.
-    RemoveDisk,
-}
-
-/// The disks of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Disks {
-    One,
-    /// The second one can be added.
-    Beside,
-    Two,
-    Three,
-}
-
-const OPS: [Op; 16] = [
-    Op::Write,
-    Op::Overwrite,
-    Op::Partial,
-    Op::Unmap,
-    Op::Snapshot,
-    Op::Clone,
-    Op::Delete,
-    Op::Flush,
-    Op::Checkpoint,
-    Op::Resize,
-    Op::Restore,
-    Op::Inflate,
-    Op::Grow,
-    Op::Decouple,
-    Op::SetParent,
-    Op::ReadOnly,
-];
 
 const UNITS: u64 = 6;
 const GRANULES: usize = 8;
@@ -78,7 +27,7 @@ type Contents = Vec<(u64, [Value; GRANULES])>;
 
 /// A run of one sequence. The states after each operation are the ones that a crash may show: from
 /// the last durable one to the one after the operation in flight.
-struct Run {
+pub(super) struct Run {
     rig: Rig,
     states: Vec<Contents>,
     /// The volume's parent that users see in each state, from a run without crashes.
@@ -101,7 +50,7 @@ struct Run {
 impl Run {
     fn new(disks: Disks, sequence: &[Op], seed: u64) -> Self {
         let further: &[u64] = match disks {
-            Disks::One => &[],
+            Disks::One | Disks::External => &[],
             Disks::Beside | Disks::Two => &[24],
             Disks::Three => &[24, 16],
         };
@@ -112,11 +61,13 @@ impl Run {
                 rig.run(addition).unwrap();
             }
         }
-        let volume = rig.created(1, UNITS, false);
+        let (volume, mut first) = match disks {
+            Disks::External => (rig.on_device(1, 1, UNITS), external::values(1)),
+            _ => (rig.created(1, UNITS, false), [0; GRANULES]),
+        };
         rig.wrote(volume, 0, &[(0, value(1, 0, 1)), (1, value(1, 1, 2))]);
         let snapshot = rig.snapshot(volume, 2);
         rig.run(Request::Flush).unwrap();
-        let mut first = [0; GRANULES];
         first[..2].copy_from_slice(&[value(1, 0, 1), value(1, 1, 2)]);
         Self {
             rig,
@@ -136,7 +87,7 @@ impl Run {
         }
     }
 
-    fn run(disks: Disks, sequence: &[Op], seed: u64) -> u64 {
+    pub(super) fn run(disks: Disks, sequence: &[Op], seed: u64) -> u64 {
         let mut run = Self::new(disks, sequence, seed);
         run.parents = Self::new(disks, sequence, seed).parents_of(sequence);
         // Crashes during the operations before the last are those of shorter sequences.
@@ -174,7 +125,12 @@ impl Run {
 
     /// Runs a sequence, then an operation that changes no contents, and after some I/Os of that a
     /// write. Returns false if the operation ended before the write.
-    fn run_with_a_write(disks: Disks, before: &[Op], (op, write): (Op, Op), ios: usize) -> bool {
+    pub(super) fn run_with_a_write(
+        disks: Disks,
+        before: &[Op],
+        (op, write): (Op, Op),
+        ios: usize,
+    ) -> bool {
         let sequence = [before, &[op, write]].concat();
         let mut run = Self::new(disks, &sequence, ios as u64);
         run.parents = Self::new(disks, &sequence, 0).parents_of(&sequence);
@@ -211,6 +167,7 @@ impl Run {
             Op::Grow,
             Op::AddDisk,
             Op::RemoveDisk,
+            Op::CloneExternal,
         ];
         let may_begin = op != Op::Snapshot && changes_nothing.contains(&op);
         if self.read_only.is_some() && !may_begin {
@@ -245,6 +202,18 @@ impl Run {
                     granules: 2,
                 })
             }
+            Op::UnmapLeaf => {
+                state[0].1 = [0; GRANULES];
+                self.rig.submit(Request::Unmap {
+                    version: volume,
+                    first: 0,
+                    granules: 16,
+                })
+            }
+            Op::Shrink => self.rig.submit(Request::Resize {
+                version: volume,
+                units: GRANULES as u64 / 4,
+            }),
             Op::Snapshot => {
                 let contents = state[0].1;
                 state.push((next, contents));
@@ -291,20 +260,36 @@ impl Run {
                 if of(volume).parent == Some(source) || of(volume).units != of(source).units {
                     return None;
                 }
-                let mut contents = state.iter().find(|(of, _)| *of == number)?.1;
-                for (at, value) in contents.iter_mut().enumerate() {
-                    let (place, bit) = (at as u64 / 4, at % 4);
-                    let entry = self.rig.pool.lookup(volume, place).unwrap();
-                    let above = known.own_above(volume);
-                    let mut owned = entry.parts().filter(|part| part.is_exclusive(above));
-                    if owned.any(|part| part.granules >> bit & 1 == 1) {
-                        *value = state[0].1[at];
-                    }
-                }
-                state[0].1 = contents;
+                let below = state.iter().find(|(of, _)| *of == number)?.1;
+                external::keep_owned(&self.rig, volume, &mut state[0].1, &below);
                 self.rig.submit(Request::SetParent {
                     version: volume,
                     source,
+                })
+            }
+            Op::SetExternal => {
+                let parent = self.parent(&self.rig);
+                let parent = parent.and_then(|of| self.rig.pool.state().versions.get(&of));
+                let device = external::device(2, UNITS);
+                if parent.is_some_and(|of| of.identity == device.identity) {
+                    return None;
+                }
+                external::keep_owned(
+                    &self.rig,
+                    volume,
+                    &mut state[0].1,
+                    &external::values::<GRANULES>(2),
+                );
+                self.rig.submit(Request::SetExternal {
+                    version: volume,
+                    device,
+                })
+            }
+            Op::CloneExternal => {
+                state.push((next, external::values(1)));
+                self.rig.submit(Request::CloneExternal {
+                    device: external::device(1, UNITS),
+                    identity: identity(next),
                 })
             }
             Op::ReadOnly => {
@@ -354,7 +339,8 @@ impl Run {
                 if self.rig.answers.iter().any(|(of, _)| of == token) {
                     self.rig.take_answer(*token).unwrap();
                     self.answered = self.answered.max(state);
-                    if !matches!(op, Op::Write | Op::Overwrite | Op::Partial | Op::Unmap) {
+                    let trims = matches!(op, Op::Unmap | Op::UnmapLeaf);
+                    if !trims && !matches!(op, Op::Write | Op::Overwrite | Op::Partial) {
                         self.durable = self.durable.max(state);
                     }
                 }
@@ -449,7 +435,7 @@ impl Run {
         let removes = usize::from(self.sequence.contains(&Op::RemoveDisk));
         let has_left = self.rig.left.len();
         let possible = match self.disks {
-            Disks::One => 1..=1,
+            Disks::One | Disks::External => 1..=1,
             Disks::Two => 2 - removes..=2 - has_left,
             Disks::Three => 3 - removes..=3 - has_left,
             Disks::Beside => 1 + usize::from(is_in)..=1 + usize::from(adds),

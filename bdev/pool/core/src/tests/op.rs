@@ -98,6 +98,8 @@ pub(super) struct Report {
     pub full: u64,
     pub discarded: u64,
     pub checks: u64,
+    /// External devices that the pool knows at its end.
+    pub devices: u64,
     /// Disks that the last import found.
     pub disks: u64,
     /// Disks that left, and removals that ended without that.

@@ -8,13 +8,14 @@ use uuid::Uuid;
 
 use super::content::{self, Value};
 use super::disk::{Block, Crash, Disk, WriteId};
+use super::external;
+pub(crate) use super::importing::{import, import_by};
 use crate::create::NewPool;
-use crate::disks::Location;
 use crate::format::data_checksum;
 use crate::format::record::Identity;
 use crate::geometry::{Geometry, PAGE, granules_of};
 use crate::ids::{IoId, Token, VersionId};
-use crate::import::{Holder, Import, ImportError, ImportIntent, ImportReport};
+use crate::import::Holder;
 use crate::interface::{Answer, Intent, IoFailed, Limits, Refusal, Request, Write};
 use crate::mutation::Mutation;
 use crate::pool::{Pool, is_move};
@@ -112,6 +113,13 @@ pub(crate) enum Pending {
         unit: u64,
         granules: u16,
     },
+    /// A read of an external device.
+    External {
+        token: Token,
+        device: u64,
+        place: u64,
+        granules: u16,
+    },
     Page {
         io: IoId,
         block: usize,
@@ -130,10 +138,12 @@ pub(crate) enum Pending {
         tokens: Vec<Token>,
         reads: Vec<u64>,
     },
-    /// A host's read of a granule, with the place that the map had when it began.
+    /// A host's read of a granule, with the place that the map had when it began, or the value that
+    /// it has without a place on the disk.
     Read {
         id: u64,
         block: Option<usize>,
+        value: Value,
         tag: u64,
     },
 }
@@ -194,7 +204,7 @@ impl Rig {
         for (id, version) in &pool.state().versions {
             let entries =
                 (0..version.units).filter_map(|place| pool.state().entry(*id, place).ok());
-            for part in entries.flat_map(|entry| entry.parts().collect::<Vec<_>>()) {
+            for part in entries.flat_map(|entry| entry.units().collect::<Vec<_>>()) {
                 written.extend(granules_of(part.granules).map(|granule| (part.unit, granule)));
             }
         }
@@ -260,7 +270,12 @@ impl Rig {
     /// Turns the pool's intents into I/O in flight.
     pub(crate) fn pump(&mut self) {
         self.pool.allow_moves(self.moves, false);
-        while let Some(intent) = self.pool.poll() {
+        loop {
+            let intent = match self.pool.poll() {
+                Some(intent) => intent,
+                None if self.pool.is_searching() => continue,
+                None => break,
+            };
             let pending = match intent {
                 Intent::Write { io, at, bytes } => {
                     let block = self.disk.block(at);
@@ -294,6 +309,17 @@ impl Rig {
                 } => Pending::Source {
                     token,
                     unit,
+                    granules,
+                },
+                Intent::ReadExternal {
+                    token,
+                    version,
+                    place,
+                    granules,
+                } => Pending::External {
+                    token,
+                    device: external::device_of(&self.pool, version),
+                    place,
                     granules,
                 },
                 Intent::Left { disk, result } => {
@@ -375,7 +401,9 @@ impl Rig {
 
     fn begin_grace(&self, epoch: u64) -> Pending {
         let tokens = self.pending.iter().filter_map(|pending| match pending {
-            Pending::Data { token, .. } | Pending::Source { token, .. } => Some(*token),
+            Pending::Data { token, .. }
+            | Pending::Source { token, .. }
+            | Pending::External { token, .. } => Some(*token),
             _ => None,
         });
         let reads = self.pending.iter().filter_map(|pending| match pending {
@@ -393,9 +421,9 @@ impl Rig {
     pub(crate) fn ready(&self) -> Vec<usize> {
         let is_ready = |pending: &Pending| match pending {
             Pending::Grace { tokens, reads, .. } => !self.pending.iter().any(|other| match other {
-                Pending::Data { token, .. } | Pending::Source { token, .. } => {
-                    tokens.contains(token)
-                }
+                Pending::Data { token, .. }
+                | Pending::Source { token, .. }
+                | Pending::External { token, .. } => tokens.contains(token),
                 Pending::Read { id, .. } => reads.contains(id),
                 _ => false,
             }),
@@ -452,16 +480,26 @@ impl Rig {
                     (granule, Arc::new(*data))
                 });
                 let read: HashMap<u32, Block> = read.collect();
-                let sums = granules_of(granules).map(|granule| data_checksum(&read[&granule][..]));
-                let sums = sums.collect();
-                self.sources.entry(token).or_default().extend(read);
-                self.pool.source_read(token, outcome.map(|()| sums));
+                self.end_source(token, granules, read, outcome);
+            }
+            Pending::External {
+                token,
+                device,
+                place,
+                granules,
+            } => {
+                let value = |granule: u32| external::value(device, place * 4 + u64::from(granule));
+                let read = granules_of(granules).map(|at| (at, content::block(value(at))));
+                let read: HashMap<u32, Block> = read.collect();
+                self.end_source(token, granules, read, outcome);
             }
             Pending::Full { token } => self.pool.give_up(token),
             Pending::Grace { epoch, .. } => self.pool.grace_ended(epoch),
-            Pending::Read { block, tag, .. } => {
+            Pending::Read {
+                block, tag, value, ..
+            } => {
                 let value = match block {
-                    None => Some(0),
+                    None => Some(value),
                     Some(block) => content::read(self.disk.read(block).unwrap()),
                 };
                 return Some((tag, value));
@@ -469,6 +507,19 @@ impl Rig {
         }
         self.pump();
         None
+    }
+
+    fn end_source(
+        &mut self,
+        token: Token,
+        granules: u16,
+        read: HashMap<u32, Block>,
+        outcome: Result<(), IoFailed>,
+    ) {
+        let sums = granules_of(granules).map(|granule| data_checksum(&read[&granule][..]));
+        let sums = sums.collect();
+        self.sources.entry(token).or_default().extend(read);
+        self.pool.source_read(token, outcome.map(|()| sums));
     }
 
     fn end_write(&mut self, write: WriteId, fails: bool) {
@@ -564,95 +615,56 @@ impl Rig {
         assert_eq!(self.take_answer(token), Ok(Answer::Done));
     }
 
-    /// The block of a granule of a volume. `Ok(None)`: it reads as zeroes.
+    /// The block of a granule of a volume, or its value without one: zeroes, or that of an external
+    /// device.
     pub(crate) fn block_of(
         &self,
         version: VersionId,
         granule: u64,
-    ) -> Result<Option<usize>, Refusal> {
+    ) -> Result<(Option<usize>, Value), Refusal> {
         let entry = self.pool.lookup(version, granule / 4)?;
         let bit = (granule % 4) as u32;
         let mut parts = entry.parts();
-        let part = parts.find(|part| part.granules >> bit & 1 == 1);
-        Ok(part.map(|part| self.block_at(part.unit, bit)))
+        Ok(match parts.find(|part| part.granules >> bit & 1 == 1) {
+            None => (None, 0),
+            Some(part) if part.is_external() => {
+                let device = external::device_of(&self.pool, version);
+                (None, external::value(device, granule))
+            }
+            Some(part) => (Some(self.block_at(part.unit, bit)), 0),
+        })
     }
 
     /// Reads a granule at once.
     pub(crate) fn read(&self, version: VersionId, granule: u64) -> Result<Option<Value>, Refusal> {
         Ok(match self.block_of(version, granule)? {
-            None => Some(0),
-            Some(block) => content::read(self.disk.read(block).unwrap()),
+            (None, value) => Some(value),
+            (Some(block), _) => content::read(self.disk.read(block).unwrap()),
         })
     }
 
     pub(crate) fn begin_read(&mut self, version: VersionId, granule: u64, tag: u64) {
-        let block = self.block_of(version, granule).unwrap();
+        let (block, value) = self.block_of(version, granule).unwrap();
         self.next_read += 1;
         let id = self.next_read;
-        self.pending.push(Pending::Read { id, block, tag });
+        self.pending.push(Pending::Read {
+            id,
+            block,
+            value,
+            tag,
+        });
     }
 
     /// The version with the id of a number.
     pub(crate) fn find(&self, number: u64) -> Option<VersionId> {
         let id = identity(number).id;
         let versions = self.pool.state().versions.iter();
-        let mut found = versions.filter(|(_, v)| v.identity.id == id && !v.is_hidden);
+        let mut found = versions.filter(|(_, v)| v.identity.id == id && v.is_visible());
         found.next().map(|(id, _)| *id)
     }
 
     /// The disk after a crash that keeps these sectors.
     pub(crate) fn crashed(&self, crash: Crash, keep: impl Fn(usize) -> u8) -> Disk {
         self.disk.after(crash, keep)
-    }
-}
-
-pub(crate) fn import(disk: Disk) -> Result<(Rig, ImportReport), ImportError> {
-    import_by(disk, HOLDER)
-}
-
-/// Opens the pool on a disk. `stop_after`: the import is given up after this many I/Os.
-pub(crate) fn import_by(disk: Disk, holder: Holder) -> Result<(Rig, ImportReport), ImportError> {
-    // The devices of a pool come in any order.
-    let count = disk.parts.len();
-    let devices: Vec<usize> = (0..count)
-        .map(|at| (at + disk.history as usize) % count)
-        .collect();
-    let bytes: Vec<u64> = devices.iter().map(|part| disk.bytes_of(*part)).collect();
-    let is_volatile = disk.is_volatile;
-    let mut disk = disk;
-    let mut import = Import::new(&bytes, EDGE, limits(is_volatile), holder);
-    loop {
-        while let Some(intent) = import.poll() {
-            match intent {
-                ImportIntent::Read { io, at, len } => {
-                    let part = devices[at.disk];
-                    let first = disk.block(Location { disk: part, ..at });
-                    let blocks = (first..first + len / PAGE).map(|block| disk.read(block));
-                    let blocks: Option<Vec<&[u8; PAGE]>> = blocks.collect();
-                    let data = blocks
-                        .map(|blocks| blocks.into_iter().flatten().copied().collect::<Vec<u8>>());
-                    import.read(io, data.as_deref().ok_or(IoFailed));
-                }
-                ImportIntent::Flush { io, disk: device } => {
-                    let complete = disk.completed_on(devices[device]);
-                    disk.flush(&complete);
-                    import.flushed(io, Ok(()));
-                }
-            }
-        }
-        match import.outcome() {
-            Some(Ok((pool, report))) => {
-                // Disks that are not of the pool come last: they can be added.
-                let order = import.order().iter().map(|device| devices[*device]);
-                let mut order: Vec<usize> = order.collect();
-                assert!(order.is_sorted(), "{order:?}");
-                let others = (0..count).filter(|part| !order.contains(part));
-                order.extend(others.collect::<Vec<usize>>());
-                disk.parts = order.iter().map(|part| disk.parts[*part].clone()).collect();
-                return Ok((Rig::on(pool, disk), report));
-            }
-            Some(Err(error)) => return Err(error),
-            None => assert!(import.poll().is_some(), "the import is stuck"),
-        }
     }
 }

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::length::Length;
 use super::op::Report;
-use super::world::run;
+use super::world::{run, run_external};
 use crate::mutation::Mutation;
 
 const STEPS: u64 = 1500;
@@ -23,7 +23,13 @@ fn seeds() -> std::ops::Range<u64> {
 }
 
 fn caught(seed: u64, disks: u64) -> Result<Report, String> {
-    catch_unwind(AssertUnwindSafe(|| run(seed, STEPS, disks))).unwrap_or_else(|panic| {
+    caught_in(run, seed, disks)
+}
+
+type World = fn(u64, u64, u64) -> Result<Report, String>;
+
+fn caught_in(world: World, seed: u64, disks: u64) -> Result<Report, String> {
+    catch_unwind(AssertUnwindSafe(|| world(seed, STEPS, disks))).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
         Err(format!("panicked: {}", text.unwrap_or_default()))
@@ -106,6 +112,32 @@ fn many_seeds_of_several_disks() {
     assert!(runs < 100 || is_enough);
 }
 
+/// Goal: the invariants hold for volumes that show external devices. Method: as above, with
+/// such volumes beside others.
+#[test]
+fn many_seeds_of_external_devices() {
+    let runs = match Length::of_environment() {
+        Length::Short => seeds().start..seeds().start + 200,
+        Length::Ci | Length::Full => seeds(),
+    };
+    let (mut adoptions, mut decouplings, mut devices, mut crashes) = (0, 0, 0, 0);
+    for seed in runs.clone() {
+        let disks = 1 + seed % 2;
+        let report = caught_in(run_external, seed, disks)
+            .unwrap_or_else(|what| panic!("seed {seed}, {disks} disks: {what}"));
+        adoptions += report.adoptions;
+        decouplings += report.decouplings;
+        devices += report.devices;
+        crashes += report.crashes;
+    }
+    let runs = runs.end - runs.start;
+    println!(
+        "{adoptions} adoptions, {decouplings} decouplings, {devices} devices, {crashes} crashes"
+    );
+    let is_enough = adoptions > runs / 8 && decouplings > runs / 2 && devices > runs / 2;
+    assert!(runs < 100 || (is_enough && crashes > runs));
+}
+
 /// Goal: a failed seed can be replayed. Method: each map of the standard library has its own order,
 /// so a run that depends on one differs from the next. The history includes each write to the disk.
 #[test]
@@ -122,14 +154,18 @@ const MOST: u64 = 2000;
 /// Goal: the checker finds a broken rule. Method: seeds from one on that finds it; with
 /// [`Length::Full`], from the first one. After a change of the core, another seed may find it.
 fn is_found(mutation: Mutation, finder: u64, disks: u64) {
+    is_found_in(run, mutation, finder, disks)
+}
+
+fn is_found_in(world: World, mutation: Mutation, finder: u64, disks: u64) {
     let first = Length::of_environment().choose(finder, finder, 1);
     for seed in first..finder + MOST {
         Mutation::activate(Some(mutation));
-        let outcome = caught(seed, disks);
+        let outcome = caught_in(world, seed, disks);
         Mutation::activate(None);
         if let Err(what) = outcome {
             println!("{mutation:?}: seed {seed}: {what}");
-            let sound = caught(seed, disks);
+            let sound = caught_in(world, seed, disks);
             assert!(sound.is_ok(), "seed {seed} fails without it: {sound:?}");
             return;
         }
@@ -138,6 +174,26 @@ fn is_found(mutation: Mutation, finder: u64, disks: u64) {
         "{mutation:?} is not found in the seeds from {first} to {}",
         finder + MOST
     );
+}
+
+#[test]
+fn forgetting_external_devices() {
+    is_found_in(run_external, Mutation::ForgetShownExternal, 1, 1);
+}
+
+#[test]
+fn omitting_external_nodes() {
+    is_found_in(run_external, Mutation::OmitExternalNodes, 1, 1);
+}
+
+#[test]
+fn forgetting_trims_of_whole_leaves() {
+    is_found_in(run_external, Mutation::ForgetRemovedLeaf, 1, 1);
+}
+
+#[test]
+fn separating_from_devices_unsettled() {
+    is_found_in(run_external, Mutation::DetachUnsettled, 1, 1);
 }
 
 macro_rules! found {

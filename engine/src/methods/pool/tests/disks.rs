@@ -102,7 +102,7 @@ fn a_pool_of_two_disks_returns() {
     let parts = daemon.call("bdev_split_create", part);
     let above = add(parts[0].as_str().unwrap());
     let refused = daemon.refused("pool_add_disk", above).to_string();
-    assert!(refused.contains("or lies on one"), "{refused}");
+    assert!(refused.contains("or depends on one"), "{refused}");
     daemon.call("bdev_split_delete", json!({ "base_bdev": "pool0/v1" }));
     // A copy of a disk.
     std::fs::copy(dir.join("second"), dir.join("copy")).unwrap();

@@ -3,6 +3,7 @@
 
 mod copy;
 mod disks;
+mod external;
 mod late;
 mod parents;
 

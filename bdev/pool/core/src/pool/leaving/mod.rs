@@ -459,8 +459,7 @@ impl Removal<'_> {
         }
         let before = place.checked_sub(1);
         let before = before.and_then(|place| self.store.state.entry(version, place).ok());
-        let before = before.filter(|before| !before.own.is_none());
-        let goal = before.map(|before| before.own.unit + 1);
+        let goal = before.and_then(|before| before.next_unit());
         let (free, kept) = self.store.free_units();
         let to = if free > kept {
             let (state, reserve) = (&self.store.state, self.store.superblock.reserve_units);
@@ -533,7 +532,7 @@ impl Search {
             let table = &store.superblock.disks;
             let there = parts
                 .iter()
-                .filter(|(_, part)| table.disk_of(part.unit) == disk);
+                .filter(|(_, part)| !part.is_external() && table.disk_of(part.unit) == disk);
             let there = there.map(|(place, part)| (*place, part.unit));
             self.found.extend(there);
             self.has_found |= !self.found.is_empty();

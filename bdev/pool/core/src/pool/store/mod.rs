@@ -41,11 +41,20 @@ pub(super) struct NextRoot {
     pub features: u64,
     /// Features that the last two roots name: a recovery finds no root without them.
     pub named: u64,
+    /// Nodes of the root that is being written.
+    pub writing: Option<usize>,
+    /// Nodes of the last root: the next one frees the pages that they had before.
+    pub replaced: usize,
 }
 
 impl NextRoot {
     pub(super) fn is_empty(&self) -> bool {
         self.has_same_table() && self.naming.is_none()
+    }
+
+    /// True when a root that is being written, or the next one, frees pages.
+    pub(super) fn returns_pages(&self) -> bool {
+        self.writing.is_some() || self.replaced > 0
     }
 
     /// True when no root is about to change the table of disks.
@@ -205,8 +214,8 @@ impl Store {
             | Record::Step { .. }
             | Record::Rename { .. }
             | Record::Cancel { .. } => {}
-            // The move notes them, as it knows the users.
-            Record::Move { .. } => {}
+            // The move notes them, as it knows the users. Nothing reads an external device's map.
+            Record::Move { .. } | Record::External { .. } => {}
         }
     }
 

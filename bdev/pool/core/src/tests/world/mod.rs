@@ -3,6 +3,7 @@
 //! A run is determined by its seed. After each crash the pool is imported, sometimes twice, and
 //! every granule of every version is compared with the model.
 
+mod external;
 mod parents;
 mod removals;
 
@@ -38,6 +39,8 @@ pub(super) struct World {
     slow: Option<Slow>,
     /// Many requests of this run change parents.
     prefers_parents: bool,
+    /// Volumes of this run show external devices.
+    has_external: bool,
     /// The disks whose state is sure.
     removals: HashMap<Uuid, Removal>,
 }
@@ -51,6 +54,15 @@ enum Slow {
 
 /// Runs a seed on so many disks. An error describes the fault.
 pub(super) fn run(seed: u64, steps: u64, disks: u64) -> Result<Report, String> {
+    run_with(seed, steps, disks, false)
+}
+
+/// The same, with external devices.
+pub(super) fn run_external(seed: u64, steps: u64, disks: u64) -> Result<Report, String> {
+    run_with(seed, steps, disks, true)
+}
+
+fn run_with(seed: u64, steps: u64, disks: u64, has_external: bool) -> Result<Report, String> {
     let mut random = Random::new(seed);
     let is_volatile = !random.one_in(4);
     let fails_data = random.one_in(3);
@@ -61,7 +73,14 @@ pub(super) fn run(seed: u64, steps: u64, disks: u64) -> Result<Report, String> {
     };
     let more = random.below(3) * 20;
     let further: Vec<u64> = (1..disks).map(|_| random.within(9, 40)).collect();
-    let mut rig = Rig::create_beside(UNITS, more, RESERVE, is_volatile, &further);
+    // Some pools are full from the start, and some have a small reserve.
+    let (units, reserve) = match seed % 4 {
+        1 if has_external => (320, RESERVE),
+        2 if has_external => (150, RESERVE),
+        3 if has_external => (140, 110),
+        _ => (UNITS, RESERVE),
+    };
+    let mut rig = Rig::create_beside(units, more, reserve, is_volatile, &further);
     while disks > 1
         && random.one_in(2)
         && let Some(addition) = rig.addition()
@@ -81,6 +100,7 @@ pub(super) fn run(seed: u64, steps: u64, disks: u64) -> Result<Report, String> {
         fails_data,
         slow,
         prefers_parents: seed.is_multiple_of(3),
+        has_external,
         removals: HashMap::new(),
     };
     for _ in 0..steps {
@@ -290,6 +310,7 @@ impl World {
                 let request = Request::Resize { version, units };
                 (self.rig.submit(request), Op::Other)
             }
+            _ if versions < 3 && self.has_external => self.create_beside_devices(),
             _ if versions < 3 => {
                 let number = self.number();
                 self.model
@@ -351,7 +372,11 @@ impl World {
     fn unmap(&mut self, (number, version): (Number, VersionId)) -> Option<(Token, Op)> {
         // A unit without granules is freed.
         let whole = self.random.one_in(2);
-        let granules = self.granules(number, whole)?;
+        let granules = if self.has_external && self.random.one_in(3) {
+            self.granules_of_leaf(number)?
+        } else {
+            self.granules(number, whole)?
+        };
         for granule in &granules {
             self.model.begin_write(number, *granule, 0);
         }
@@ -656,6 +681,7 @@ impl World {
         if !self.rig.pending.is_empty() || !self.ops.is_empty() {
             return Err(format!("stuck: {:?} {:?}", self.rig.pending, self.ops));
         }
+        self.check_devices()?;
         let findings = self.rig.pool.check();
         if !findings.is_empty() {
             return Err(format!("at rest: {findings:?}"));

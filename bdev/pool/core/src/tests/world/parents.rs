@@ -3,6 +3,7 @@
 use super::World;
 use crate::ids::{Token, VersionId};
 use crate::interface::Request;
+use crate::tests::content::Value;
 use crate::tests::model::{History, Kind, ModelVersion, Number};
 use crate::tests::op::Op;
 
@@ -22,6 +23,7 @@ impl World {
                 let read_only = Request::ReadOnly { version };
                 Some((self.rig.submit(read_only), Op::ReadOnly { number }))
             }
+            _ if self.has_external && self.random.one_in(2) => self.set_external(number, version),
             _ => self.set_parent(number, version),
         }
     }
@@ -36,14 +38,28 @@ impl World {
         }
         let fits = |of: &ModelVersion| of.kind == Kind::Snapshot && of.family == family;
         let (snapshot, source) = self.pick_among(fits)?;
-        let snapshot = self.model.versions[&snapshot].clone();
+        let snapshot = &self.model.versions[&snapshot];
+        let below = snapshot.granules.iter().map(History::last).collect();
+        let op = self.begin_set_parent(number, version, below)?;
+        let request = Request::SetParent { version, source };
+        Some((self.rig.submit(request), op))
+    }
+
+    /// The values of a volume over those of a new parent, and the operation of the request. `None`:
+    /// a deletion in progress may change the owner of units.
+    pub(super) fn begin_set_parent(
+        &mut self,
+        number: Number,
+        version: VersionId,
+        below: Vec<Value>,
+    ) -> Option<Op> {
         let parent = self.rig.pool.state().visible_parent(version);
         let mut deleting = self.model.versions.iter().filter(|(_, v)| v.is_deleting);
         if deleting.any(|(number, _)| self.rig.find(*number) == parent) {
             return None;
         }
         let above = self.rig.pool.state().own_above(version);
-        for (granule, history) in snapshot.granules.iter().enumerate() {
+        for (granule, below) in below.into_iter().enumerate() {
             let (place, bit) = (granule as u64 / 4, granule % 4);
             let entry = self.rig.pool.lookup(version, place).ok()?;
             let owned = entry.parts().filter(|part| part.is_exclusive(above));
@@ -51,16 +67,14 @@ impl World {
             let value = if is_owned {
                 self.model.versions[&number].granules[granule].last()
             } else {
-                history.last()
+                below
             };
             self.model.begin_write(number, granule as u64, value);
         }
-        let token = self.rig.submit(Request::SetParent { version, source });
-        let op = Op::SetParent {
+        Some(Op::SetParent {
             number,
             parent,
             generation: self.rig.pool.state().versions[&version].generation,
-        };
-        Some((token, op))
+        })
     }
 }
