@@ -78,6 +78,8 @@ struct Chunk {
 struct Leaf {
     sequence: AtomicU64,
     state: AtomicU8,
+    /// The last log record that an empty leaf includes.
+    empty_since: AtomicU64,
     words: OnceLock<Box<[[AtomicU64; 4]]>>,
 }
 
@@ -176,10 +178,13 @@ impl LvolMap {
         }
     }
 
-    /// True when the whole leaf of a place is known to have no data.
-    pub(crate) fn is_empty(&self, place: u64) -> bool {
+    /// The last log record that a leaf without data includes. `None`: the leaf of the place has
+    /// data, or is unknown.
+    pub(crate) fn empty_since(&self, place: u64) -> Option<Lsn> {
         let chunks = self.chunks.load();
-        find(&chunks, place).is_some_and(|(leaf, _)| leaf.state.load(Ordering::SeqCst) == EMPTY)
+        let (leaf, _) = find(&chunks, place)?;
+        let is_empty = leaf.state.load(Ordering::SeqCst) == EMPTY;
+        is_empty.then(|| leaf.empty_since.load(Ordering::SeqCst))
     }
 
     /// True when the keeper has filled the leaf of a place.
@@ -250,6 +255,7 @@ impl LvolMap {
         let first = place / PLACES * PLACES;
         let is_empty = |entry: Option<Entry>| entry.is_some_and(|entry| entry.is_empty());
         if leaf.words.get().is_none() && (first..first + PLACES).all(|at| is_empty(entry(at).0)) {
+            leaf.empty_since.store(entry(first).1, Ordering::SeqCst);
             leaf.state.store(EMPTY, Ordering::SeqCst);
             return;
         }
@@ -271,7 +277,7 @@ impl LvolMap {
         let is_empty = entry.is_some_and(|entry| entry.is_empty());
         match leaf.state.load(Ordering::SeqCst) {
             UNKNOWN => {}
-            EMPTY if is_empty => {}
+            EMPTY if is_empty => leaf.empty_since.store(lsn, Ordering::SeqCst),
             _ => self.change(leaf, |words| write(&words[at], entry, lsn)),
         }
     }
@@ -377,7 +383,13 @@ mod tests {
         map.set(3, 7, Some(Entry::default()));
         assert_eq!(map.get(3), Seen::Unknown);
         map.load(3, |_| (Some(Entry::default()), 7));
-        assert!(map.is_empty(200));
+        assert_eq!(
+            (map.empty_since(200), map.empty_since(300)),
+            (Some(7), None)
+        );
+        // Data that came and went before the keeper looked.
+        map.set(4, 8, Some(Entry::default()));
+        assert_eq!(map.empty_since(200), Some(8));
         let entry = Entry {
             own: part((1 << 36) - 1, (1 << 24) - 1, 0xFFF0),
             second: part(5, 2, 0x000F),

@@ -10,6 +10,8 @@ pub(crate) enum Mutation {
     ForgetPrefix,
     /// Acknowledges a write before its data is on the disk.
     ForgetData,
+    /// Acknowledges an unmap of empty places before the record that emptied them is on the disk.
+    UnmapUnlogged,
     /// Counts records without comparing the data.
     SkipVerification,
     /// Writes granules in place that an unsettled record is about.

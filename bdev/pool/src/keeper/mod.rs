@@ -227,11 +227,6 @@ impl Keeper {
                 if !known(&self.maps, map.version, map.serial) {
                     return self.refuse(lane, request, Refusal::UnknownVersion);
                 }
-                if self.has_no_leaf(map.version, first) {
-                    let result = Ok(());
-                    self.send(lane, ToLane::Answer { request, result });
-                    return;
-                }
                 let unmap = Request::Unmap {
                     version: map.version,
                     first,
@@ -256,19 +251,6 @@ impl Keeper {
             }
             ToKeeper::Closed => self.lane_closed(lane),
         }
-    }
-
-    fn has_no_leaf(&self, version: VersionId, granule: u64) -> bool {
-        let Stage::Open(pool) = &self.stage else {
-            return false;
-        };
-        let state = pool.state();
-        let place = granule / u64::from(state.geometry.granules_per_unit);
-        let Some(of) = state.versions.get(&version) else {
-            return false;
-        };
-        let leaf = of.tree.leaf(state.shape(), state.leaf_of(place));
-        leaf.is_ok_and(|leaf| leaf.is_none())
     }
 
     fn submit_for(&mut self, lane: u32, request: RequestId, what: Request) {

@@ -247,7 +247,10 @@ impl Lane {
             let granules = end.min((at / per_leaf + 1) * per_leaf) - at;
             let first = at;
             at += granules;
-            if self.map.is_empty(first / per_unit) {
+            // A crash may undo the record that emptied the leaf, until it is settled.
+            let settled = self.shared.settled.load(Ordering::SeqCst);
+            let empty_since = self.map.empty_since(first / per_unit);
+            if empty_since.is_some_and(|lsn| lsn <= settled) {
                 continue;
             }
             let request = self.request(Request::new(job, first / per_unit, 0, 0, 0));

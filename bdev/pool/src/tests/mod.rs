@@ -11,3 +11,4 @@ mod model;
 mod parents;
 mod reads;
 mod rig;
+mod trims;

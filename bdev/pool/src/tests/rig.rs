@@ -310,7 +310,12 @@ impl Host {
     }
 
     pub(super) fn unmap(&mut self, lba: u64, blocks: u32) -> Status {
-        self.run(Io::new(1, Op::Unmap, lba, blocks)).status
+        let token = self.begin_unmap(lba, blocks);
+        self.end(token)
+    }
+
+    pub(super) fn begin_unmap(&mut self, lba: u64, blocks: u32) -> Token {
+        self.begin(Io::new(1, Op::Unmap, lba, blocks))
     }
 
     pub(super) fn flush(&mut self) -> Status {

@@ -2,7 +2,7 @@
 //!
 //! | request | answered when |
 //! |---|---|
-//! | unmap, clear | its record is logged |
+//! | unmap, clear | its record is logged; without one, all records before it |
 //! | create, clone, resize, delete | its record is settled |
 //! | snapshot, read-only | record logged, writes in place from before ended, then a flush |
 

@@ -10,6 +10,7 @@ use super::{Attempt, MapGrowth, Pool, Purpose};
 use crate::format::record::{Cut, Identity, MAX_SNAPSHOTS, Record};
 use crate::ids::{Token, VersionId};
 use crate::interface::{Answer, Refusal, Request};
+use crate::mutation::Mutation;
 use crate::state::UnmapEffect;
 
 impl Pool {
@@ -35,7 +36,7 @@ impl Pool {
         let outcome = match request {
             Request::Write(write) => return self.attempt_write(token, write),
             Request::Flush => {
-                let skip = crate::mutation::Mutation::ForgetFlush.is_active();
+                let skip = Mutation::ForgetFlush.is_active();
                 self.store.flush(Purpose::RequestFlush(token), skip);
                 return Attempt::Begun;
             }
@@ -168,14 +169,15 @@ impl Changes<'_> {
             return Ok(Attempt::Wait);
         }
         let growth = match self.store.state.effect_of_unmap(id, first, granules) {
-            UnmapEffect::None => None,
-            UnmapEffect::Change => Some(MapGrowth::Change),
-            UnmapEffect::Removal => Some(MapGrowth::Removal),
-            UnmapEffect::Split => Some(MapGrowth::Split),
+            UnmapEffect::None => {
+                self.answer_when_logged(token);
+                return Ok(Attempt::Begun);
+            }
+            UnmapEffect::Change => MapGrowth::Change,
+            UnmapEffect::Removal => MapGrowth::Removal,
+            UnmapEffect::Split => MapGrowth::Split,
         };
-        if let Some(growth) = growth
-            && !self.has_room(id, leaf, growth, 0)?
-        {
+        if !self.has_room(id, leaf, growth, 0)? {
             return Ok(Attempt::Wait);
         }
         let record = Record::Unmap {
@@ -184,6 +186,17 @@ impl Changes<'_> {
             granules,
         };
         Ok(self.change(token, &record, Until::Logged, Answer::Done))
+    }
+
+    /// Answers a request that finds nothing to change. The record that left nothing may not be on
+    /// the disk yet: without it, a loss of power would bring old data back after this answer.
+    fn answer_when_logged(&mut self, token: Token) {
+        if Mutation::UnmapUnlogged.is_active() {
+            return self.store.answer(token, Ok(Answer::Done));
+        }
+        let last = self.store.log.next_lsn() - 1;
+        self.durable.wait(token, last, Until::Logged, Answer::Done);
+        self.store.has_news = true;
     }
 
     fn attempt_create(
@@ -254,8 +267,7 @@ impl Changes<'_> {
         let mut is_ready = true;
         for (volume, _) in wanted {
             is_ready &= self.durable.freeze(*volume, token);
-            is_ready &= !self.writes.is_busy(*volume)
-                || crate::mutation::Mutation::SnapshotWithoutDrain.is_active();
+            is_ready &= !self.writes.is_busy(*volume) || Mutation::SnapshotWithoutDrain.is_active();
         }
         let record = Record::Snapshot { cuts };
         if !is_ready || !self.store.log_takes(&record) {

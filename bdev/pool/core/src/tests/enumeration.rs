@@ -16,6 +16,7 @@ use super::length::Length;
 use super::rig::{self, Rig, identity};
 use crate::ids::{Token, VersionId};
 use crate::interface::Request;
+use crate::mutation::Mutation;
 
 const UNITS: u64 = 6;
 const GRANULES: usize = 8;
@@ -320,6 +321,7 @@ impl Run {
         let first_state = self.states.len() - operations.len();
         self.rig.pump();
         loop {
+            self.take_answers(first_state, operations);
             if crashes {
                 self.crash_everywhere();
             }
@@ -335,19 +337,23 @@ impl Run {
                 break;
             };
             self.rig.end(at);
-            for (state, (token, op)) in (first_state..).zip(operations) {
-                if self.rig.answers.iter().any(|(of, _)| of == token) {
-                    self.rig.take_answer(*token).unwrap();
-                    self.answered = self.answered.max(state);
-                    let trims = matches!(op, Op::Unmap | Op::UnmapLeaf);
-                    if !trims && !matches!(op, Op::Write | Op::Overwrite | Op::Partial) {
-                        self.durable = self.durable.max(state);
-                    }
-                }
-            }
         }
         assert!(self.rig.pending.is_empty());
         assert_eq!(self.rig.pool.leaving(), None);
+    }
+
+    /// Notes the operations that have ended.
+    fn take_answers(&mut self, first_state: usize, operations: &[(Token, Op)]) {
+        for (state, (token, op)) in (first_state..).zip(operations) {
+            if self.rig.answers.iter().any(|(of, _)| of == token) {
+                self.rig.take_answer(*token).unwrap();
+                self.answered = self.answered.max(state);
+                let trims = matches!(op, Op::Unmap | Op::UnmapLeaf);
+                if !trims && !matches!(op, Op::Write | Op::Overwrite | Op::Partial) {
+                    self.durable = self.durable.max(state);
+                }
+            }
+        }
     }
 
     fn crash_everywhere(&mut self) {
@@ -563,6 +569,36 @@ fn writes_during_copies() {
             }
             assert!(ios > 2, "{op:?} {write:?}: {ios}");
         }
+    }
+}
+
+/// Trims of places that another request in flight empties. Returns the runs in which the trim began
+/// before that one ended.
+fn trims_that_meet(disks: Disks) -> usize {
+    let mut runs = 0;
+    for before in [&[][..], &[Op::Write]] {
+        for first in [Op::Unmap, Op::UnmapLeaf, Op::Restore] {
+            let mut ios = 0;
+            while Run::run_with_a_write(disks, before, (first, Op::UnmapLeaf), ios) {
+                ios += 1;
+            }
+            runs += ios;
+        }
+    }
+    runs
+}
+
+/// Goal: a trim of places that another request emptied is answered only when that request survives
+/// a crash. Method: the second request comes after each number of I/Os of the first one; the same
+/// with the rule broken.
+#[test]
+fn a_trim_of_empty_places_survives() {
+    for disks in [Disks::One, Disks::External] {
+        assert!(trims_that_meet(disks) > 10);
+        Mutation::activate(Some(Mutation::UnmapUnlogged));
+        let outcome = std::panic::catch_unwind(|| trims_that_meet(disks));
+        Mutation::activate(None);
+        assert!(outcome.is_err(), "{disks:?}: the fault is not found");
     }
 }
 

@@ -36,6 +36,8 @@ pub(super) struct History {
     all: Vec<Written>,
     /// Index of the last value that is durable.
     durable: usize,
+    /// Requests in flight about the last value: trims may meet.
+    in_flight: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -55,6 +57,7 @@ impl History {
                 answered: 1,
             }],
             durable: 0,
+            in_flight: 0,
         }
     }
 
@@ -77,7 +80,12 @@ impl History {
     }
 
     pub(super) fn in_flight(&self) -> bool {
-        self.all.last().is_some_and(|written| written.answered == 0)
+        self.in_flight > 0
+    }
+
+    /// True when a trim, and no write of data, is in flight.
+    pub(super) fn is_being_trimmed(&self) -> bool {
+        self.in_flight() && self.last() == 0
     }
 }
 
@@ -108,7 +116,13 @@ impl Model {
     pub(super) fn begin_write(&mut self, number: Number, granule: u64, value: Value) {
         let submitted = self.tick();
         let version = self.versions.get_mut(&number).unwrap();
-        version.granules[granule as usize].all.push(Written {
+        let history = &mut version.granules[granule as usize];
+        history.in_flight += 1;
+        if history.in_flight > 1 {
+            assert_eq!((history.last(), value), (0, 0), "only trims meet");
+            return;
+        }
+        history.all.push(Written {
             value,
             submitted,
             answered: 0,
@@ -122,11 +136,16 @@ impl Model {
             return;
         };
         let history = &mut version.granules[granule as usize];
+        history.in_flight = history.in_flight.saturating_sub(1);
         if !done {
-            history.all.retain(|written| written.answered > 0);
+            if !history.in_flight() {
+                history.all.retain(|written| written.answered > 0);
+            }
             return;
         }
-        if let Some(last) = history.all.last_mut() {
+        if let Some(last) = history.all.last_mut()
+            && last.answered == 0
+        {
             last.answered = now;
         }
         if durable {

@@ -192,6 +192,11 @@ fn forgetting_trims_of_whole_leaves() {
 }
 
 #[test]
+fn answering_trims_of_devices_unlogged() {
+    is_found_in(run_external, Mutation::UnmapUnlogged, 1, 1);
+}
+
+#[test]
 fn separating_from_devices_unsettled() {
     is_found_in(run_external, Mutation::DetachUnsettled, 1, 1);
 }
@@ -209,6 +214,7 @@ found! {
     on 1:
     forgetting_records_before: ForgetPrefix from 8,
     forgetting_data: ForgetData from 1,
+    answering_trims_unlogged: UnmapUnlogged from 1,
     skipping_verification: SkipVerification from 1,
     overwriting_unsettled_granules: OverwriteUnsettled from 3,
     overwriting_after_an_unmap: OverwriteAfterUnmap from 149,

@@ -60,15 +60,6 @@ impl World {
         Some((self.rig.submit(request), op))
     }
 
-    /// All granules of a leaf, unless one of them has a write in flight.
-    pub(super) fn granules_of_leaf(&self, number: Number) -> Option<Vec<u64>> {
-        let version = &self.model.versions[&number];
-        let leaf = 0..16;
-        let mut busy = leaf.clone();
-        let is_busy = |granule: u64| version.granules[granule as usize].in_flight();
-        (!busy.any(is_busy)).then(|| leaf.collect())
-    }
-
     /// A pool at rest knows exactly the devices that volumes or snapshots show.
     pub(super) fn check_devices(&mut self) -> Result<(), String> {
         let state = self.rig.pool.state();

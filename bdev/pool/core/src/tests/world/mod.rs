@@ -372,8 +372,8 @@ impl World {
     fn unmap(&mut self, (number, version): (Number, VersionId)) -> Option<(Token, Op)> {
         // A unit without granules is freed.
         let whole = self.random.one_in(2);
-        let granules = if self.has_external && self.random.one_in(3) {
-            self.granules_of_leaf(number)?
+        let granules = if self.random.one_in(3) {
+            self.granules_to_trim(number)?
         } else {
             self.granules(number, whole)?
         };

@@ -8,6 +8,14 @@ use crate::tests::model::{History, Kind, ModelVersion, Number};
 use crate::tests::op::Op;
 
 impl World {
+    /// All granules of a leaf, unless data is being written there. Another trim may be in flight.
+    pub(super) fn granules_to_trim(&self, number: Number) -> Option<Vec<u64>> {
+        let version = &self.model.versions[&number];
+        let mut granules = version.granules[..16].iter();
+        let may_trim = |history: &History| !history.in_flight() || history.is_being_trimmed();
+        granules.all(may_trim).then(|| (0..16).collect())
+    }
+
     /// A request that gives a volume another parent, or ends its changes.
     pub(super) fn change_of_parent(
         &mut self,
