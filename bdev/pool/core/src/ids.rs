@@ -27,7 +27,7 @@ pub type IoId = u64;
 
 /// The position of a metadata page: the page numbers of its two copies, and the checksum that both
 /// must have. Page 0 is the first granule (4 KiB) of unit 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Place {
     pub a: u64,
     pub b: u64,

@@ -123,6 +123,8 @@ pub(crate) enum Mutation {
     MapWithoutRoom,
     /// Writes interior nodes without their external children.
     OmitExternalNodes,
+    /// An import keeps pages that name the places of lost nodes.
+    KeepParentOfLost,
     /// Puts metadata into units whose records a second import would verify.
     ReuseUnsettledZones,
 }

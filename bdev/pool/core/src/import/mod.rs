@@ -586,7 +586,7 @@ impl Import {
         let trust = Mutation::TrustPages.is_active();
         let page = page.filter(|page| checksum(&page[..]) == place.sum || trust);
         match page {
-            None if is_second => self.page_lost(place, key),
+            None if is_second => self.page_lost(key),
             None => {
                 let read = ReadFor::Page {
                     place,
@@ -612,11 +612,11 @@ impl Import {
         }
     }
 
-    fn page_lost(&mut self, place: Place, key: u64) {
+    fn page_lost(&mut self, key: u64) {
         match &mut self.phase {
             Phase::Nodes(nodes) => {
                 self.report.lost += 1;
-                nodes.lost(place, key);
+                nodes.lost(key);
             }
             Phase::Lists(lists) => {
                 let list = if lists.is_index {
@@ -666,7 +666,7 @@ impl Import {
                 })
             }
             Phase::Nodes(nodes) => {
-                if let Err(_unsound) = nodes.loaded(place, key, page) {
+                if let Err(_unsound) = nodes.loaded(key, page) {
                     self.report.lost += 1;
                 }
                 for (place, key) in nodes.take_wanted() {

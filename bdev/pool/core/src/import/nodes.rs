@@ -13,9 +13,11 @@ use crate::ids::{Generation, Lsn, Place};
 use crate::map::{
     Entry, Interior, Leaf, Node, NodePages, PageGarbage, PagePair, Part, Shape, Tree,
 };
+use crate::mutation::Mutation;
 
-/// The first page of a node: page number, levels below it, first leaf.
-type NodeKey = (u64, u32, u64);
+/// The place of a node, levels below it, first leaf. The place has the checksum, so a page that was
+/// given to another node is not taken for the one that was there before.
+type NodeKey = (Place, u32, u64);
 
 #[derive(Debug)]
 pub(super) struct Nodes {
@@ -33,7 +35,10 @@ pub(super) struct Nodes {
     built: HashMap<NodeKey, Arc<Node>>,
     /// The external node of each generation: all its places look alike.
     external: HashMap<Generation, Arc<Node>>,
+    /// Pages of the nodes in `built`.
     pages: Vec<u64>,
+    /// Nodes in `built` that the next image has to write.
+    unplaced: usize,
 }
 
 #[derive(Debug)]
@@ -65,12 +70,13 @@ impl Nodes {
             built: HashMap::new(),
             external: HashMap::new(),
             pages: Vec::new(),
+            unplaced: 0,
         }
     }
 
     /// Requests the root of a map, and then all nodes below it.
     pub(super) fn want_root(&mut self, place: Place) {
-        self.want(place, (place.a, self.geometry.levels, 0), false);
+        self.want(place, (place, self.geometry.levels, 0), false);
     }
 
     /// Takes the pages to read next, each with its key.
@@ -86,24 +92,18 @@ impl Nodes {
     }
 
     /// Reports that both copies of a page are unreadable: its node is lost.
-    pub(super) fn lost(&mut self, _place: Place, key: u64) {
+    pub(super) fn lost(&mut self, key: u64) {
         let (node, _) = self.asked[key as usize];
         self.loaded.insert(node, Loaded::Lost);
     }
 
     /// Passes the contents of a page, whose checksum is right. If they are malformed, the node is
     /// lost, and the error says why.
-    pub(super) fn loaded(
-        &mut self,
-        place: Place,
-        key: u64,
-        page: &Page,
-    ) -> Result<(), FormatError> {
+    pub(super) fn loaded(&mut self, key: u64, page: &Page) -> Result<(), FormatError> {
         let (node, is_rest) = self.asked[key as usize];
         let outcome = self.decode(node, is_rest, page);
-        match &outcome {
-            Ok(()) => self.pages.extend([place.a, place.b]),
-            Err(_) => drop(self.loaded.insert(node, Loaded::Lost)),
+        if outcome.is_err() {
+            self.loaded.insert(node, Loaded::Lost);
         }
         outcome
     }
@@ -125,7 +125,7 @@ impl Nodes {
             for (at, child) in children.iter().enumerate() {
                 match child {
                     Child::Page { place, .. } => {
-                        let child = (place.a, levels - 1, first + at as u64 * span);
+                        let child = (*place, levels - 1, first + at as u64 * span);
                         self.want(*place, child, false);
                     }
                     // Only leaves are linear.
@@ -172,7 +172,7 @@ impl Nodes {
     /// Replaces the lost nodes below the root of an external device, whose whole map is known from
     /// its size. Maps of volumes that share these nodes have them again, too. Returns their number.
     pub(super) fn restore(&mut self, root: Place, map: &Tree) -> u64 {
-        let key = (root.a, self.geometry.levels, 0);
+        let key = (root, self.geometry.levels, 0);
         match &map.root {
             Some(known) if !root.is_none() => self.restore_node(key, known),
             _ => 0,
@@ -198,7 +198,7 @@ impl Nodes {
             let Child::Page { place, .. } = child else {
                 return None;
             };
-            let key = (place.a, levels - 1, first + at as u64 * span);
+            let key = (place, levels - 1, first + at as u64 * span);
             Some(self.restore_node(key, known.as_ref()?))
         });
         restored.sum()
@@ -210,7 +210,7 @@ impl Nodes {
             return Tree::default();
         }
         let levels = self.geometry.levels;
-        let node = self.build(root, (root.a, levels, 0), garbage);
+        let node = self.build((root, levels, 0), garbage);
         // A root is an interior node: a lost one becomes one whose children are all lost.
         let node = match &*node {
             Node::Lost { .. } => Arc::new(Node::Interior(Interior {
@@ -222,17 +222,26 @@ impl Nodes {
         Tree { root: Some(node) }
     }
 
-    /// The page numbers of all readable pages of the maps, both copies.
+    /// The page numbers of all pages that the maps keep, both copies.
     pub(super) fn pages(&self) -> impl Iterator<Item = u64> {
         self.pages.iter().copied()
     }
 
-    fn build(&mut self, place: Place, key: NodeKey, garbage: &PageGarbage) -> Arc<Node> {
+    /// Nodes that the next image has to write, because a node below them has no page any more.
+    pub(super) fn unplaced(&self) -> usize {
+        self.unplaced
+    }
+
+    /// The node of a key. One above a node that is lost, or that was made again, keeps no page of
+    /// its own: that page names the place of the lost one, which other nodes get some day.
+    fn build(&mut self, key: NodeKey, garbage: &PageGarbage) -> Arc<Node> {
         if let Some(built) = self.built.get(&key) {
             return Arc::clone(built);
         }
-        let (_, levels, first) = key;
-        let own_pages = |lsn: Lsn, rest: Option<Place>| {
+        let (place, levels, first) = key;
+        let own_pages = |taken: &mut Vec<u64>, lsn: Lsn, rest: Option<Place>| {
+            let places = [place].into_iter().chain(rest);
+            taken.extend(places.flat_map(|place| [place.a, place.b]));
             let pages = OnceLock::new();
             let new = NodePages {
                 lsn,
@@ -245,6 +254,7 @@ impl Nodes {
         let node = match self.loaded.remove(&key) {
             Some(Loaded::Interior { lsn, children }) => {
                 let span = self.shape.span(levels - 1);
+                let mut has_moved = false;
                 let children = children.into_iter().enumerate().map(|(at, child)| {
                     let first = first + at as u64 * span;
                     match child {
@@ -256,15 +266,20 @@ impl Nodes {
                             pages: OnceLock::new(),
                         }))),
                         Child::Page { place, .. } => {
-                            Some(self.build(place, (place.a, levels - 1, first), garbage))
+                            let child = self.build((place, levels - 1, first), garbage);
+                            has_moved |= child.pages().is_none();
+                            Some(child)
                         }
                     }
                 });
                 let children = children.collect();
-                Arc::new(Node::Interior(Interior {
-                    children,
-                    pages: own_pages(lsn, None),
-                }))
+                let pages = if has_moved && !Mutation::KeepParentOfLost.is_active() {
+                    self.unplaced += 1;
+                    OnceLock::new()
+                } else {
+                    own_pages(&mut self.pages, lsn, None)
+                };
+                Arc::new(Node::Interior(Interior { children, pages }))
             }
             Some(Loaded::Leaf {
                 lsn,
@@ -273,7 +288,7 @@ impl Nodes {
                 ..
             }) => Arc::new(Node::Leaf(Leaf {
                 entries: entries.into_boxed_slice(),
-                pages: own_pages(lsn, (!rest.is_none()).then_some(rest)),
+                pages: own_pages(&mut self.pages, lsn, (!rest.is_none()).then_some(rest)),
             })),
             _ => lost(),
         };

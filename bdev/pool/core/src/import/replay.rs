@@ -164,6 +164,7 @@ impl Import {
             let tree = nodes.tree(entry.root, &self.garbage);
             state.versions.insert(entry.version, version(entry, tree));
         }
+        state.changed_nodes += nodes.unplaced();
         check_directory(&state)?;
         let mut old_pages = self.pages_of_older_roots(&zones, &nodes)?;
         let directory = std::mem::take(&mut self.directory);

@@ -105,6 +105,10 @@ fn trusting_pages() {
 fn with_records(pages: u64) -> (Rig, VersionId) {
     let mut rig = Rig::create(96, 40, true);
     let version = rig.created(1, 16, false);
+    // A trim has a record where there is a leaf.
+    rig.wrote(version, 3, &[(0, value(1, 12, 1))]);
+    rig.pool.settle();
+    rig.finish();
     rig.pool.checkpoint();
     rig.finish();
     for _ in 0..pages {

@@ -205,10 +205,11 @@ impl Run {
             }
             Op::UnmapLeaf => {
                 state[0].1 = [0; GRANULES];
+                let units = self.rig.pool.state().versions[&volume].units;
                 self.rig.submit(Request::Unmap {
                     version: volume,
                     first: 0,
-                    granules: 16,
+                    granules: (units * 4).min(16),
                 })
             }
             Op::Shrink => self.rig.submit(Request::Resize {

@@ -13,6 +13,7 @@ mod histories;
 mod importing;
 mod leaving;
 mod length;
+mod lost;
 mod model;
 mod op;
 mod parents;
