@@ -423,6 +423,7 @@ impl Pool {
             deletion: &mut self.deletion,
             waiting: &mut self.waiting,
         });
+        self.begin_copies();
         self.wake_full();
         self.removal().advance_leaving();
         self.retry_waiting();
@@ -431,8 +432,9 @@ impl Pool {
         }
         self.checkpoint
             .rewrite_directory(self.checking.take_lost_list());
+        let is_quiet = self.writes.has_no_record();
         self.checkpoint
-            .advance(&mut self.store, &mut self.discards, self.writes.is_empty());
+            .advance(&mut self.store, &mut self.discards, is_quiet);
         self.discards.advance(&mut self.store);
         self.checking.advance(&mut self.store);
         self.store.write_log();

@@ -6,7 +6,7 @@
 //! - *additions* (granules that are not valid yet, in the place's own unit) run side by side;
 //! - a *switch* (a new own unit) runs alone.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::store::Store;
 use super::{Attempt, MapGrowth, Pool, Purpose};
@@ -26,6 +26,8 @@ pub(super) struct Writes {
     in_place: HashMap<Token, Write>,
     /// Switches that first read granules of the second unit.
     sources: HashMap<Token, Source>,
+    /// Those of them that have all their granules: their records are next.
+    ready: VecDeque<Token>,
     occupied: HashMap<(VersionId, u64), Occupied>,
     /// Places of each version that are occupied.
     by_version: HashMap<VersionId, usize>,
@@ -75,8 +77,9 @@ struct Occupied {
 }
 
 impl Writes {
-    pub(super) fn is_empty(&self) -> bool {
-        self.records.is_empty() && self.sources.is_empty()
+    /// No record is in flight. Copies may be reading their sources.
+    pub(super) fn has_no_record(&self) -> bool {
+        self.records.is_empty()
     }
 
     /// Records in flight, and those that wait for their sources.
@@ -97,7 +100,7 @@ impl Writes {
 
     /// No write of any kind is in flight.
     pub(super) fn is_idle(&self) -> bool {
-        self.is_empty() && self.in_place.is_empty()
+        self.records.is_empty() && self.sources.is_empty() && self.in_place.is_empty()
     }
 
     /// Records of this version are in flight.
@@ -130,6 +133,7 @@ impl Writes {
         let records = std::mem::take(&mut self.records).into_values();
         let mut tokens: Vec<Token> = records.map(|record| record.token).collect();
         tokens.extend(self.sources.drain().map(|(token, _)| token));
+        self.ready.clear();
         self.by_token.clear();
         self.occupied.clear();
         self.by_version.clear();
@@ -339,8 +343,24 @@ impl Pool {
         if !source.reads.is_empty() {
             return self.writes.read(&mut self.store, token, source);
         }
-        self.writes.vacate(version, place, u16::MAX);
-        self.writes.copy(&mut self.store, token, source);
+        self.writes.sources.insert(token, source);
+        self.writes.ready.push_back(token);
+    }
+
+    /// Appends the records of copies whose granules are read. A read of an external device may take
+    /// any time: neither a checkpoint nor the log has waited for it.
+    pub(super) fn begin_copies(&mut self) {
+        while let Some(token) = self.writes.ready.front().copied() {
+            if !self.may_append() || !self.store.log_takes(&largest_record()) {
+                return;
+            }
+            self.writes.ready.pop_front();
+            if let Some(source) = self.writes.sources.remove(&token) {
+                let (version, place) = (source.write.version, source.write.place);
+                self.writes.vacate(version, place, u16::MAX);
+                self.writes.copy(&mut self.store, token, source);
+            }
+        }
     }
 
     /// Copies the shared granules of a place, so that all of its units are its own.
@@ -534,15 +554,20 @@ impl Pool {
         Attempt::Begun
     }
 
-    /// True when a write may append a record now.
+    /// True when a write of this leaf may append a record now.
     fn may_record(&mut self, version: VersionId, leaf: u64) -> bool {
+        let is_drained =
+            self.durable.is_frozen(version) && !Mutation::SnapshotWithoutDrain.is_active();
+        self.may_append() && !is_drained && !self.deletion.holds(version, leaf)
+    }
+
+    /// True when the record of a write, wherever it is, may be appended now.
+    fn may_append(&mut self) -> bool {
         if self.store.settle.unsettled_records() >= self.store.limits.unsettled {
             self.store.settle.want(self.store.log.next_lsn() - 1);
             return false;
         }
-        let is_drained =
-            self.durable.is_frozen(version) && !Mutation::SnapshotWithoutDrain.is_active();
-        !is_drained && !self.checkpoint.is_draining() && !self.deletion.holds(version, leaf)
+        !self.checkpoint.is_draining()
     }
 
     fn begin_switch(&mut self, token: Token, write: &Write, own: Part, second: Part) -> Attempt {

@@ -7,7 +7,7 @@ use super::disk::{ALL_SECTORS, Crash};
 use super::enumeration::Run;
 use super::histories::{Disks, OPS, Op};
 use super::length::Length;
-use super::rig::{self, Rig, identity};
+use super::rig::{self, Pending, Rig, identity};
 use crate::format::record::Identity;
 use crate::format::superblock::Feature;
 use crate::ids::VersionId;
@@ -271,6 +271,58 @@ fn a_volume_leaves_its_device() {
         let rig = again(&rig);
         assert_eq!((contents(&rig, version), devices(&rig)), (before, 0));
     }
+}
+
+/// Goal: a device that does not answer holds up the writes that need it, and nothing else: roots
+/// are written, the log goes round, and other writes end. Method: a read of it ends last.
+#[test]
+fn a_device_that_does_not_answer() {
+    let mut rig = Rig::create(96, 32, true);
+    let volume = rig.on_device(1, 7, 8);
+    let other = rig.created(2, 8, false);
+    rig.wrote(volume, 0, &[(0, content::value(1, 0, 5))]);
+    let snapshot = rig.snapshot(volume, 3);
+    let mut expected = contents(&rig, volume);
+    let before = expected.clone();
+    // A third source of the place: the device is read first.
+    let late = rig.write(volume, 0, &[(1, content::value(1, 1, 6))], false);
+    expected[1] = content::value(1, 1, 6);
+    let hangs = |pending: &Pending| matches!(pending, Pending::External { .. });
+    rig.finish_but(hangs);
+    let sequence = rig.pool.superblock().sequence;
+    for round in 1..200 {
+        let place = round % 8;
+        let values = [(0, content::value(2, place * 4, round))];
+        let trim = Request::Unmap {
+            version: other,
+            first: place * 4,
+            granules: 4,
+        };
+        let trim = rig.submit(trim);
+        rig.finish_but(hangs);
+        assert_eq!(rig.take_answer(trim), Ok(Answer::Done), "{round}");
+        let write = rig.write(other, place, &values, false);
+        rig.finish_but(hangs);
+        assert_eq!(rig.take_answer(write), Ok(Answer::Done), "{round}");
+        if round % 16 == 0 {
+            rig.pool.settle();
+            rig.pool.checkpoint();
+        }
+    }
+    assert!(rig.pool.superblock().sequence > sequence + 5);
+    assert_eq!(contents(&rig, volume), before);
+    assert_eq!(rig.pool.check(), []);
+    // The record does not get between an image and its log.
+    rig.pool.checkpoint();
+    rig.pump();
+    let at = rig.pending.iter().position(hangs).unwrap();
+    rig.end(at);
+    rig.finish();
+    assert_eq!(rig.take_answer(late), Ok(Answer::Done));
+    assert_eq!(contents(&rig, volume), expected);
+    assert_eq!(contents(&rig, snapshot), before);
+    rig.run(Request::Flush).unwrap();
+    assert_eq!(contents(&again(&rig), volume), expected);
 }
 
 /// Goal: a decoupling from a snapshot on a device copies the snapshot's own granules only.

@@ -113,7 +113,7 @@ pub(crate) enum Pending {
         unit: u64,
         granules: u16,
     },
-    /// A read of an external device.
+    /// A read of an external device. No grace period waits for it.
     External {
         token: Token,
         device: u64,
@@ -401,9 +401,7 @@ impl Rig {
 
     fn begin_grace(&self, epoch: u64) -> Pending {
         let tokens = self.pending.iter().filter_map(|pending| match pending {
-            Pending::Data { token, .. }
-            | Pending::Source { token, .. }
-            | Pending::External { token, .. } => Some(*token),
+            Pending::Data { token, .. } | Pending::Source { token, .. } => Some(*token),
             _ => None,
         });
         let reads = self.pending.iter().filter_map(|pending| match pending {
@@ -421,9 +419,9 @@ impl Rig {
     pub(crate) fn ready(&self) -> Vec<usize> {
         let is_ready = |pending: &Pending| match pending {
             Pending::Grace { tokens, reads, .. } => !self.pending.iter().any(|other| match other {
-                Pending::Data { token, .. }
-                | Pending::Source { token, .. }
-                | Pending::External { token, .. } => tokens.contains(token),
+                Pending::Data { token, .. } | Pending::Source { token, .. } => {
+                    tokens.contains(token)
+                }
                 Pending::Read { id, .. } => reads.contains(id),
                 _ => false,
             }),

@@ -150,7 +150,9 @@ impl World {
     fn end_one(&mut self) -> Result<(), String> {
         let mut ready = self.rig.ready();
         let is_slow = |at: &usize| match self.rig.pending[*at] {
-            Pending::Read { .. } | Pending::Page { .. } => self.slow == Some(Slow::Reads),
+            Pending::Read { .. } | Pending::Page { .. } | Pending::External { .. } => {
+                self.slow == Some(Slow::Reads)
+            }
             Pending::Data { .. } => self.slow == Some(Slow::Data),
             _ => false,
         };
