@@ -298,27 +298,27 @@ impl Tree {
         count
     }
 
-    /// Replaces a lost leaf or subtree on the path to `leaf` by an empty one. Returns whether there
-    /// was one.
-    pub fn clear_lost(&mut self, shape: Shape, leaf: u64) -> bool {
+    /// Replaces a lost leaf or subtree on the path to `leaf` by an empty one. Returns the number of
+    /// nodes that the change took from the disk's to memory's.
+    pub fn clear_lost(&mut self, shape: Shape, leaf: u64) -> usize {
         let mut copied = 0;
         let mut at = &mut self.root;
         for levels in (0..=shape.levels).rev() {
             match at.as_deref() {
-                None => return false,
+                None => return copied,
                 Some(Node::Lost { .. }) => {
                     *at = None;
-                    return true;
+                    return copied;
                 }
-                Some(Node::Leaf(_) | Node::External(_)) => return false,
+                Some(Node::Leaf(_) | Node::External(_)) => return copied,
                 Some(Node::Interior(_)) => {}
             }
             let Node::Interior(interior) = own(at, || unreachable!("present"), &mut copied) else {
-                return false;
+                return copied;
             };
             at = &mut interior.children[shape.child(levels, leaf)];
         }
-        false
+        copied
     }
 
     /// The first leaf from `from` that `self` has and that is not the same node in `other`. `None`

@@ -163,6 +163,8 @@ enum MapGrowth {
     Removal,
     /// Nodes that are there change, or units come in.
     Change,
+    /// The same for a thick volume that has not taken all its places: the pool keeps their units.
+    Kept,
 }
 
 impl From<Refusal> for Attempt {

@@ -437,6 +437,9 @@ impl Changes<'_> {
             return Err(Refusal::WrongKind);
         }
         let leaf = self.store.state.leaf_of(place);
+        if !self.has_room(id, leaf, MapGrowth::Removal, 0)? {
+            return Ok(Attempt::Wait);
+        }
         let record = Record::Clear { version: id, leaf };
         Ok(self.change(token, &record, Until::Logged, Answer::Done))
     }

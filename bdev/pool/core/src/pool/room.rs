@@ -12,6 +12,7 @@
 //!   ▲  above the reserve and all guarantees    trims that split a leaf, new devices
 //!   │  above 3/4 of the reserve                trims of whole leaves that split interior nodes
 //!   │  above 1/2 of the reserve                other changes of maps
+//!   │  above 1/4 of the reserve                writes of thick volumes to space kept for them
 //!   └  always                                  deletions, moves, the directory, the lists
 //! ```
 //!
@@ -68,6 +69,7 @@ impl Changes<'_> {
             MapGrowth::Split => kept,
             MapGrowth::Removal => kept - reserve / 4,
             MapGrowth::Change => kept - reserve.div_ceil(2),
+            MapGrowth::Kept => kept - (reserve - reserve / 4),
         };
         if free >= floor + needed || Mutation::MapWithoutRoom.is_active() {
             return Ok(true);

@@ -622,9 +622,13 @@ impl Pool {
         leaf: u64,
         takes_unit: bool,
     ) -> Result<bool, Refusal> {
-        let units = u64::from(takes_unit);
-        self.changes()
-            .has_room(version, leaf, MapGrowth::Change, units)
+        let is_kept = self.store.state.versions[&version].guaranteed() > 0;
+        // The unit is among those that the pool keeps for the volume.
+        let (growth, units) = match is_kept {
+            true => (MapGrowth::Kept, 0),
+            false => (MapGrowth::Change, u64::from(takes_unit)),
+        };
+        self.changes().has_room(version, leaf, growth, units)
     }
 
     fn allocate_unit(&mut self, write: &Write) -> Result<u64, Refusal> {

@@ -268,7 +268,8 @@ impl State {
             } => self.create_external(*version, identity, *units),
             Record::Clear { version, leaf } => {
                 let shape = self.shape();
-                self.version_mut(*version)?.tree.clear_lost(shape, *leaf);
+                let tree = &mut self.version_mut(*version)?.tree;
+                self.changed_nodes += tree.clear_lost(shape, *leaf);
                 Ok(())
             }
         }
@@ -634,7 +635,7 @@ impl Version {
         self.is_snapshot || self.is_read_only
     }
 
-    fn guaranteed(&self) -> u64 {
+    pub fn guaranteed(&self) -> u64 {
         if self.is_thick && !self.is_hidden && !self.is_read_only {
             self.units.saturating_sub(self.owned)
         } else {

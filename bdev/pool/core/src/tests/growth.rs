@@ -161,7 +161,65 @@ fn a_small_full_pool_stays_open() {
     rig.wrote(volumes[0].1, 0, &[(0, content::value(1, 0, 9))]);
 }
 
-/// The test above finds a pool that does not count its pages.
+/// Goal: a thick volume has its space when trims of others have filled the pool. Method: reserves
+/// of several sizes; every place of the thick volume is written.
+#[test]
+fn a_thick_volume_keeps_its_room() {
+    for (units, reserve) in [(72, 24), (64, 20), (80, 32), (72, 16)] {
+        let mut rig = Rig::create(units, reserve, true);
+        let thick = rig.created(100, 8, true);
+        fill_with_trims(&mut rig);
+        for volume in (1..24)
+            .filter_map(|number| rig.find(number))
+            .collect::<Vec<_>>()
+        {
+            for leaf in 0..4 {
+                // Entries change where a leaf is there, or it goes.
+                for (first, granules) in [(leaf * 16 + 1, 2), (leaf * 16, 16)] {
+                    let _ = rig.run(unmap(volume, first, granules));
+                }
+            }
+            if rig.pool.free_units().0 <= rig.pool.free_units().1 {
+                break;
+            }
+        }
+        for place in 0..8 {
+            let at = place * 4;
+            rig.wrote(thick, place, &[(0, content::value(100, at, 3))]);
+            assert_eq!(rig.read(thick, at), Ok(Some(content::value(100, at, 3))));
+        }
+        assert!(!rig.pool.is_held());
+    }
+}
+
+/// A node that is cleared counts the nodes above it as changed, and its volume goes on.
+#[test]
+fn cleared_nodes_are_counted() {
+    let mut rig = Rig::create(96, 32, true);
+    let volume = rig.created(1, 16, false);
+    rig.wrote(volume, 1, &[(1, content::value(1, 5, 3))]);
+    checkpoint(&mut rig);
+    let leaf = tree(&rig, volume).leaf(rig.pool.state().shape(), 0);
+    let place = leaf.unwrap().unwrap().pages().unwrap().first.place;
+    let mut disk = rig.crashed(Crash::Power, |_| ALL_SECTORS);
+    for page in [place.a, place.b] {
+        let block = disk.block(rig.pool.superblock().disks.page(page));
+        disk.corrupt(block, |bytes| *bytes = [0; PAGE]);
+    }
+    let (mut rig, _) = rig::import(disk).unwrap();
+    rig.finish();
+    let before = rig.pool.state().changed_nodes;
+    let clear = Request::Clear {
+        version: volume,
+        place: 1,
+    };
+    rig.run(clear).unwrap();
+    // The root and the node above the leaf.
+    assert_eq!(rig.pool.state().changed_nodes, before + 2);
+    assert_eq!(rig.read(volume, 5), Ok(Some(0)));
+}
+
+/// `a_small_full_pool_stays_open` finds a pool that does not count its pages.
 #[test]
 fn maps_without_room() {
     Mutation::activate(Some(Mutation::MapWithoutRoom));

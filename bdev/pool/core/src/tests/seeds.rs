@@ -229,7 +229,7 @@ found! {
     two_passes_at_once: TwoPasses from 11,
     freeing_before_the_deletion_is_durable: FreeBeforeHidden from 383,
     importing_without_a_flush: ImportWithoutFlush from 4,
-    reusing_verified_units: ReuseVerified from 1177,
+    reusing_verified_units: ReuseVerified from 5381,
     detaching_unsettled: DetachUnsettled from 1149,
     decoupling_without_copies: DecoupleUncopied from 3,
     decoupling_from_all_ancestors: DecoupleFromAll from 7,
