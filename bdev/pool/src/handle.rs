@@ -88,11 +88,22 @@ impl PoolHandle {
         attached.map(drop)
     }
 
-    /// An external device goes: its claim ends when no queue on it is open. I/O of volumes that
+    /// Gives an external device up: its claim ends when no queue on it is open. I/O of volumes that
     /// needs it ends with [`nacre_bdev::Status::Gone`] until it is attached again.
     pub async fn detach(&self, device: Uuid) -> Result<(), PoolError> {
+        self.end_use(device, false).await
+    }
+
+    /// The same for a device that is being removed. One that has come back with the same UUID, and
+    /// was attached meanwhile, stays.
+    pub async fn detach_gone(&self, device: Uuid) -> Result<(), PoolError> {
+        self.end_use(device, true).await
+    }
+
+    async fn end_use(&self, device: Uuid, only_gone: bool) -> Result<(), PoolError> {
         let (answer, outcome) = oneshot::channel();
-        self.send(KeeperCommand::Detach(device), Answer::Outcome(answer))?;
+        let command = KeeperCommand::Detach { device, only_gone };
+        self.send(command, Answer::Outcome(answer))?;
         outcome.await.unwrap_or(Err(PoolError::Closed)).map(drop)
     }
 

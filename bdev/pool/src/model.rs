@@ -329,8 +329,11 @@ pub(crate) enum KeeperCommand {
         claim: Arc<Claim>,
         work: ExternalWork,
     },
-    /// Such a device goes.
-    Detach(Uuid),
+    /// Such a device goes. `only_gone`: one that came back under its UUID stays.
+    Detach {
+        device: Uuid,
+        only_gone: bool,
+    },
 }
 
 /// The use of an external device.

@@ -42,10 +42,9 @@ impl Keeper {
         }
     }
 
-    pub(super) fn detach_external(&mut self, device: Uuid, answer: Answer) {
+    pub(super) fn detach_external(&mut self, device: Uuid) {
         self.externals.remove(device);
         self.refresh_externals(None);
-        answer.send(Outcome::Done);
     }
 
     /// See [`Externals::refresh`].

@@ -270,7 +270,12 @@ impl Keeper {
             KeeperCommand::External { claim, work } => {
                 return self.use_external(claim, work, answer);
             }
-            KeeperCommand::Detach(device) => return self.detach_external(device, answer),
+            KeeperCommand::Detach { device, only_gone } => {
+                if !only_gone || self.externals.is_gone(device) {
+                    self.detach_external(device);
+                }
+                return answer.send(Outcome::Done);
+            }
             KeeperCommand::Public(command) => command,
         };
         match command {

@@ -140,6 +140,13 @@ impl Externals {
         }
     }
 
+    /// True when the device that the pool has is being removed. A UUID may come back with another
+    /// device.
+    pub(super) fn is_gone(&self, device: Uuid) -> bool {
+        self.claim(device)
+            .is_some_and(|claim| claim.layer().is_gone())
+    }
+
     fn claim(&self, device: Uuid) -> Option<&Arc<Claim>> {
         self.present.get(&device).map(|device| &device.claim)
     }

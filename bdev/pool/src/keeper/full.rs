@@ -1,9 +1,10 @@
 //! Full pools: how long writes wait for space, and the thresholds before that.
 //!
 //! A write waits [`FULL_WAIT`]. Then the host is told to send it again, or, once the pool is full
-//! for [`FULL_PATIENCE`] and no space is coming back, that there is no space.
+//! for [`FULL_PATIENCE`] and no space is coming back, that there is no space. A trim that needs room
+//! does not wait, and has the same end.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use nacre_bdev_pool_core::ids::Token;
 use nacre_bdev_pool_core::interface::{Answer, Refusal};
@@ -24,10 +25,40 @@ pub(super) struct Full {
     waits: HashMap<Token, Nanos>,
     /// Writes that began to wait since the last look at the time.
     new: Vec<Token>,
+    /// Writes whose wait has ended, and that have no answer yet.
+    given_up: HashSet<Token>,
     /// A write first met the full pool at this time.
     since: Option<Nanos>,
     /// The pool is full for long: writes fail for good.
     is_final: bool,
+    refusals: Refusals,
+}
+
+/// Requests that were refused for lack of space and had not waited: trims that need room for a map,
+/// and writes beyond those that may wait.
+#[derive(Default)]
+struct Refusals {
+    /// The time at the last look.
+    now: Nanos,
+    /// The first one and the last one of a shortage.
+    range: Option<(Nanos, Nanos)>,
+}
+
+impl Refusals {
+    /// Notes a refusal. Returns true when the shortage lasts so long that a retry is pointless.
+    fn note(&mut self) -> bool {
+        let (first, last) = self.range.get_or_insert((self.now, self.now));
+        *last = self.now;
+        *last >= *first + FULL_PATIENCE
+    }
+
+    /// Ends the shortage, once none was refused for long: a host that sends a request again does
+    /// so earlier.
+    fn look(&mut self, now: Nanos) {
+        self.now = now;
+        let is_over = |(_, last): &mut (Nanos, Nanos)| now >= *last + FULL_PATIENCE;
+        self.range.take_if(is_over);
+    }
 }
 
 impl Full {
@@ -41,12 +72,17 @@ impl Full {
         token: Token,
         result: Result<Answer, Refusal>,
     ) -> Result<Answer, Refusal> {
-        self.new.retain(|new| *new != token);
-        self.waits.remove(&token);
+        let is_new = self.new.iter().position(|new| *new == token);
+        let is_new = is_new.map(|at| self.new.remove(at)).is_some();
+        let is_waiting = self.waits.remove(&token).is_some();
+        let has_waited = self.given_up.remove(&token) || is_waiting || is_new;
         match result {
-            Err(Refusal::NoSpace { returning }) => Err(Refusal::NoSpace {
-                returning: returning || !self.is_final,
-            }),
+            Err(Refusal::NoSpace { returning }) => {
+                let is_final = self.is_final || (!has_waited && self.refusals.note());
+                Err(Refusal::NoSpace {
+                    returning: returning || !is_final,
+                })
+            }
             result => result,
         }
     }
@@ -68,6 +104,7 @@ impl Keeper {
             return;
         };
         let full = &mut self.full;
+        full.refusals.look(now);
         if !full.new.is_empty() {
             let since = *full.since.get_or_insert(now);
             // A wait in vain for the whole time before makes further waits pointless.
@@ -87,6 +124,7 @@ impl Keeper {
         let due: Vec<Token> = due.map(|(token, _)| *token).collect();
         for token in due {
             full.waits.remove(&token);
+            full.given_up.insert(token);
             pool.give_up(token);
         }
         let (free, kept) = pool.free_units();

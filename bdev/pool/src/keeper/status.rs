@@ -106,9 +106,9 @@ impl StatusUpdates {
         status.unsettled_records = last_lsn.saturating_sub(settled);
         let versions = &pool.state().versions;
         let hidden = versions.values().filter(|version| version.is_hidden);
-        let hidden = hidden.count();
-        status.versions = (versions.len() - hidden) as u64;
-        self.has_hidden = hidden > 0;
+        self.has_hidden = hidden.count() > 0;
+        let visible = versions.values().filter(|version| version.is_visible());
+        status.versions = visible.count() as u64;
     }
 
     /// The index of the disk that is being removed, and its progress.
