@@ -67,6 +67,7 @@ pub async fn add_disk(
         return store_import(engine, pool).await;
     }
     let id = pool.handle.id();
+    let addition = external::Addition::begin(engine, id, &name);
     if external::is_on_pool(engine, &plane, &layer, id) {
         let cause = format!("\"{name}\" is a volume of the pool itself, or depends on one");
         return Err(RpcError::errno(Errno::EINVAL, cause).field("disk"));
@@ -75,7 +76,7 @@ pub async fn add_disk(
     let holder = Holder::User(format!("pool {id}"));
     let claim = plane.bdevs.claim(&name, holder, Usage::Exclusive);
     let claim = claim.map_err(|error| error.refusal().field("disk"))?;
-    let joining = join(Rc::clone(engine), Rc::clone(pool), name, claim, force);
+    let joining = join(Rc::clone(engine), Rc::clone(pool), addition, claim, force);
     let joining = tokio::task::spawn_local(joining);
     let joined = pools.in_time(Late::AddDisk, joining).await?;
     joined.map_err(|error| RpcError::internal(error.to_string()))?
@@ -85,11 +86,12 @@ pub async fn add_disk(
 async fn join(
     engine: Rc<Engine>,
     pool: Rc<OpenPool>,
-    name: String,
+    _addition: external::Addition,
     claim: Claim,
     force: bool,
 ) -> Result<(), RpcError> {
     let layer = Arc::clone(claim.layer());
+    let name = layer.name().to_owned();
     let joined = pool.handle.add_disk(claim, force).await;
     if layer.is_gone() {
         // It was removed before the pool had it.

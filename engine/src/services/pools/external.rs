@@ -39,6 +39,35 @@ pub(super) struct Pending {
     retried: RefCell<BTreeSet<(Uuid, Uuid)>>,
     /// A command is about to make the pool depend on the device.
     commands: RefCell<Vec<(Uuid, Uuid)>>,
+    /// Devices that are about to become disks of the pool, by name.
+    additions: RefCell<Vec<(Uuid, String)>>,
+}
+
+/// The addition of a disk to a pool, in progress.
+pub(crate) struct Addition {
+    engine: Rc<Engine>,
+    key: (Uuid, String),
+}
+
+impl Addition {
+    /// Begins it, before the check for a circle: a command that makes a circle together with it
+    /// sees it.
+    pub(crate) fn begin(engine: &Rc<Engine>, pool: Uuid, disk: &str) -> Self {
+        let key = (pool, disk.to_owned());
+        let additions = &engine.devices.pools.external.additions;
+        additions.borrow_mut().push(key.clone());
+        let engine = Rc::clone(engine);
+        Self { engine, key }
+    }
+}
+
+impl Drop for Addition {
+    fn drop(&mut self) {
+        let mut additions = self.engine.devices.pools.external.additions.borrow_mut();
+        if let Some(at) = additions.iter().position(|key| *key == self.key) {
+            additions.swap_remove(at);
+        }
+    }
 }
 
 /// A device that a command is about to use.
@@ -72,7 +101,7 @@ impl Use {
         let claim = self.claim.take().ok_or(PoolError::Closed)?;
         let done = work(claim).await;
         if self.layer.is_gone() {
-            let _ = pool.handle.detach(self.layer.uuid()).await;
+            let _ = pool.handle.detach_gone(self.layer.uuid()).await;
         }
         done
     }
@@ -149,6 +178,9 @@ pub(super) fn is_on_pool(engine: &Engine, plane: &Plane, layer: &Layer, pool: Uu
                 Some(lvol) if lvol.pool() == pool => return true,
                 Some(lvol) => {
                     left.extend(lvol.disks());
+                    let additions = engine.devices.pools.external.additions.borrow();
+                    let additions = additions.iter().filter(|(of, _)| *of == lvol.pool());
+                    left.extend(additions.map(|(_, disk)| disk.clone()));
                     left.extend(shown(engine, lvol.pool()).map(|device| device.to_string()));
                 }
                 None => left.extend(layer.module().bases()),
@@ -260,7 +292,7 @@ async fn attach(engine: &Rc<Engine>, pool: &OpenPool, device: Uuid) -> Result<()
     let attached = pool.handle.attach(claim).await;
     if layer.is_gone() {
         // It was removed before the pool had it.
-        let _ = pool.handle.detach(device).await;
+        let _ = pool.handle.detach_gone(device).await;
     }
     attached.map_err(|error| match error {
         PoolError::Unfit { .. } | PoolError::Unknown { .. } | PoolError::Closed => {
@@ -270,7 +302,7 @@ async fn attach(engine: &Rc<Engine>, pool: &OpenPool, device: Uuid) -> Result<()
     })
 }
 
-/// A device appeared: lvols that show it get it.
+/// A device appeared, or has another size: lvols that show it get it.
 pub async fn device_appeared(engine: &Rc<Engine>, name: &str) {
     let Ok(plane) = engine.plane() else { return };
     let Some(layer) = plane.bdevs.lookup(name) else {
@@ -309,7 +341,7 @@ pub fn device_gone(engine: &Rc<Engine>, name: &str) {
                     "lvols lack a device that they show"
                 );
                 // A pool that closes has no claim.
-                let _ = pool.handle.detach(id).await;
+                let _ = pool.handle.detach_gone(id).await;
             }
         });
     }

@@ -369,3 +369,73 @@ fn a_closed_pool_among_others() {
     });
     until(&daemon, || claims() == 0);
 }
+
+/// Goal: a bdev that comes back during a call stays with its lvols. Method: the call ends after
+/// another device has taken the place of the one that it named.
+#[test]
+fn a_bdev_that_comes_back_during_a_call() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = with_gold(dir.path());
+    daemon.call("bdev_lvol_clone_bdev", clone_of("gold", "e"));
+    let gold = daemon.call("bdev_get_bdevs", json!({ "name": "gold" }))[0]["uuid"].clone();
+    let id = uuid::Uuid::parse_str(gold.as_str().unwrap()).unwrap();
+    let bdevs = plane(&daemon).bdevs.clone();
+    let ticket = bdevs.remove("gold", Removal::Hot).unwrap();
+    until(&daemon, || ticket.is_done());
+    stand_in(&daemon, "again", &gold);
+    until(&daemon, || kind(&daemon, "e") == [false, true, false]);
+    let engine = Rc::clone(&daemon.engine);
+    daemon.run(async move {
+        let pool = engine.devices.pools.find("lvs").unwrap();
+        pool.handle.detach_gone(id).await.unwrap();
+    });
+    assert_eq!(kind(&daemon, "e"), [false, true, false]);
+    let claims = bdevs.get("again").unwrap().claims;
+    assert!(matches!(claims[..], [(_, Usage::ReadOnly)]), "{claims:?}");
+}
+
+/// Goal: lvols get a bdev that came back too small, once it has grown.
+#[test]
+fn a_bdev_that_is_too_small_at_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = with_gold(dir.path());
+    daemon.call("bdev_lvol_clone_bdev", clone_of("gold", "e"));
+    let gold = daemon.call("bdev_get_bdevs", json!({ "name": "gold" }))[0]["uuid"].clone();
+    let bdevs = plane(&daemon).bdevs.clone();
+    let ticket = bdevs.remove("gold", Removal::Hot).unwrap();
+    until(&daemon, || ticket.is_done());
+    let small = std::fs::File::create(dir.path().join("small")).unwrap();
+    small.set_len(2 << 20).unwrap();
+    let path = dir.path().join("small");
+    let aio = json!({ "name": "small", "filename": path, "block_size": 512, "uuid": gold });
+    daemon.call("bdev_aio_create", aio);
+    // The event of its appearance passes.
+    let pause = Duration::from_millis(100);
+    daemon.run(async move { tokio::time::sleep(pause).await });
+    assert_eq!(kind(&daemon, "e"), [false, true, true]);
+    small.set_len(4 << 20).unwrap();
+    daemon.call("bdev_aio_rescan", json!({ "name": "small" }));
+    until(&daemon, || kind(&daemon, "e") == [false, true, false]);
+}
+
+/// Goal: a circle that a disk closes is seen while the disk is still being added. Method: the
+/// addition has begun, and the pool does not have the disk yet.
+#[test]
+fn a_circle_with_a_disk_that_is_being_added() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = with_gold(dir.path());
+    with_other(&daemon, dir.path());
+    // The pool "other" is about to get a disk on an lvol of "lvs".
+    let lvol = json!({ "pool": "lvs", "name": "below", "size": "64MiB" });
+    daemon.call("lvol_create", lvol);
+    let engine = Rc::clone(&daemon.engine);
+    let begin = move || {
+        let pool = engine.devices.pools.find("other").unwrap();
+        pools::external::Addition::begin(&engine, pool.handle.id(), "lvs/below")
+    };
+    let addition = begin();
+    let refused = daemon.refused("bdev_lvol_clone_bdev", clone_of("other/s", "e"));
+    assert_eq!(&*refused.message, "Invalid argument", "{refused}");
+    drop(addition);
+    daemon.call("bdev_lvol_clone_bdev", clone_of("other/s", "e"));
+}
