@@ -1,8 +1,8 @@
 //! Full pools: how long writes wait for space, and the thresholds before that.
 //!
 //! A write waits [`FULL_WAIT`]. Then the host is told to send it again, or, once the pool is full
-//! for [`FULL_PATIENCE`] and no space is coming back, that there is no space. A trim that needs room
-//! does not wait, and has the same end.
+//! for [`FULL_PATIENCE`] and no space is coming back, that there is no space. A trim that needs
+//! room does not wait, and has the same end.
 
 use std::collections::{HashMap, HashSet};
 

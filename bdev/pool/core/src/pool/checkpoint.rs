@@ -8,8 +8,8 @@
 //!
 //! The image is exact: first writes pause until the records in flight have ended (one I/O), so the
 //! records after the image are the ones to replay, each once. Copies that still read their sources
-//! have no record yet: nothing waits for them, and their records come after the image. The last two images keep their pages,
-//! and the log is kept from the older one on.
+//! have no record yet: nothing waits for them, and their records come after the image. The last two
+//! images keep their pages, and the log is kept from the older one on.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -425,7 +425,8 @@ impl Pool {
             deletion: &mut self.deletion,
             waiting: &mut self.waiting,
         });
-        self.begin_copies();
+        let is_draining = self.checkpoint.is_draining();
+        self.writes.begin_copies(&mut self.store, is_draining);
         self.wake_full();
         self.removal().advance_leaving();
         self.retry_waiting();

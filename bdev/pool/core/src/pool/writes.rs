@@ -262,6 +262,21 @@ impl Writes {
         });
     }
 
+    /// Appends the records of copies whose granules are read. A read of an external device may take
+    /// any time: neither a checkpoint nor the log has waited for it.
+    pub(super) fn begin_copies(&mut self, store: &mut Store, is_draining: bool) {
+        while let Some(token) = self.ready.front().copied() {
+            if is_draining || !may_append(store) || !store.log_takes(&largest_record()) {
+                return;
+            }
+            self.ready.pop_front();
+            if let Some(source) = self.sources.remove(&token) {
+                self.vacate(source.write.version, source.write.place, u16::MAX);
+                self.copy(store, token, source);
+            }
+        }
+    }
+
     /// Changes the map for writes that are on the disk with their records, and answers them.
     pub(super) fn publish(&mut self, store: &mut Store) {
         let complete = store.log.complete();
@@ -345,22 +360,6 @@ impl Pool {
         }
         self.writes.sources.insert(token, source);
         self.writes.ready.push_back(token);
-    }
-
-    /// Appends the records of copies whose granules are read. A read of an external device may take
-    /// any time: neither a checkpoint nor the log has waited for it.
-    pub(super) fn begin_copies(&mut self) {
-        while let Some(token) = self.writes.ready.front().copied() {
-            if !self.may_append() || !self.store.log_takes(&largest_record()) {
-                return;
-            }
-            self.writes.ready.pop_front();
-            if let Some(source) = self.writes.sources.remove(&token) {
-                let (version, place) = (source.write.version, source.write.place);
-                self.writes.vacate(version, place, u16::MAX);
-                self.writes.copy(&mut self.store, token, source);
-            }
-        }
     }
 
     /// Copies the shared granules of a place, so that all of its units are its own.
@@ -558,16 +557,8 @@ impl Pool {
     fn may_record(&mut self, version: VersionId, leaf: u64) -> bool {
         let is_drained =
             self.durable.is_frozen(version) && !Mutation::SnapshotWithoutDrain.is_active();
-        self.may_append() && !is_drained && !self.deletion.holds(version, leaf)
-    }
-
-    /// True when the record of a write, wherever it is, may be appended now.
-    fn may_append(&mut self) -> bool {
-        if self.store.settle.unsettled_records() >= self.store.limits.unsettled {
-            self.store.settle.want(self.store.log.next_lsn() - 1);
-            return false;
-        }
-        !self.checkpoint.is_draining()
+        let is_drained = is_drained || self.checkpoint.is_draining();
+        may_append(&mut self.store) && !is_drained && !self.deletion.holds(version, leaf)
     }
 
     fn begin_switch(&mut self, token: Token, write: &Write, own: Part, second: Part) -> Attempt {
@@ -638,8 +629,12 @@ impl Pool {
         } else {
             0
         };
-        let kept =
-            self.store.superblock.reserve_units + self.store.state.guaranteed() - own_guarantee;
+        let reserve = self.store.superblock.reserve_units;
+        // Pages of maps may have taken a part of the reserve, but not of the guarantees. Where they
+        // are counted, the rest of the reserve is for them.
+        let is_counted = own_guarantee > 0 && self.store.state.has_externals();
+        let reserved = if is_counted { reserve / 4 } else { reserve };
+        let kept = reserved + self.store.state.guaranteed() - own_guarantee;
         let before = match write.place.checked_sub(1) {
             Some(before) => self
                 .store
@@ -650,7 +645,7 @@ impl Pool {
         };
         let goal = before.next_unit();
         let unit = if self.store.space.free() > kept {
-            let (state, reserve) = (&self.store.state, self.store.superblock.reserve_units);
+            let state = &self.store.state;
             let home = || state.first_unit(write.version);
             self.store
                 .space
@@ -676,6 +671,15 @@ fn copy_of(version: VersionId, place: u64) -> Write {
         checksums: Vec::new(),
         fua: false,
     }
+}
+
+/// True when the number of records that are not settled leaves room for one.
+fn may_append(store: &mut Store) -> bool {
+    let has_room = store.settle.unsettled_records() < store.limits.unsettled;
+    if !has_room {
+        store.settle.want(store.log.next_lsn() - 1);
+    }
+    has_room
 }
 
 /// The log takes this record only if it takes every record about a place.
