@@ -615,9 +615,10 @@ impl Pool {
     ) -> Result<bool, Refusal> {
         let is_kept = self.store.state.versions[&version].guaranteed() > 0;
         // The unit is among those that the pool keeps for the volume.
-        let (growth, units) = match is_kept {
-            true => (MapGrowth::Kept, 0),
-            false => (MapGrowth::Change, u64::from(takes_unit)),
+        let (growth, units) = if is_kept {
+            (MapGrowth::Kept, 0)
+        } else {
+            (MapGrowth::Change, u64::from(takes_unit))
         };
         self.changes().has_room(version, leaf, growth, units)
     }
