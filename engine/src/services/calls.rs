@@ -6,6 +6,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use nacre_engine_alerts::Url;
 use serde_json::value::RawValue;
 use tokio::sync::{oneshot, watch};
 use tracing::warn;
