@@ -124,6 +124,10 @@ pub struct AttachParams {
     /// 65535: a dynamic controller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cntlid: Option<u16>,
+    /// Nacre extension, for a local drive: refuse one with another serial number. The daemon stores
+    /// the number that it found: a start does not take another drive that has the address by then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serial: Option<String>,
 }
 
 flattened!(AttachParams, times, without nulls);
@@ -337,6 +341,10 @@ impl AttachParams {
                 return Err(wrong("cntlid", cause));
             }
         };
+        if self.serial.is_some() {
+            let cause = "it is for a drive of this machine, with trtype PCIe";
+            return Err(wrong("serial", cause.to_owned()));
+        }
         if given(&self.psk) && transport != TransportChoice::Tcp {
             let cause = "TLS is for TCP, and this controller may be reached over RDMA";
             return Err(RpcError::errno(Errno::EINVAL, cause)

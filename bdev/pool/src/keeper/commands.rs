@@ -244,6 +244,13 @@ impl Keeper {
         let Stage::Open(pool) = &self.stage else {
             return answer.closed();
         };
+        if let KeeperCommand::Detach { device, only_gone } = command {
+            // Also while an export waits: the device is held until then.
+            if !only_gone || self.externals.is_gone(device) {
+                self.detach_external(device);
+            }
+            return answer.send(Outcome::Done);
+        }
         let commands = &self.commands;
         let count = commands.open.len() + commands.scans.len() + commands.closing.len();
         if count >= COMMANDS {
@@ -270,13 +277,8 @@ impl Keeper {
             KeeperCommand::External { claim, work } => {
                 return self.use_external(claim, work, answer);
             }
-            KeeperCommand::Detach { device, only_gone } => {
-                if !only_gone || self.externals.is_gone(device) {
-                    self.detach_external(device);
-                }
-                return answer.send(Outcome::Done);
-            }
             KeeperCommand::Public(command) => command,
+            KeeperCommand::Detach { .. } => unreachable!("carried out above"),
         };
         match command {
             Command::List => {

@@ -34,8 +34,7 @@ pub(super) struct Full {
     refusals: Refusals,
 }
 
-/// Requests that were refused for lack of space and had not waited: trims that need room for a map,
-/// and writes beyond those that may wait.
+/// Trims that were refused for lack of room for a map, while no write waited.
 #[derive(Default)]
 struct Refusals {
     /// The time at the last look.
@@ -78,7 +77,9 @@ impl Full {
         let has_waited = self.given_up.remove(&token) || is_waiting || is_new;
         match result {
             Err(Refusal::NoSpace { returning }) => {
-                let is_final = self.is_final || (!has_waited && self.refusals.note());
+                // A write that did not wait is one of more than may wait.
+                let is_trim = !has_waited && self.since.is_none() && self.new.is_empty();
+                let is_final = self.is_final || (is_trim && self.refusals.note());
                 Err(Refusal::NoSpace {
                     returning: returning || !is_final,
                 })

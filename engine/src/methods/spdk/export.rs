@@ -54,6 +54,7 @@ const OWN: [(&str, &[&str]); 10] = [
             "keep_alive_timeout_ms",
             "cntlid",
             "concat",
+            "serial",
         ],
     ),
     ("bdev_nvme_start_discovery", &["controllers"]),

@@ -5,9 +5,10 @@
 //!                          └──────▶ give_up           ──▶ tried once more, then refused
 //! ```
 //!
-//! Trims, deletions and removals of snapshots need no unit. While a write waits, freed units are
-//! settled at once, and hidden versions are visited again. The number of waiting writes has a
-//! bound, so that other requests find room in the pool.
+//! Trims, deletions and removals of snapshots need no unit; trims of lvols on external devices may
+//! need room for a map ([`super::room`]). While a write waits, freed units are settled at once, and
+//! hidden versions are visited again. The number of waiting writes has a bound, so that other
+//! requests find room in the pool.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -4,8 +4,8 @@
 //! external device it also grows without a unit: a trim of a granule splits the node that stood for
 //! many places. So each request that changes a node needs room for the node's pages, beside those
 //! of all nodes that changed since the last root. A request that finds none waits for the next
-//! root, which takes the pages of earlier changes and returns those of the root before; then it is
-//! refused.
+//! root, which takes the pages of earlier changes and returns those of the root before; after a few
+//! roots it is refused.
 //!
 //! ```text
 //!   free units
@@ -26,6 +26,11 @@ use crate::mutation::Mutation;
 
 /// Most pages of a node: both copies of a leaf with second units.
 const PAGES_OF_NODE: u64 = 4;
+/// Roots that a change waits for. One may have begun before, the next takes the changes, and that
+/// after it returns their former pages. More would not help: other I/O changes maps meanwhile.
+const ROOTS: u64 = 4;
+/// A shortage that began so many roots ago is over, or another one.
+const STALE: u64 = 16;
 
 impl Changes<'_> {
     /// True when the next root has room after a change of a leaf that also takes `units`. False:
@@ -71,18 +76,24 @@ impl Changes<'_> {
             MapGrowth::Change => kept - reserve.div_ceil(2),
             MapGrowth::Kept => kept - (reserve - reserve / 4),
         };
+        let root = self.store.superblock.sequence;
+        let since = &mut self.store.next_root.short_since[growth as usize];
         if free >= floor + needed || Mutation::MapWithoutRoom.is_active() {
+            *since = None;
             return Ok(true);
         }
+        let began = since.take_if(|began| root < *began + STALE).unwrap_or(root);
+        *since = Some(began);
+        let may_help = root < began + ROOTS;
         let returning = self.store.next_root.returns_pages();
-        if changed > 0 || returning {
+        if may_help && (changed > 0 || returning) {
             // Once: the request comes here again in each turn.
             if !(self.store.wants_checkpoint && self.store.has_changes) {
                 self.store.want_root();
             }
             return Ok(false);
         }
-        if !self.discards.is_idle() {
+        if may_help && !self.discards.is_idle() {
             return Ok(false);
         }
         self.store.settle.want(self.store.log.next_lsn() - 1);

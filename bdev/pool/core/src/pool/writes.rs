@@ -650,7 +650,7 @@ impl Pool {
             let home = || state.first_unit(write.version);
             self.store
                 .space
-                .allocate_for(write.version, goal, reserve, home)
+                .allocate_for(write.version, goal, reserved, home)
         } else {
             None
         };

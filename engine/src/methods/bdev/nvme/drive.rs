@@ -15,8 +15,8 @@ use crate::services::Engine;
 use crate::services::bus;
 use crate::services::drives::Drive;
 use crate::services::nvme::AttachParams;
-use crate::services::nvme::key;
 use crate::services::nvme::options::Options;
+use crate::services::nvme::{ATTACH, key};
 use crate::store::Change;
 
 /// Default number of I/O queues to request: one for each core that uses the drive.
@@ -75,14 +75,13 @@ impl AttachParams {
     }
 }
 
-/// Attaches the drive, stores `change` (the call's record) and returns the drive's devices. `again`
-/// means that the record already exists.
+/// Attaches the drive, stores the call's record with the drive's serial number, and returns its
+/// devices. `again` means that the record already exists.
 pub(super) async fn attach(
     params: &AttachParams,
     engine: &Rc<Engine>,
     mut gate: RwLockWriteGuard<'_, ()>,
     again: bool,
-    change: Change,
 ) -> Result<Vec<String>, RpcError> {
     params.check_name()?;
     params.refuse_unsupported()?;
@@ -105,6 +104,17 @@ pub(super) async fn attach(
             drive
         }
     };
+    let found = &drive.controller.info().drive.serial;
+    if let Some(serial) = params.serial.as_ref().filter(|serial| *serial != found) {
+        undo(engine, &params.name).await;
+        return Err(other_serial(&address, found, serial));
+    }
+    let record = AttachParams {
+        serial: Some(found.clone()),
+        ..params.clone()
+    };
+    let record = serde_json::to_value(&record).expect("parameters are plain data");
+    let change = Change::put(key(&params.name), ATTACH, record);
     let made = devices(params, engine, &drive, again);
     let outcome = match made {
         Ok(names) => engine.journal.commit(change).await.map(|()| names),
@@ -115,6 +125,17 @@ pub(super) async fn attach(
     }
     drop(gate);
     outcome
+}
+
+/// Its namespaces would be served under the identities of those of the drive that was meant.
+fn other_serial(address: &str, found: &str, serial: &str) -> RpcError {
+    let cause =
+        format!("the drive at {address} has the serial number \"{found}\", and not \"{serial}\"");
+    RpcError::errno(Errno::ENODEV, cause)
+        .field("serial")
+        .remedy(
+            "detach it, and attach the drive at its present address; `nacre nvme list` shows both",
+        )
 }
 
 async fn bring_up(

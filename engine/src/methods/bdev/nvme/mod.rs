@@ -99,7 +99,7 @@ impl Method<Engine> for AttachController {
             if engine.remotes.find(&name).is_some() {
                 return Err(is_attached(&name));
             }
-            return drive::attach(&params, &engine, gate, again, change()).await;
+            return drive::attach(&params, &engine, gate, again).await;
         }
         let found = engine.remotes.find(&name);
         let known = found.as_ref().and_then(|remote| {

@@ -45,6 +45,8 @@ pub(super) struct NextRoot {
     pub writing: Option<usize>,
     /// Nodes of the last root: the next one frees the pages that they had before.
     pub replaced: usize,
+    /// The root after which changes of each class first found no room, in the present shortage.
+    pub short_since: [Option<u64>; 4],
 }
 
 impl NextRoot {

@@ -313,6 +313,43 @@ fn health_logs_and_metrics() {
     assert_eq!(refused.code, -32603);
 }
 
+/// Goal: a start gives no other drive the name and the namespaces of the one that was attached.
+/// Method: two drives exchange their places while the daemon is down, and return.
+#[test]
+fn a_start_takes_no_other_drive() {
+    let chassis = Arc::new(Chassis::default());
+    let (mine, _running) = drive(PLACE, "S1");
+    let (stranger, _other) = drive(PLACE, "S2");
+    let dir = tempfile::tempdir().unwrap();
+    chassis.put(PLACE, &mine);
+    let daemon = with_chassis(&chassis, Some(dir.path()));
+    let mut wanted = attach();
+    wanted["serial"] = json!("S2");
+    let refused = daemon.refused("bdev_nvme_attach_controller", wanted);
+    assert_eq!(
+        (refused.code, refused.data.unwrap().field.as_deref()),
+        (-19, Some("serial"))
+    );
+    let devices = |daemon: &TestDaemon| {
+        let all = daemon.call("bdev_get_bdevs", json!({}));
+        all.as_array().unwrap().len()
+    };
+    assert_eq!(devices(&daemon), 0);
+    daemon.call("bdev_nvme_attach_controller", attach());
+    drop(daemon);
+
+    chassis.put(PLACE, &stranger);
+    let daemon = with_chassis(&chassis, Some(dir.path()));
+    assert_eq!(devices(&daemon), 0);
+    let stored = daemon.call("state_get", Value::Null).to_string();
+    assert!(
+        stored.contains("has the serial number \\\"S2\\\""),
+        "{stored}"
+    );
+    chassis.put(PLACE, &mine);
+    until(&daemon, "the drive is back", || devices(&daemon) == 2);
+}
+
 /// Goal: a pulled drive keeps its devices, and only the same drive brings them back.
 #[test]
 fn a_pulled_drive_returns_with_its_devices() {
