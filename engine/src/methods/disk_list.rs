@@ -19,9 +19,6 @@ use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
 use crate::services::Engine;
 
-/// A disk that does not answer may block a read for minutes.
-pub(super) const LIMIT: Duration = Duration::from_secs(10);
-
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<List>();
 }
@@ -68,40 +65,76 @@ impl Method<Engine> for List {
 
     async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Vec<DiskReply>, RpcError> {
         let own = Own::of(&engine);
-        within(LIMIT, move || {
+        let survey = move || {
             let system = System::real();
             let taken = drives::status(&Places::system(), &system);
             own.described(system.machine_disks(), &taken.unwrap_or_default())
-        })
-        .await
+        };
+        SURVEY.run(survey).await
     }
 }
 
-/// One survey at a time: a disk that does not answer holds one thread, not one for each call.
-static SURVEY: Semaphore = Semaphore::const_new(1);
-
-pub(super) async fn within<T: Send + 'static>(
+/// Work on disks that may block for minutes. One run at a time: a disk that does not answer holds
+/// one thread, not one for each call.
+pub(super) struct Slow {
+    turn: Semaphore,
     limit: Duration,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, RpcError> {
-    let survey = async {
-        let permit = SURVEY.acquire().await;
-        tokio::task::spawn_blocking(move || {
-            let _permit = permit;
-            work()
-        })
-        .await
-    };
-    match timeout(limit, survey).await {
-        Ok(Ok(done)) => Ok(done),
-        Ok(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
-        Err(_) => {
-            let cause = format!("a disk has not answered within {} s", limit.as_secs());
-            let refused = RpcError::errno(Errno::ETIMEDOUT, cause);
-            Err(refused.remedy("the kernel's log (`dmesg`) names it"))
+    /// The cause and the remedy after the limit.
+    late: &'static str,
+    remedy: &'static str,
+}
+
+static SURVEY: Slow = Slow::new(
+    Duration::from_secs(10),
+    "a disk has not answered",
+    "the kernel's log (`dmesg`) names it",
+);
+
+impl Slow {
+    pub(super) const fn new(limit: Duration, late: &'static str, remedy: &'static str) -> Self {
+        Self {
+            turn: Semaphore::const_new(1),
+            limit,
+            late,
+            remedy,
+        }
+    }
+
+    pub(super) async fn run<T: Send + 'static>(
+        &'static self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, RpcError> {
+        self.within(self.limit, work).await
+    }
+
+    async fn within<T: Send + 'static>(
+        &'static self,
+        limit: Duration,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, RpcError> {
+        let done = async {
+            let permit = self.turn.acquire().await;
+            tokio::task::spawn_blocking(move || {
+                let _permit = permit;
+                work()
+            })
+            .await
+        };
+        match timeout(limit, done).await {
+            Ok(Ok(done)) => Ok(done),
+            Ok(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
+            Err(_) => {
+                let cause = format!("{} within {} s", self.late, limit.as_secs());
+                let refused = RpcError::errno(Errno::ETIMEDOUT, cause);
+                Err(refused.remedy(self.remedy))
+            }
         }
     }
 }
+
+/// The use of a disk that the next start of an appliance takes from the kernel.
+const LISTED: &str =
+    "the next start takes its drive for the daemon: give the drive back first, or take it now";
 
 /// What this daemon has on disks.
 #[derive(Debug, Default)]
@@ -131,29 +164,33 @@ impl Own {
         }
     }
 
-    /// A drive of vfio-pci shows no serial number: `taken` has it from the time before.
+    /// A drive of vfio-pci shows no serial number: `taken` has it from the time before. A drive of
+    /// `taken` that the kernel has is the daemon's from the next start on.
     fn described(&self, disks: Vec<MachineDisk>, taken: &[DriveStatus]) -> Vec<DiskReply> {
         let on = self.nodes.iter().filter_map(|(node, bdev)| {
             let disk = DiskName::of_node(Path::new("/dev"), Path::new(node));
             Some((disk.ok()??.to_string(), bdev))
         });
         let on: Vec<(String, &String)> = on.collect();
-        let named = |mut disk: MachineDisk| {
+        let reply = |disk: MachineDisk| {
+            let is_block_device = disk.name.is_some();
+            let mut reply = self.reply(disk, &on);
             let is_it = |one: &&DriveStatus| {
-                one.state == DriveState::Bound && one.drive.address == disk.address
+                let address = one.drive.address.map(|address| address.to_string());
+                address.is_some() && address == reply.address
             };
-            if let Some(known) = taken.iter().find(is_it)
-                && disk.name.is_none()
-            {
-                disk.serial = Some(known.drive.serial.clone());
-                disk.model = Some(known.drive.model.clone());
+            let known = taken.iter().find(is_it);
+            match known.map(|known| (known.state, is_block_device)) {
+                Some((DriveState::Bound, false)) => {
+                    reply.serial = known.map(|known| known.drive.serial.clone());
+                    reply.model = known.map(|known| known.drive.model.clone());
+                }
+                Some((DriveState::Kernel, true)) => reply.uses.push(LISTED.to_owned()),
+                _ => {}
             }
-            disk
+            reply
         };
-        disks
-            .into_iter()
-            .map(|disk| self.reply(named(disk), &on))
-            .collect()
+        disks.into_iter().map(reply).collect()
     }
 
     fn reply(&self, disk: MachineDisk, on: &[(String, &String)]) -> DiskReply {
@@ -236,6 +273,18 @@ mod tests {
             assert_eq!(shown[0].serial.as_deref(), Some("S1"));
             assert_eq!(shown[1].serial.as_deref(), serial);
         }
+        // A drive that was pulled and put back: its disks are not free.
+        let back = DriveStatus {
+            drive: TakenDrive {
+                serial: "S1".into(),
+                model: "M".into(),
+                address: "0000:01:00.0".parse().ok(),
+            },
+            state: DriveState::Kernel,
+        };
+        let shown = own.described(machine.system().machine_disks(), &[back]);
+        assert_eq!(shown[0].uses, ["nvme0n1 is swap space", LISTED]);
+        assert_eq!(shown[1].uses, [""; 0]);
         for (node, expected) in [("nvme0n1", 1), ("nvme9n1", 0)] {
             let bdev = "disk0".to_owned();
             let disk = machine.system().machine_disks().remove(0);
@@ -252,11 +301,20 @@ mod tests {
         assert!(daemon.call("disk_list", json!(null)).is_array());
         let (release, wait) = std::sync::mpsc::channel::<()>();
         let short = Duration::from_millis(50);
-        let stuck = daemon.run(within(short, move || wait.recv().is_ok()));
+        let stuck = daemon.run(SURVEY.within(short, move || wait.recv().is_ok()));
         let late = |refused: RpcError| refused.to_string().contains("has not answered");
         assert!(late(stuck.unwrap_err()));
-        assert!(late(daemon.run(within(short, || true)).unwrap_err()));
+        assert!(late(daemon.run(SURVEY.within(short, || true)).unwrap_err()));
+        // Other work has its own turn, limit and text.
+        static OTHER: Slow = Slow::new(Duration::from_secs(60), "the check has not ended", "wait");
+        assert_eq!(daemon.run(OTHER.run(|| true)), Ok(true));
+        let (_keep, wait) = std::sync::mpsc::channel::<()>();
+        let stuck =
+            daemon.run(OTHER.within(Duration::ZERO, move || wait.recv_timeout(short).is_ok()));
+        let text = serde_json::to_value(stuck.unwrap_err()).unwrap();
+        assert_eq!(text["data"]["cause"], "the check has not ended within 0 s");
+        assert_eq!(text["data"]["remedy"], "wait");
         release.send(()).unwrap();
-        assert_eq!(daemon.run(within(LIMIT, || true)), Ok(true));
+        assert_eq!(daemon.run(SURVEY.run(|| true)), Ok(true));
     }
 }

@@ -7,9 +7,9 @@
 //! ```
 //!
 //! A drive is known again by its serial number and its model, which the kernel's driver reads from
-//! the drive: a card in another slot changes PCI addresses. The address only distinguishes the
-//! ports of one drive. A drive that is bound to vfio-pci shows no serial number, so the list has
-//! the address of a bound drive, too.
+//! the drive: a card in another slot changes PCI addresses. So no drive is taken that shares both
+//! with another function, such as a drive with two ports. A drive that is bound to vfio-pci shows
+//! no serial number, so the list has the address of a bound drive, too.
 //!
 //! The list is in the partition for state: a factory reset makes that partition anew, and the start
 //! after it binds no drive.
@@ -19,6 +19,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use nacre_bdev_nvme_vfio::pci::{Address, Drive, Driver, Options, PciError, System, Use};
 use nacre_engine_values::files;
@@ -32,13 +33,16 @@ use crate::status::{self, StatusError};
 const MOST: usize = 256;
 /// The state of a controller whose serial number can be trusted.
 const LIVE: Option<&str> = Some("live");
+/// After this time, a start of the machine begins with no further drive. The last one may take two
+/// minutes more, and the unit has five.
+const BINDING: Duration = Duration::from_secs(120);
 
 /// A drive of the list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TakenDrive {
     pub serial: String,
     pub model: String,
-    /// Its last known PCI address; none: another drive has it now.
+    /// Its last known PCI address; none: a drive of the list that was taken or found later has it.
     pub address: Option<Address>,
 }
 
@@ -60,6 +64,13 @@ impl TakenDrive {
 
     fn is(&self, drive: &Drive) -> bool {
         Self::of(drive).is_some_and(|found| self.is_same(&found))
+    }
+
+    /// True if the kernel's driver has read this identity from the drive, whatever its state is.
+    fn is_shared_with(&self, drive: &Drive) -> bool {
+        drive.controller.as_ref().is_some_and(|controller| {
+            (&self.serial, &self.model) == (&controller.serial, &controller.model)
+        })
     }
 
     /// True if vfio-pci has a drive at its address.
@@ -120,7 +131,7 @@ pub enum DriveState {
     Bound,
     /// The kernel has it, and disks of the machine show it.
     Kernel,
-    /// The machine does not show it.
+    /// The machine does not show it, or shows several drives that may be it.
     Missing,
 }
 
@@ -194,6 +205,16 @@ pub enum DriveError {
     },
     #[error("the daemon has no {id} of this machine; the list has: {}", list(have))]
     NotTaken { id: DriveId, have: Vec<TakenDrive> },
+    #[error(
+        "drive {address} has the model and the serial number of {}, too, so a later start could bind the wrong one: \
+         a drive with two ports, or a faulty serial number; take the other function out of the machine, or create a \
+         file bdev on the disk",
+        list(others)
+    )]
+    SharedSerial {
+        address: Address,
+        others: Vec<Address>,
+    },
     #[error("the list has several of {id}; give its address and its serial number")]
     Several { id: DriveId },
     #[error("the list has {MOST} drives, its most; give one back first")]
@@ -213,6 +234,11 @@ pub enum DriveError {
         list(at)
     )]
     Ambiguous { drive: TakenDrive, at: Vec<Address> },
+    #[error(
+        "no time: {drive} is not bound, since the drives before it took {} s; take it again",
+        BINDING.as_secs()
+    )]
+    NoTime { drive: TakenDrive },
     #[error(
         "{path}: {source}; no drive is bound: take the drives again, which makes a new list",
         path = path.display()
@@ -292,12 +318,24 @@ impl List {
         files::replace_private(&path, &text).map_err(failed)
     }
 
-    /// The position of the drive; none if the list does not have it.
-    fn find(&self, id: &DriveId) -> Result<Option<usize>, DriveError> {
-        let mut found = (0..self.drives.len()).filter(|&at| id.names(&self.drives[at]));
-        match (found.next(), found.next()) {
-            (Some(_), Some(_)) => Err(DriveError::Several { id: id.clone() }),
-            (first, _) => Ok(first),
+    /// The position of the drive; none if the list does not have it. `present`: the list with
+    /// present addresses, by which a call names a drive first.
+    fn find(&self, present: &[TakenDrive], id: &DriveId) -> Result<Option<usize>, DriveError> {
+        let named = |drives: &[TakenDrive]| {
+            let mut found: Vec<usize> = (0..drives.len()).collect();
+            found.retain(|&at| id.names(&drives[at]));
+            found
+        };
+        let mut found = named(present);
+        if found.is_empty() {
+            found = named(&self.drives);
+        }
+        // An entry without an address has no other name than its serial number.
+        let nameless = found.iter().find(|&&at| present[at].address.is_none());
+        match (found.as_slice(), nameless) {
+            ([], _) => Ok(None),
+            ([one], _) | (_, Some(one)) => Ok(Some(*one)),
+            _ => Err(DriveError::Several { id: id.clone() }),
         }
     }
 
@@ -312,8 +350,9 @@ impl List {
             let mut drives = drives.iter();
             drives.any(|drive| drive.address == *at && drive.driver == Driver::VfioPci)
         };
-        if let Some(found) = self.find(id)? {
-            return Ok((Some(found), self.drives[found].address.filter(is_bound)));
+        let present = present(&self.drives, &places_of(&self.drives, drives));
+        if let Some(found) = self.find(&present, id)? {
+            return Ok((Some(found), present[found].address.filter(is_bound)));
         }
         match (id.address.filter(is_bound), &id.serial) {
             (Some(at), None) => Ok((None, Some(at))),
@@ -386,8 +425,34 @@ fn check_in(
             found: known.serial,
         });
     }
+    if drive.driver != Driver::VfioPci {
+        check_alone(list, &system.drives(), &known, address)?;
+    }
     system.check(address, &Options::default())?;
     Ok(known)
+}
+
+/// Refuses a drive that a later start could confuse with another one of the machine.
+fn check_alone(
+    list: &List,
+    drives: &[Drive],
+    known: &TakenDrive,
+    address: Address,
+) -> Result<(), DriveError> {
+    // A bound drive shows no serial number: the list has it.
+    let bound = list.drives.iter().filter(|one| one.is_bound(drives));
+    let bound = bound.filter(|one| known.is_same(one));
+    let mut others: BTreeSet<Address> = bound.filter_map(|one| one.address).collect();
+    let shown = drives.iter().filter(|drive| known.is_shared_with(drive));
+    others.extend(shown.map(|drive| drive.address));
+    others.remove(&address);
+    if others.is_empty() {
+        return Ok(());
+    }
+    Err(DriveError::SharedSerial {
+        address,
+        others: others.into_iter().collect(),
+    })
 }
 
 /// Binds a drive to vfio-pci, now and at each start.
@@ -481,60 +546,67 @@ fn unbind_and(
     })
 }
 
-/// Binds the drives of the list at a start of the machine. Each drive has its own result: a drive
-/// that cannot be bound delays no other one. The list then gets the present addresses.
+/// Binds the drives of the list at a start of the machine. First the list gets the present
+/// addresses: a command that ends early does not lose them. Each drive has its own result. One that
+/// cannot be bound may delay the next ones; after two minutes, none is begun.
 pub fn restore(places: &Places, system: &System) -> Result<Restoration, DriveError> {
+    let begin = Instant::now();
+    restore_and(places, system, || begin.elapsed(), List::write)
+}
+
+/// `spent`: time since the beginning. `write` keeps the list.
+fn restore_and(
+    places: &Places,
+    system: &System,
+    spent: impl Fn() -> Duration,
+    write: impl FnOnce(&List, &Places) -> Result<(), DriveError>,
+) -> Result<Restoration, DriveError> {
     status::image(places)?;
     let _lock = Lock::of_drives(places)?;
-    let mut list = List::read(places)?;
-    if list.drives.is_empty() {
+    let List { drives: wanted } = List::read(places)?;
+    if wanted.is_empty() {
         return Ok(Restoration {
             drives: Vec::new(),
             list: Ok(()),
         });
     }
-    let wanted = list.drives.clone();
     let drives = system.identified_drives(|found| {
         let mut wanted = wanted.iter();
         wanted.all(|one| one.is_bound(found) || found.iter().any(|drive| one.is(drive)))
     });
     let found = places_of(&wanted, &drives);
-    for (entry, at) in list.drives.iter_mut().zip(&found) {
-        let is_others = |address: &Address| {
-            let mut found = found.iter();
-            found.any(|other| other.as_ref().is_ok_and(|other| other == address))
-        };
-        entry.address = match at {
-            Ok(at) => Some(*at),
-            Err(_) => entry.address.filter(|address| !is_others(address)),
-        };
-    }
-    let mut restored = Vec::new();
-    for (drive, at) in list.drives.iter().zip(found) {
-        let outcome = at.and_then(|address| {
-            system.bind(address, &Options::default())?;
-            Ok(address)
-        });
-        let drive = drive.clone();
-        restored.push(RestoredDrive { drive, outcome });
-    }
+    let list = List {
+        drives: present(&wanted, &found),
+    };
     let written = if list.drives == wanted {
         Ok(())
     } else {
-        list.write(places)
+        write(&list, places)
+    };
+    let bind = |(drive, at): (TakenDrive, Result<Address, DriveError>)| {
+        let outcome = at.and_then(|address| {
+            if spent() >= BINDING {
+                let drive = drive.clone();
+                return Err(DriveError::NoTime { drive });
+            }
+            system.bind(address, &Options::default())?;
+            Ok(address)
+        });
+        RestoredDrive { drive, outcome }
     };
     Ok(Restoration {
-        drives: restored,
+        drives: list.drives.into_iter().zip(found).map(bind).collect(),
         list: written,
     })
 }
 
 /// The present address of each drive. First the drives at their former addresses, which distinguish
-/// the ports of a drive; then each other one, if a single function is left with its serial number.
+/// drives with one serial number; then each other one, if a single function is left with its serial
+/// number. No address is the place of two drives.
 fn places_of(wanted: &[TakenDrive], drives: &[Drive]) -> Vec<Result<Address, DriveError>> {
     let is_at_home = |one: &TakenDrive| {
-        let mut drives = drives.iter();
-        drives.any(|drive| one.address == Some(drive.address) && one.is(drive))
+        let is_it = |drive: &Drive| one.address == Some(drive.address) && one.is(drive);
+        one.is_bound(drives) || drives.iter().any(is_it)
     };
     let homes = wanted.iter().filter(|one| is_at_home(one));
     let mut claimed: BTreeSet<Address> = homes.filter_map(|one| one.address).collect();
@@ -552,8 +624,6 @@ fn places_of(wanted: &[TakenDrive], drives: &[Drive]) -> Vec<Result<Address, Dri
         let at: Vec<Address> = free.map(|drive| drive.address).collect();
         let place = match (at.as_slice(), one.address) {
             ([address], _) => Ok(*address),
-            // Not at a start of the machine: vfio-pci has it already.
-            ([], Some(address)) if one.is_bound(drives) => Ok(address),
             ([], last) => Err(DriveError::Missing {
                 drive: one.clone(),
                 other: drives
@@ -573,7 +643,24 @@ fn places_of(wanted: &[TakenDrive], drives: &[Drive]) -> Vec<Result<Address, Dri
     places
 }
 
-/// The drives of the list. Reads sysfs only.
+/// The drives with their present addresses. A drive without a place keeps its last address, unless
+/// another drive of the list has it now.
+fn present(wanted: &[TakenDrive], found: &[Result<Address, DriveError>]) -> Vec<TakenDrive> {
+    let is_others = |address: &Address| {
+        let mut found = found.iter();
+        found.any(|other| other.as_ref().is_ok_and(|other| other == address))
+    };
+    let of = |(one, at): (&TakenDrive, &Result<Address, DriveError>)| TakenDrive {
+        address: match at {
+            Ok(at) => Some(*at),
+            Err(_) => one.address.filter(|address| !is_others(address)),
+        },
+        ..one.clone()
+    };
+    wanted.iter().zip(found).map(of).collect()
+}
+
+/// The drives of the list, with their present addresses. Reads sysfs only.
 pub fn status(places: &Places, system: &System) -> Result<Vec<DriveStatus>, DriveError> {
     let list = List::read(places)?;
     let drives = if list.drives.is_empty() {
@@ -581,18 +668,17 @@ pub fn status(places: &Places, system: &System) -> Result<Vec<DriveStatus>, Driv
     } else {
         system.drives()
     };
-    let of = |mut drive: TakenDrive| {
-        let state = if drive.is_bound(&drives) {
-            DriveState::Bound
-        } else if let Some(found) = drives.iter().find(|found| drive.is(found)) {
-            drive.address = Some(found.address);
-            DriveState::Kernel
-        } else {
-            DriveState::Missing
+    let found = places_of(&list.drives, &drives);
+    let now = present(&list.drives, &found).into_iter().zip(found);
+    let of = |(drive, at): (TakenDrive, Result<Address, DriveError>)| {
+        let state = match at {
+            Ok(_) if drive.is_bound(&drives) => DriveState::Bound,
+            Ok(_) => DriveState::Kernel,
+            Err(_) => DriveState::Missing,
         };
         DriveStatus { drive, state }
     };
-    Ok(list.drives.into_iter().map(of).collect())
+    Ok(now.map(of).collect())
 }
 
 #[cfg(test)]

@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::io::ErrorKind;
 
 use nacre_bdev_nvme_vfio::pci::testing::Machine;
@@ -63,6 +64,17 @@ fn start(places: &Places, machine: &Machine) -> (Vec<String>, Vec<String>) {
         }
     }
     (bound, skipped)
+}
+
+/// Writes a list of drives with these serial numbers and addresses.
+fn keep(places: &Places, drives: &[(&str, Option<&str>)]) {
+    let drives = drives.iter().map(|(serial, address)| TakenDrive {
+        serial: (*serial).into(),
+        model: "QEMU NVMe Ctrl".into(),
+        address: address.map(at),
+    });
+    let drives = drives.collect();
+    List { drives }.write(places).unwrap();
 }
 
 fn drivers(machine: &Machine) -> Vec<Driver> {
@@ -148,35 +160,164 @@ fn a_drive_is_known_by_its_serial_number() {
     assert_eq!(drivers(&model), [Driver::Nvme]);
 }
 
-/// Goal: the ports of one drive are distinguished by their addresses, and not guessed.
+const PORTS: [&str; 3] = ["0000:03:00.0", "0000:04:00.0", "0000:05:00.0"];
+
+/// A machine with drives of one serial number at these addresses.
+fn twins(addresses: &[&str]) -> Machine {
+    let machine = Machine::bare();
+    for (number, address) in (3..).zip(addresses) {
+        machine.drive(address, 20 + number, number, "TWIN", &[]);
+    }
+    machine
+}
+
+/// Goal: a drive that a later start could confuse with another one is not taken. Method: the other
+/// one is live, not live, and bound.
 #[test]
-fn a_drive_with_two_ports() {
+fn a_drive_that_shares_its_serial_number_is_refused() {
     let (_root, places) = appliance();
-    let with = |addresses: &[(&str, u32)]| {
-        let machine = Machine::bare();
-        for (address, number) in addresses {
-            machine.drive(address, 20 + number, *number, "TWIN", &[]);
-        }
-        machine
+    let [a, b, _] = PORTS;
+    let machine = twins(&[a, b]);
+    let others = |machine: &Machine, address| {
+        let refused = [
+            check(&places, &machine.system(), at(address), None).map(drop),
+            take(&places, machine, address).map(drop),
+        ];
+        refused.map(|refused| match refused {
+            Err(DriveError::SharedSerial { others, .. }) => others,
+            other => panic!("{other:?}"),
+        })
     };
-    let (a, b, c) = ("0000:03:00.0", "0000:04:00.0", "0000:05:00.0");
-    let machine = with(&[(a, 3), (b, 4)]);
-    take(&places, &machine, a).unwrap();
-    let restarted = with(&[(a, 3), (b, 4)]);
-    assert_eq!(start(&places, &restarted), (vec![a.into()], vec![]));
-    let moved = with(&[(b, 4), (c, 5)]);
+    assert_eq!(others(&machine, a), [[at(b)], [at(b)]]);
+    let state = format!("sys/bus/pci/devices/{b}/nvme/nvme4/state");
+    machine.file(&state, "dead\n");
+    assert_eq!(others(&machine, a), [[at(b)], [at(b)]]);
+    assert_eq!(drivers(&machine), [Driver::Nvme, Driver::Nvme]);
+    assert_eq!(listed(&places, &machine), []);
+
+    let alone = twins(&[a]);
+    take(&places, &alone, a).unwrap();
+    alone.drive(b, 24, 4, "TWIN", &[]);
+    assert_eq!(others(&alone, b), [[at(a)], [at(a)]]);
+    assert!(take(&places, &alone, a).unwrap().already);
+    // Another model is another drive.
+    let file = format!("sys/bus/pci/devices/{b}/nvme/nvme4/model");
+    alone.file(&file, "OTHER\n");
+    take(&places, &alone, b).unwrap();
+}
+
+/// Goal: drives with one serial number are distinguished by their addresses, and not guessed.
+#[test]
+fn drives_with_one_serial_number() {
+    let (_root, places) = appliance();
+    let [a, b, c] = PORTS;
+    keep(&places, &[("TWIN", Some(a))]);
+    let machine = twins(&[a, b]);
+    // The second run of the unit, too: a bound drive shows no serial number.
+    for _ in 0..2 {
+        assert_eq!(start(&places, &machine), (vec![a.into()], vec![]));
+        assert_eq!(drivers(&machine), [Driver::VfioPci, Driver::Nvme]);
+    }
+    let moved = twins(&[b, c]);
     let (bound, skipped) = start(&places, &moved);
     assert_eq!(bound, [""; 0]);
     assert!(skipped[0].contains("at 0000:04:00.0, 0000:05:00.0"));
     assert_eq!(drivers(&moved), [Driver::Nvme, Driver::Nvme]);
-    take(&places, &restarted, b).unwrap();
-    let both = with(&[(a, 3), (b, 4)]);
+    let unclear = entry("TWIN", a, DriveState::Missing);
+    assert_eq!(listed(&places, &moved), [unclear]);
+
+    keep(&places, &[("TWIN", Some(a)), ("TWIN", Some(b))]);
+    // The drive at its own address is preferred, and no address is used twice.
+    let kernel = |address| entry("TWIN", address, DriveState::Kernel);
+    assert_eq!(listed(&places, &moved), [kernel(c), kernel(b)]);
+    let both = twins(&[a, b]);
     let started = start(&places, &both);
     assert_eq!(started, (vec![a.into(), b.into()], vec![]));
     let several = unbind(&places, &both.system(), &by_serial("TWIN")).unwrap_err();
     assert!(matches!(several, DriveError::Several { .. }), "{several}");
     unbind(&places, &both.system(), &by_address(b)).unwrap();
     assert_eq!(drivers(&both), [Driver::VfioPci, Driver::Nvme]);
+}
+
+/// Goal: each drive of the list leaves it by the values that the list shows. Method: a drive at
+/// another address, then drives that have no address, one beside a bound drive of its serial
+/// number.
+#[test]
+fn each_listed_drive_can_be_given_back() {
+    let (_root, places) = appliance();
+    take(&places, &Machine::usual(), FIRST).unwrap();
+    let moved = Machine::bare();
+    moved.drive(FIRST, 14, 0, "S2", &["nvme0n1"]);
+    moved.drive(SECOND, 15, 1, "S1", &["nvme1n1"]);
+    let give_back_all = |machine: &Machine| {
+        let mut was_bound = Vec::new();
+        for one in status(&places, &machine.system()).unwrap() {
+            let id = DriveId {
+                address: one.drive.address,
+                serial: Some(one.drive.serial),
+            };
+            check_listed(&places, &machine.system(), &id).unwrap();
+            was_bound.push(unbind(&places, &machine.system(), &id).unwrap().was_bound);
+        }
+        assert_eq!(listed(&places, machine), []);
+        was_bound
+    };
+    let now = entry("S1", SECOND, DriveState::Kernel);
+    assert_eq!(listed(&places, &moved), [now]);
+    assert_eq!(give_back_all(&moved), [false]);
+
+    keep(&places, &[("S1", None), ("S1", None)]);
+    assert_eq!(give_back_all(&Machine::bare()), [false, false]);
+    let [a, ..] = PORTS;
+    keep(&places, &[("TWIN", Some(a)), ("TWIN", None)]);
+    let machine = twins(&[a]);
+    assert_eq!(start(&places, &machine).0, [a]);
+    assert_eq!(give_back_all(&machine), [true, false]);
+    assert_eq!(drivers(&machine), [Driver::Nvme]);
+}
+
+/// Goal: a start that takes too long names the drives that it left, and does not lose the present
+/// addresses when it is ended. Method: two drives in each other's place; the clock jumps after the
+/// first one.
+#[test]
+fn a_start_has_an_end() {
+    let (_root, places) = appliance();
+    keep(&places, &[("S1", Some(SECOND)), ("S2", Some(FIRST))]);
+    let machine = Machine::usual();
+    let calls = Cell::new(0);
+    let spent = || {
+        calls.set(calls.get() + 1);
+        BINDING * (calls.get() - 1)
+    };
+    let write = |list: &List, places: &Places| {
+        assert_eq!(drivers(&machine), [Driver::Nvme, Driver::Nvme]);
+        list.write(places)
+    };
+    let done = restore_and(&places, &machine.system(), spent, write).unwrap();
+    done.list.unwrap();
+    let [first, second] = &done.drives[..] else {
+        panic!("{:?}", done.drives);
+    };
+    assert_eq!(first.outcome.as_ref().unwrap(), &at(FIRST));
+    let late = second.outcome.as_ref().unwrap_err().to_string();
+    let text = "no time: QEMU NVMe Ctrl (serial number S2) is not bound, since the drives before it took 120 s; take it again";
+    assert_eq!(late, text);
+    assert_eq!(drivers(&machine), [Driver::VfioPci, Driver::Nvme]);
+    let stored = List::read(&places).unwrap().drives;
+    let stored: Vec<_> = stored.iter().map(|one| one.address).collect();
+    assert_eq!(stored, [Some(at(FIRST)), Some(at(SECOND))]);
+    // A list that cannot be written keeps no drive from the daemon.
+    keep(&places, &[("S1", Some(SECOND))]);
+    let full = |_: &List, places: &Places| {
+        Err(DriveError::Io {
+            path: places.drives(),
+            source: ErrorKind::StorageFull.into(),
+        })
+    };
+    let machine = Machine::usual();
+    let done = restore_and(&places, &machine.system(), || Duration::ZERO, full).unwrap();
+    assert!(matches!(done.list, Err(DriveError::Io { .. })));
+    assert_eq!(drivers(&machine), [Driver::VfioPci, Driver::Nvme]);
 }
 
 /// Goal: a drive in use is neither bound by a call nor by a start, and its users are named without

@@ -6,6 +6,7 @@ use nacre_engine_appliance::acts::ActKind;
 use nacre_engine_appliance::drives::{self, DriveError, DriveId, DriveState, Restoration};
 use nacre_engine_appliance::place::Places;
 use nacre_engine_appliance::status::StatusError;
+use nacre_engine_rpc::error::causes;
 use serde_json::json;
 
 use super::Noted;
@@ -24,7 +25,8 @@ pub(crate) enum DriveCommand {
     #[command(
         after_help = "The kernel shows the drive's disks no more. Attach the drive: nacre bdev attach pcie://ADDRESS --name Nvme0\n\n\
                       Each start of the machine finds the drive by serial number and model, and binds it again before the\n\
-                      daemon starts. A drive that is gone is skipped, and none is bound in its place.\n\n\
+                      daemon starts, also at another address. A drive that is gone is skipped. A drive whose serial number and\n\
+                      model another drive of the machine has, too, is refused.\n\n\
                       Example: nacre appliance drive bind 0000:5e:00.0"
     )]
     Bind {
@@ -89,7 +91,7 @@ fn list(places: &Places, system: &System, json: bool) -> Result<(), Failure> {
             one.drive.model,
         ]
     });
-    output::table(&["address", "driver", "serial", "model"], rows)
+    output::table(&["address", "state", "serial", "model"], rows)
 }
 
 /// Binds a drive, with an entry in the history.
@@ -138,12 +140,12 @@ fn restore(places: &Places, system: &System) -> Result<(), Failure> {
             for one in drives {
                 match one.outcome {
                     Ok(address) => output::line(&format!("{} is bound, at {address}", one.drive))?,
-                    Err(error) => problems.push(error.to_string()),
+                    Err(error) => problems.push(causes(&error.into())),
                 }
             }
-            problems.extend(list.err().map(|error| error.to_string()));
+            problems.extend(list.err().map(|error| causes(&error.into())));
         }
-        Err(error) => problems.push(error.to_string()),
+        Err(error) => problems.push(causes(&error.into())),
     }
     if problems.is_empty() {
         return Ok(());
@@ -165,6 +167,7 @@ fn failed(error: DriveError) -> Failure {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::io::ErrorKind;
     use std::path::Path;
 
     use clap::Parser;
@@ -297,5 +300,13 @@ mod tests {
         );
         fs::write(places.os_release(), "IMAGE_ID=nacre\nIMAGE_VERSION=0.1.0\n").unwrap();
         restore(&places, &Machine::usual().system()).unwrap();
+        // The cause of the kernel is in the history.
+        bind(&places, &Machine::usual().system(), address, None).unwrap();
+        let broken = Machine::usual();
+        let refuse = ErrorKind::ResourceBusy;
+        broken.kernel.refuse.lock().insert("bind".into(), refuse);
+        restore(&places, &broken.system()).unwrap_err();
+        let text = newest(&places).2;
+        assert!(text.contains("failed: resource busy"), "{text}");
     }
 }

@@ -5,6 +5,7 @@
 //! for other acts on the machine. `nacre appliance obey` checks again, and binds.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use nacre_bdev_nvme_vfio::pci::{Address, PciError, System};
 use nacre_engine_appliance::acts::{self, Request};
@@ -15,8 +16,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{blocking, parse, refusal};
-use crate::methods::disk_list::{LIMIT, within};
-use crate::rpc::error::Errno;
+use crate::methods::disk_list::Slow;
+use crate::rpc::error::{Errno, causes};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::Engine;
 
@@ -29,18 +30,19 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
 pub(super) struct TakenDriveReply {
     serial: String,
     model: String,
-    /// PCI address; none: another drive has its last one.
+    /// Present PCI address, or the last one of a missing drive; none: another drive of the list
+    /// has that.
     address: Option<String>,
     /// `bound`: the daemon can attach it by its address; `kernel`: the kernel has it;
-    /// `missing`: the machine does not show it.
+    /// `missing`: the machine does not show it, or shows several drives that may be it.
     state: &'static str,
 }
 
-/// The list, or the cause without one.
+/// The list, or the error of reading it.
 pub(super) fn listed(places: &Places, system: &System) -> (Vec<TakenDriveReply>, Option<String>) {
     let all = match drives::status(places, system) {
         Ok(all) => all,
-        Err(error) => return (Vec::new(), Some(error.to_string())),
+        Err(error) => return (Vec::new(), Some(causes(&error.into()))),
     };
     let reply = |one: drives::DriveStatus| TakenDriveReply {
         address: one.drive.address.map(|address| address.to_string()),
@@ -55,6 +57,13 @@ pub(super) fn listed(places: &Places, system: &System) -> (Vec<TakenDriveReply>,
     (all.into_iter().map(reply).collect(), None)
 }
 
+/// The check waits up to 30 s for udev.
+static CHECK: Slow = Slow::new(
+    Duration::from_secs(45),
+    "the check of the drive has not ended",
+    "try again in a minute: udev may still read its disks; if a disk does not answer, the kernel's log (`dmesg`) names it",
+);
+
 struct BindDrive;
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -68,7 +77,7 @@ struct BindDriveParams {
 
 impl Method<Engine> for BindDrive {
     const NAME: &'static str = "appliance_bind_drive";
-    const ABOUT: &'static str = "Has the appliance bind an NVMe drive to vfio-pci, now and at each start, so that `bdev_nvme_attach_controller` attaches it by its PCI address. The kernel does not show the drive any more. Refused for a drive in use. The call returns at once: `appliance_get` shows the result.";
+    const ABOUT: &'static str = "Has the appliance bind an NVMe drive to vfio-pci, now and at each start, so that `bdev_nvme_attach_controller` attaches it by its PCI address. The kernel does not show the drive any more. Refused for a drive in use, and for one whose model and serial number another drive of the machine has, too. The call checks the drive, and returns before it is bound: `appliance_get` shows the result.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = BindDriveParams;
@@ -76,11 +85,11 @@ impl Method<Engine> for BindDrive {
 
     async fn apply(params: BindDriveParams, _: Rc<Engine>) -> Result<bool, RpcError> {
         let address: Address = parse("address", &params.address)?;
-        let drive = within(LIMIT, move || {
+        let check = move || {
             let serial = params.serial.as_deref();
             check(&Places::system(), &System::real(), address, serial)
-        })
-        .await??;
+        };
+        let drive = CHECK.run(check).await??;
         let serial = Some(drive.serial);
         ask(Request::BindDrive { address, serial }).await
     }
@@ -180,44 +189,113 @@ async fn ask(request: Request) -> Result<bool, RpcError> {
 
 /// `of_shell`: the command for a machine that is no appliance.
 fn drive_refusal(error: DriveError, of_shell: &str) -> RpcError {
-    let cause = error.to_string();
-    let refuse = |errno| RpcError::errno(errno, cause);
+    let (errno, field, remedy) = facts_of(&error);
+    let remedy = match error {
+        DriveError::Status(StatusError::NoAppliance { .. }) => {
+            format!("`{of_shell}` as root on that machine")
+        }
+        _ => remedy.to_owned(),
+    };
+    let refused = RpcError::errno(errno, causes(&error.into())).remedy(remedy);
+    match field {
+        Some(field) => refused.field(field),
+        None => refused,
+    }
+}
+
+/// The code, the field and the remedy of a refusal.
+fn facts_of(error: &DriveError) -> (Errno, Option<&'static str>, &'static str) {
+    let address = Some("address");
     match error {
-        DriveError::Status(StatusError::NoAppliance { .. }) => refuse(Errno::ENOTSUP)
-            .remedy(format!("`{of_shell}` as root on that machine")),
-        DriveError::InUse { .. } => refuse(Errno::EBUSY)
-            .field("address")
-            .remedy("delete the bdev, pool or volume on it, or choose another drive"),
-        DriveError::NoIommu { .. } => refuse(Errno::ENOTSUP)
-            .field("address")
-            .remedy("switch the IOMMU on in the firmware, and restart; until then, create a file bdev on its disk"),
-        DriveError::OtherSerial { .. } => refuse(Errno::EINVAL).field("serial"),
-        DriveError::NotIdentified { .. } => refuse(Errno::EAGAIN)
-            .field("address")
-            .remedy("wait until its controller is live, or replace the drive"),
-        DriveError::BoundByOthers { .. } => refuse(Errno::EBUSY)
-            .field("address")
-            .remedy("`appliance_unbind_drive` gives it back"),
-        DriveError::NotTaken { .. } | DriveError::Missing { .. } => refuse(Errno::ENODEV)
-            .field("address")
-            .remedy("`appliance_get` shows the drives of the list"),
-        DriveError::Several { .. } | DriveError::Ambiguous { .. } => {
-            refuse(Errno::EINVAL).field("serial")
+        DriveError::Status(StatusError::NoAppliance { .. }) => (
+            Errno::ENOTSUP,
+            None,
+            "use a machine that runs from the image",
+        ),
+        DriveError::InUse { .. } => (
+            Errno::EBUSY,
+            address,
+            "delete the bdev, pool or volume on it, or choose another drive",
+        ),
+        DriveError::NoIommu { .. } => (
+            Errno::ENOTSUP,
+            address,
+            "switch the IOMMU on in the firmware, and restart; until then, create a file bdev on its disk",
+        ),
+        DriveError::OtherSerial { .. } => (
+            Errno::EINVAL,
+            Some("serial"),
+            "`disk_list` shows the drives of this machine with their serial numbers",
+        ),
+        DriveError::NotIdentified { .. } => (
+            Errno::EAGAIN,
+            address,
+            "wait until its controller is live, or replace the drive",
+        ),
+        DriveError::BoundByOthers { .. } => (
+            Errno::EBUSY,
+            address,
+            "restart the machine, which gives the drive to the kernel, or give it back by `appliance_unbind_drive` \
+             with its address",
+        ),
+        DriveError::SharedSerial { .. } => (
+            Errno::EBUSY,
+            address,
+            "take the other function out of the machine, or create a file bdev on the disk",
+        ),
+        DriveError::NotTaken { .. } | DriveError::Missing { .. } => (
+            Errno::ENODEV,
+            address,
+            "`appliance_get` shows the drives of the list",
+        ),
+        DriveError::Several { .. } | DriveError::Ambiguous { .. } => (
+            Errno::EINVAL,
+            Some("serial"),
+            "name the drive by `address` and `serial`, as `appliance_get` shows them",
+        ),
+        DriveError::Full => (
+            Errno::ENOSPC,
+            None,
+            "give a drive back by `appliance_unbind_drive`",
+        ),
+        DriveError::NoTime { .. } => (Errno::ETIMEDOUT, None, "take the drive again"),
+        DriveError::Lock(_) => (Errno::EAGAIN, None, "try again in a minute"),
+        DriveError::Malformed { .. } => (
+            Errno::EIO,
+            None,
+            "take the drives again, which makes a new list",
+        ),
+        DriveError::Status(_) | DriveError::Io { .. } => (
+            Errno::EIO,
+            None,
+            "restart the machine; the kernel's log (`dmesg`) has faults of the disk that it starts from",
+        ),
+        DriveError::Pci(error) => {
+            let (errno, remedy) = facts_of_pci(error);
+            (errno, address, remedy)
         }
-        DriveError::Full => refuse(Errno::ENOSPC),
-        DriveError::Pci(
-            PciError::NotThere { .. } | PciError::NotNvme { .. } | PciError::NoSuchSerial { .. },
-        ) => refuse(Errno::ENODEV)
-            .field("address")
-            .remedy("`disk_list` shows the drives of this machine"),
-        DriveError::Pci(PciError::SharedGroup { .. } | PciError::OtherDriver { .. }) => {
-            refuse(Errno::EBUSY).field("address")
-        }
-        DriveError::Status(_)
-        | DriveError::Malformed { .. }
-        | DriveError::Io { .. }
-        | DriveError::Lock(_)
-        | DriveError::Pci(_) => refuse(Errno::EIO),
+    }
+}
+
+fn facts_of_pci(error: &PciError) -> (Errno, &'static str) {
+    match error {
+        PciError::NotThere { .. } | PciError::NotNvme { .. } | PciError::NoSuchSerial { .. } => (
+            Errno::ENODEV,
+            "`disk_list` shows the drives of this machine",
+        ),
+        PciError::SharedGroup { .. } => (Errno::EBUSY, "move the drive to another slot"),
+        PciError::OtherDriver { .. } => (
+            Errno::EBUSY,
+            "restart the machine, which gives the drive to the kernel",
+        ),
+        PciError::Driven { .. } => (
+            Errno::EBUSY,
+            "`bdev_nvme_detach_controller`, or end the program that drives it",
+        ),
+        _ => (
+            Errno::EIO,
+            "restart the machine, and try again; the kernel's log (`dmesg`) has faults of the drive",
+        ),
     }
 }
 
@@ -264,8 +342,9 @@ mod tests {
         };
         let free = check(&places, &machine.system(), at(FIRST), Some("S1")).unwrap();
         assert_eq!(free.serial, "S1");
-        let (code, field, _) = refused(FIRST, Some("S2"));
+        let (code, field, remedy) = refused(FIRST, Some("S2"));
         assert_eq!((code, field), (-22, json!("serial")));
+        assert!(remedy.to_string().contains("disk_list"));
         let (code, field, remedy) = refused("0000:09:00.0", None);
         assert_eq!((code, field), (-19, json!("address")));
         assert!(remedy.to_string().contains("disk_list"));
@@ -274,12 +353,46 @@ mod tests {
         assert_eq!((code, field), (-16, json!("address")));
         assert!(remedy.to_string().contains("choose another drive"));
         machine.function("0000:03:00.0", "0x020000", Some("igb"), 15);
-        let (code, field, _) = refused(SECOND, None);
+        let (code, field, remedy) = refused(SECOND, None);
         assert_eq!((code, field), (-16, json!("address")));
+        assert_eq!(remedy, "move the drive to another slot");
         fs::remove_file(root.path().join("usr/lib/os-release")).unwrap();
         let (code, _, remedy) = refused(FIRST, None);
         let of_shell = format!("`nacre nvme bind {FIRST}` as root on that machine");
         assert_eq!((code, remedy), (-95, json!(of_shell)));
+    }
+
+    /// Goal: a refusal has the cause of the kernel, and a remedy; a drive that another command
+    /// bound has a remedy without a shell.
+    #[test]
+    fn a_refusal_has_its_cause() {
+        let write = PciError::Write {
+            address: at(FIRST),
+            file: "sys/bind".into(),
+            text: "1".into(),
+            source: std::io::ErrorKind::ResourceBusy.into(),
+        };
+        let refused = drive_refusal(DriveError::Pci(write), "");
+        let text = serde_json::to_value(&refused).unwrap();
+        let cause = "drive 0000:01:00.0: writing \"1\" to sys/bind failed: resource busy";
+        assert_eq!(text["data"]["cause"], cause);
+        let (code, field, remedy) = facts(&refused);
+        assert_eq!((code, field), (-5, json!("address")));
+        assert!(remedy.to_string().contains("restart the machine"));
+
+        let (_root, places) = appliance();
+        let machine = Machine::usual();
+        let system = machine.system();
+        system.bind(at(FIRST), &Default::default()).unwrap();
+        let refused = check(&places, &system, at(FIRST), None).unwrap_err();
+        let (code, _, remedy) = facts(&refused);
+        assert_eq!(code, -16);
+        assert!(remedy.to_string().contains("restart the machine"));
+        machine.drive("0000:03:00.0", 16, 2, "S2", &[]);
+        let refused = check(&places, &system, at(SECOND), None).unwrap_err();
+        let (code, field, remedy) = facts(&refused);
+        assert_eq!((code, field), (-16, json!("address")));
+        assert!(remedy.to_string().contains("create a file bdev"));
     }
 
     /// Goal: an attached drive is not given back, nor one that the list does not have; the list

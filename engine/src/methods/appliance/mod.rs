@@ -71,7 +71,7 @@ struct ApplianceReply {
     networks: Vec<InterfaceSettings>,
     /// NVMe drives that each start binds to vfio-pci for the daemon.
     drives: Vec<TakenDriveReply>,
-    /// Why the drives are not known, if they are not.
+    /// Error of reading the list of drives.
     drives_problem: Option<String>,
 }
 
