@@ -351,6 +351,18 @@ export const ADMINISTRATION = {
     await row('S4EWNX0M777777').waitFor({ state: 'detached' });
     assert.deepEqual(mock.calls.at(-1), ['appliance_unbind_drive', { serial: 'S4EWNX0M777777' }]);
 
+    // A drive was pulled and put back; two drives of one serial number are gone.
+    const back = { serial: 'S4EWNX0M555555', model: 'SAMSUNG', address: '0000:63:00.0', state: 'kernel' };
+    const lost = { serial: 'S4EWNX0M666666', model: 'SAMSUNG', address: null, state: 'missing' };
+    mock.world.appliance = { ...mock.world.appliance, drives: [back, lost, lost] };
+    await row('S4EWNX0M555555').getByText('the kernel has it').waitFor();
+    assert.equal(await row('S4EWNX0M666666').count(), 2);
+    await button(page, 'Take again S4EWNX0M555555').click();
+    await page.getByText('nacre appliance drive bind 0000:63:00.0 --serial S4EWNX0M555555', { exact: true }).waitFor();
+    await button(page, 'Take again', 'dialog').click();
+    await row('S4EWNX0M555555').getByText('ready to attach').waitFor();
+    assert.deepEqual(mock.calls.at(-1), ['appliance_bind_drive', { address: '0000:63:00.0', serial: 'S4EWNX0M555555' }]);
+
     mock.world.appliance = { ...mock.world.appliance, drives: [], drives_problem: 'drives.json: expected value' };
     await panel.getByText('drives.json: expected value').waitFor();
     // Another machine has a shell.

@@ -196,9 +196,9 @@ export class Mock {
       case 'appliance_set_name': w.appliance = { ...w.appliance, host: p.name.toLowerCase(), acts: [{ ...w.appliance.acts[0], act: 'name', state: 'done', text: `the name of this machine is ${p.name.toLowerCase()}, and was ${w.appliance.host}` }, ...w.appliance.acts] }; return true;
       case 'appliance_set_network': w.appliance = { ...w.appliance, pending_network: p.interface }; return true;
       case 'appliance_bind_drive': {
-        const of = w.machine_disks.find((d) => d.address === p.address);
+        const of = w.machine_disks.find((d) => d.address === p.address) ?? w.appliance.drives.find((d) => d.address === p.address);
         w.machine_disks = [...w.machine_disks.filter((d) => d !== of), { name: p.address, address: p.address, serial: of.serial, model: of.model, size: 0, block_size: 0, read_only: false, partitions: 0, uses: [], bdevs: [] }];
-        w.appliance = { ...w.appliance, drives: [...w.appliance.drives, { serial: of.serial, model: of.model, address: p.address, state: 'bound' }] };
+        w.appliance = { ...w.appliance, drives: [...w.appliance.drives.filter((d) => d.address !== p.address), { serial: of.serial, model: of.model, address: p.address, state: 'bound' }] };
         return true;
       }
       case 'appliance_unbind_drive': w.appliance = { ...w.appliance, drives: w.appliance.drives.filter((d) => d.serial !== p.serial) }; return true;

@@ -355,7 +355,7 @@ export interface Appliance {
 export interface TakenDrive {
   serial: string;
   model: string;
-  /** None: another drive has its last one. */
+  /** None: another drive of the list has its last one. */
   address: string | null;
   state: 'bound' | 'kernel' | 'missing';
 }

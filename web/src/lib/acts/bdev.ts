@@ -105,7 +105,7 @@ export const takeDrive = (disks: MachineDisk[] = []): Act => {
   const serial = (v: Values) => offered.find((disk) => disk.address === address(v))?.serial;
   return {
     title: 'Take a drive from the kernel',
-    about: 'The daemon then drives it itself: less processor time for each I/O, and a lower latency. The kernel does not see the drive any more: no file system and no other program of this machine can use it until you give it back. Its data stays. Each start of the machine takes it again, by its serial number. A drive in use is refused.',
+    about: 'The daemon then drives it itself: less processor time for each I/O, and a lower latency. The kernel does not see the drive any more: no file system and no other program of this machine can use it until you give it back. Its data stays. Each start of the machine takes it again, by its serial number. A drive in use is refused, and one whose serial number and model another drive of the machine has, too.',
     label: 'Take',
     fields: [
       ...(offered.length > 0 ? [{ key: 'drive', label: 'Drive', kind: 'select' as const, options: [...offered.map((disk) => [disk.address!, `${diskLabel(disk)}, ${disk.address}`]), [TYPED, 'a PCI address, typed below']] as [string, string][], hint: `By serial number. Data on a disk without partitions is not detected.${refused}` }] : []),
@@ -118,6 +118,18 @@ export const takeDrive = (disks: MachineDisk[] = []): Act => {
     },
   };
 };
+
+/** For a drive that was pulled and put back: the kernel has it until the next start. */
+export const takeDriveAgain = (drive: TakenDrive): Act => ({
+  title: `Take drive ${drive.serial} again`,
+  about: 'The kernel has the drive since it was put back. The daemon drives it again: the kernel does not see it any more. The data on it stays. A drive in use is refused.',
+  label: 'Take again',
+  command: () => line('appliance', 'drive', 'bind', drive.address!, '--serial', drive.serial),
+  async run() {
+    await rpc('appliance_bind_drive', { address: drive.address!, serial: drive.serial });
+    return `Drive ${drive.serial} is taken in a moment. Then attach it.`;
+  },
+});
 
 export const giveDriveBack = (drive: TakenDrive): Act => {
   const gone = drive.state === 'missing';
