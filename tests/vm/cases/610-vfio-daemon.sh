@@ -65,6 +65,7 @@ cmp -n 5000000 "$WORK/new" "$large"
 expect_failure "$NACRE" nvme unbind "$FIRST"
 [[ $FAILURE == *"is driven by nacre"* ]] || die "the refusal does not name the daemon"
 expect_failure appliance_drive unbind "$FIRST"
+[[ $FAILURE == *"is driven by"* ]] || die "the refusal of the appliance does not name the daemon"
 appliance_drive list --json | jq -e '.[0].state == "bound"'
 
 step "given back to the kernel"

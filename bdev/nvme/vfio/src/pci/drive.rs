@@ -144,7 +144,8 @@ impl Drive {
         Some(&self.controller.as_ref()?.serial)
     }
 
-    /// True until the kernel's driver has identified the drive, or has given it up.
+    /// True while the kernel's driver may still identify the drive. So, too, for a drive without a
+    /// driver: the kernel has not probed it yet, or its driver has failed.
     pub fn is_coming_up(&self) -> bool {
         let state = self.controller.as_ref().map(|found| found.state.as_deref());
         match (&self.driver, state) {
