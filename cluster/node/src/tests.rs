@@ -499,8 +499,8 @@ fn a_node_that_holds_too_many() {
     assert_eq!(turns(&mut away, 200_000, 259_000), []);
     assert_eq!(turns(&mut away, 259_000, 264_000), [volume(102)]);
 
-    // The other node does not become the holder: it gets no other volume. One that an operator moved
-    // here stays.
+    // The other node does not become the holder: it gets no other volume. A volume that an operator
+    // moved here stays.
     let mut failed = new(0);
     failed.volumes.keep(volume(102), at(400));
     assert_eq!(turns(&mut failed, 500, 64_000), [volume(103)]);

@@ -1,6 +1,6 @@
-//! Balance: a node that holds at least 1.5 times the mean hands one volume over each minute, to a node
-//! that holds fewer. Each node decides for itself. The one that holds the most acts first; another one
-//! acts if it does not.
+//! Balance: a node that holds at least 1.5 times the mean hands one volume over each minute, to a
+//! node that holds fewer. Each node decides for itself. The one that holds the most acts first;
+//! another one acts if it does not.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

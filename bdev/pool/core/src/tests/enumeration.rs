@@ -321,8 +321,9 @@ impl Run {
     fn run_to_its_end(&mut self, operations: &[(Token, Op)], crashes: bool) {
         let first_state = self.states.len() - operations.len();
         self.rig.pump();
+        let mut has_ended = false;
         loop {
-            self.take_answers(first_state, operations);
+            self.take_answers(first_state, operations, has_ended);
             if crashes {
                 self.crash_everywhere();
             }
@@ -338,18 +339,21 @@ impl Run {
                 break;
             };
             self.rig.end(at);
+            has_ended = true;
         }
         assert!(self.rig.pending.is_empty());
         assert_eq!(self.rig.pool.leaving(), None);
     }
 
-    /// Notes the operations that have ended.
-    fn take_answers(&mut self, first_state: usize, operations: &[(Token, Op)]) {
+    /// Notes the operations that have ended. Before an I/O has ended, only trims: an operation
+    /// without work says nothing about the writes before it, and may be refused.
+    fn take_answers(&mut self, first_state: usize, operations: &[(Token, Op)], has_ended: bool) {
         for (state, (token, op)) in (first_state..).zip(operations) {
-            if self.rig.answers.iter().any(|(of, _)| of == token) {
-                self.rig.take_answer(*token).unwrap();
+            let trims = matches!(op, Op::Unmap | Op::UnmapLeaf);
+            if (has_ended || trims) && self.rig.answers.iter().any(|(of, _)| of == token) {
+                let answer = self.rig.take_answer(*token);
+                answer.unwrap_or_else(|e| panic!("{:?}: {e:?}", self.sequence));
                 self.answered = self.answered.max(state);
-                let trims = matches!(op, Op::Unmap | Op::UnmapLeaf);
                 if !trims && !matches!(op, Op::Write | Op::Overwrite | Op::Partial) {
                     self.durable = self.durable.max(state);
                 }
