@@ -72,7 +72,7 @@ fn a_node_ends_without_a_list_of_leases() {
 /// away, and the end of the node, which cannot wait.
 #[test]
 fn no_handover_without_etcd() {
-    let leaving = |away: Option<BootTime>, leave_by: Option<BootTime>| {
+    let leaving = async |away: Option<BootTime>, leave_by: Option<BootTime>| {
         let mut driver = driver(Engine::default());
         let rig = Rig::holding();
         (driver.volumes, driver.nodes) = (rig.volumes, rig.nodes);
@@ -83,9 +83,11 @@ fn no_handover_without_etcd() {
         driver.handover(at(300));
         driver.volumes.in_state(HoldingState::Leaving).len()
     };
-    assert_eq!(leaving(None, None), 1);
-    assert_eq!(leaving(Some(at(250)), None), 0);
-    assert_eq!(leaving(Some(at(250)), Some(at(6000))), 1);
+    block_on(async {
+        assert_eq!(leaving(None, None).await, 1);
+        assert_eq!(leaving(Some(at(250)), None).await, 0);
+        assert_eq!(leaving(Some(at(250)), Some(at(6000))).await, 1);
+    });
 }
 
 /// A task that panics ends the thread: no step waits for its answer.
