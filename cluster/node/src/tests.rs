@@ -499,15 +499,32 @@ fn a_node_that_holds_too_many() {
     assert_eq!(turns(&mut away, 200_000, 259_000), []);
     assert_eq!(turns(&mut away, 259_000, 264_000), [volume(102)]);
 
-    // The other node does not become the holder: it gets no other volume. A volume that an operator
-    // moved here stays.
+    // A volume that an operator moved here stays.
+    let mut kept = new(0);
+    kept.volumes.keep(volume(102), at(400));
+    assert_eq!(turns(&mut kept, 500, 64_000), [volume(103)]);
+
+    // The other node does not become the holder: it gets no other volume, unless that one is gone.
     let mut failed = new(0);
-    failed.volumes.keep(volume(102), at(400));
-    assert_eq!(turns(&mut failed, 500, 64_000), [volume(103)]);
-    failed.run(64_000);
-    failed.volumes.keep(volume(102), at(400));
-    let moved = failed.volumes.in_state(HoldingState::Leaving);
-    assert_eq!(moved, [volume(103)]);
+    assert_eq!(turns(&mut failed, 500, 64_000), [volume(102)]);
+    for ms in [64_000, 66_500, 69_500] {
+        failed.run(ms);
+    }
+    let calls = failed.engine.calls();
+    let [close, abort, take] = &calls[..] else {
+        panic!("{calls:?}");
+    };
+    assert!(close.starts_with("close") && abort == "abort");
+    let number = take.strip_prefix("take ").expect("taken");
+    let number = number.parse().expect("a number");
+    failed.volumes.report(Report {
+        volume: volume(102),
+        answer: Answer::Opened { number },
+    });
+    failed.run(69_510);
+    assert_eq!(turns(&mut failed, 70_000, 200_000), []);
+    failed.volumes.deleted(volume(102), Revision(9999));
+    assert_eq!(turns(&mut failed, 200_000, 264_000), [volume(103)]);
 
     let mut few = new(103);
     assert_eq!(few.volumes.in_state(HoldingState::Holding).len(), 3);

@@ -114,9 +114,11 @@ impl Volumes {
         nodes: &Nodes,
     ) -> Option<(VolumeId, NodeId)> {
         let mine = held.get(&self.me)?;
-        let failed = moved
-            .iter()
-            .filter(|(id, (to, _))| self.holder(**id) != Some(*to));
+        // A volume without a holder was unpublished or deleted since.
+        let failed = moved.iter().filter(|(id, (to, _))| {
+            let holder = self.holder(**id);
+            holder.is_some_and(|holder| holder != *to)
+        });
         let failed: Vec<NodeId> = failed.map(|(_, (to, _))| *to).collect();
         let holding = self.in_state(HoldingState::Holding).into_iter();
         let choices = holding.filter_map(|id| {

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use super::content;
 use super::disk::{ALL_SECTORS, Crash};
 use super::external::{self, again, checkpoint, contents};
-use super::rig::{self, Rig};
+use super::rig::{self, Pending, Rig};
 use crate::check::{Accounts, CheckReport, Finding};
 use crate::geometry::PAGE;
 use crate::ids::VersionId;
-use crate::interface::{Refusal, Request};
+use crate::interface::{Answer, Refusal, Request};
 use crate::map::{Node, Tree};
 use crate::mutation::Mutation;
 use crate::state::Found;
@@ -159,6 +159,58 @@ fn a_small_full_pool_stays_open() {
     at_rest(&mut rig, volumes[0].1);
     rig.run(unmap(volumes[0].1, 0, 16)).unwrap();
     rig.wrote(volumes[0].1, 0, &[(0, content::value(1, 0, 9))]);
+}
+
+/// Goal: a request without room ends, whatever else goes on. Method: trims fill a pool in which a
+/// copy waits for a device, so that changes are in flight all the time.
+#[test]
+fn a_shortage_ends_beside_a_device_that_does_not_answer() {
+    let hangs = |pending: &Pending| matches!(pending, Pending::External { .. });
+    let mut rig = Rig::create(72, 24, true);
+    let slow = rig.on_device(30, 8, 8);
+    rig.wrote(slow, 0, &[(0, content::value(30, 0, 5))]);
+    rig.snapshot(slow, 31);
+    let late = rig.write(slow, 0, &[(1, content::value(30, 1, 6))], false);
+    rig.finish_but(hangs);
+    assert!(rig.pending.iter().any(hangs));
+    let run = |rig: &mut Rig, request: Request| {
+        let token = rig.submit(request);
+        rig.pump();
+        for _ in 0..5000 {
+            if rig.answers.iter().any(|(of, _)| *of == token) {
+                return rig.take_answer(token);
+            }
+            let mut ready = rig.ready().into_iter();
+            let at = ready.find(|at| !hangs(&rig.pending[*at]));
+            rig.end(at.expect("an I/O, or an answer"));
+        }
+        panic!("no answer");
+    };
+    let mut refused = 0;
+    for number in 1..24 {
+        let clone = Request::CloneExternal {
+            device: external::device(7, 16),
+            identity: rig::identity(number),
+        };
+        refused += usize::from(run(&mut rig, clone).is_err());
+        let Some(volume) = rig.find(number) else {
+            continue;
+        };
+        for leaf in 0..4 {
+            match run(&mut rig, unmap(volume, leaf * 16 + number % 16, 1)) {
+                Ok(_) => {}
+                Err(Refusal::NoSpace { .. }) => refused += 1,
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+    }
+    assert!(refused > 8, "{refused}");
+    let at = rig.pending.iter().position(hangs).unwrap();
+    rig.end(at);
+    rig.finish();
+    assert_eq!(rig.take_answer(late), Ok(Answer::Done));
+    assert!(!rig.pool.is_held());
+    assert_eq!(rig.pool.check(), []);
 }
 
 /// Goal: a thick volume has its space when trims of others have filled the pool. Method: reserves

@@ -377,6 +377,7 @@ fn used(opened: &[ReplicaStatus], replicas: &[CutSource]) -> Vec<CutSource> {
     used.cloned().collect()
 }
 
+/// True while blocks of replicas in sync may differ.
 fn may_differ(opened: &[ReplicaStatus]) -> bool {
     opened.iter().any(|one| {
         let resync = one.resync.as_ref();
