@@ -58,8 +58,8 @@ dcb_rdma() { # soft-RoCE on both ends: rxe-dcb0, rxe-dcb1
 }
 
 # dcb (iproute2) numbers its requests by the time in seconds, and reads the acknowledgement of its
-# first one as the answer to the second. If a second begins between the two, it fails after the
-# change, and makes it again here. Something that is there is not added again.
+# first one as the answer to the second. If a second begins between the two, dcb fails after the
+# change. This function makes the change again, and replaces an entry that is there by then.
 dcb() {
     local try error="$WORK/dcb.error"
     for try in 1 2 3; do

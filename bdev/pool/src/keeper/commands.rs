@@ -244,28 +244,25 @@ impl Keeper {
         let Stage::Open(pool) = &self.stage else {
             return answer.closed();
         };
-        if let KeeperCommand::Detach { device, only_gone } = command {
-            // Also while an export waits: the device is held until then.
-            if !only_gone || self.externals.is_gone(device) {
-                self.detach_external(device);
-            }
-            return answer.send(Outcome::Done);
-        }
         let commands = &self.commands;
         let count = commands.open.len() + commands.scans.len() + commands.closing.len();
-        if count >= COMMANDS {
-            return answer.fail(PoolError::Busy);
-        }
-        if let KeeperCommand::Public(Command::Close { export: false }) = command {
-            // An export waits for a disk that may never answer.
-            self.commands.closing.push(answer);
-            self.commands.is_last = true;
-            return;
-        }
-        if commands.is_last || commands.export.is_some() {
-            return answer.closed();
-        }
+        let closes = commands.is_last || commands.export.is_some();
         let command = match command {
+            // Also while an export waits: the device is held until then.
+            KeeperCommand::Detach { device, only_gone } => {
+                if !only_gone || self.externals.is_gone(device) {
+                    self.detach_external(device);
+                }
+                return answer.send(Outcome::Done);
+            }
+            _ if count >= COMMANDS => return answer.fail(PoolError::Busy),
+            // An export waits for a disk that may never answer.
+            KeeperCommand::Public(Command::Close { export: false }) => {
+                self.commands.closing.push(answer);
+                self.commands.is_last = true;
+                return;
+            }
+            _ if closes => return answer.closed(),
             KeeperCommand::OpenMap(id) => return self.open_map(id, answer),
             KeeperCommand::AddDisk { claim, force } => {
                 if commands.adds_disk() {
@@ -278,7 +275,6 @@ impl Keeper {
                 return self.use_external(claim, work, answer);
             }
             KeeperCommand::Public(command) => command,
-            KeeperCommand::Detach { .. } => unreachable!("carried out above"),
         };
         match command {
             Command::List => {
