@@ -20,6 +20,7 @@ use crate::auth::{Auth, Credentials};
 use crate::error::{Error, Failure, classify, described};
 use crate::keys::range_end;
 use crate::messages::*;
+use crate::pulse::Pulse;
 
 pub use crate::messages::KeyValue;
 
@@ -91,6 +92,8 @@ pub enum Copies {
 #[derive(Debug)]
 pub struct Client {
     channels: Vec<(String, Channel)>,
+    /// The pulse of each endpoint.
+    pulses: Vec<Pulse>,
     /// The endpoint that answered last.
     preferred: AtomicUsize,
     auth: Auth,
@@ -253,6 +256,7 @@ impl Client {
         }
         Ok(Self {
             channels,
+            pulses: std::iter::repeat_with(Pulse::new).take(count).collect(),
             preferred: AtomicUsize::new(0),
             auth: Auth::new(endpoints.credentials.clone(), count),
             deadline: endpoints.deadline,
@@ -414,6 +418,10 @@ impl Client {
 
     pub(crate) fn channel(&self, endpoint: usize) -> Channel {
         self.channels[endpoint].1.clone()
+    }
+
+    pub(crate) fn pulse(&self, endpoint: usize) -> &Pulse {
+        &self.pulses[endpoint]
     }
 
     pub(crate) fn auth(&self) -> &Auth {

@@ -23,11 +23,13 @@ use crate::client::{Client, KeyValue};
 use crate::error::described;
 use crate::keys::range_end;
 use crate::messages::{Empty, NO_PUT, WatchCreateRequest, WatchKind, WatchRequest, WatchResponse};
+use crate::pulse::Pulse;
 
-/// Silence after which the member is asked for progress.
-const QUESTION: Duration = Duration::from_secs(1);
-/// Silence after which the stream is opened again.
+/// Silence of a member after which all its watches open their streams again.
 const SILENCE: Duration = Duration::from_secs(3);
+/// The same for one stream beside others that hear the member: it may be broken alone.
+const OWN_QUESTION: Duration = Duration::from_secs(10);
+const OWN_SILENCE: Duration = Duration::from_secs(15);
 const PAUSE: Duration = Duration::from_millis(200);
 /// Successive streams that must find a lower revision before the store counts as another one: a
 /// read after a pause of etcd may be stale (etcd #20418).
@@ -114,7 +116,7 @@ impl Watch {
                 self.open().await;
                 continue;
             };
-            match stream.next().await {
+            match stream.next(self.client.pulse(stream.endpoint)).await {
                 Ok(answer) if answer.canceled && answer.compact_revision == 0 => {
                     let why = answer.cancel_reason;
                     debug!(prefix = self.prefix, why, "etcd ended the watch");
@@ -264,26 +266,47 @@ fn is_younger(answer: &WatchResponse, from: i64) -> bool {
 }
 
 impl Stream {
-    async fn next(&mut self) -> Result<WatchResponse, Status> {
+    /// Waits for the next answer. A silent member is left after [`SILENCE`], a stream that is
+    /// silent beside others of its member after [`OWN_SILENCE`].
+    async fn next(&mut self, pulse: &Pulse) -> Result<WatchResponse, Status> {
         loop {
-            let question = self.asked.max(self.heard) + QUESTION;
-            let silent = self.heard + SILENCE;
+            // A stream whose question has no answer leaves the next one to the others.
+            let is_free = self.asked <= self.heard;
+            let own = self.heard.max(self.asked) + OWN_QUESTION;
+            let question = if is_free {
+                own.min(pulse.question(self.heard))
+            } else {
+                own
+            };
+            let silent = self.silent(pulse);
             tokio::select! {
                 answer = self.answers.message() => {
                     self.heard = Instant::now();
+                    pulse.hears(self.heard);
                     return answer?.ok_or_else(|| Status::unavailable("the stream ended"));
                 }
                 () = tokio::time::sleep_until(question) => {
-                    self.asked = Instant::now();
-                    let request = Some(WatchKind::Progress(Empty {}));
-                    // Full: the member does not read, and will be left soon.
-                    let _ = self.questions.try_send(WatchRequest { request });
+                    let now = Instant::now();
+                    if pulse.takes_question(self.heard, now) || now >= own {
+                        self.asked = now;
+                        let request = Some(WatchKind::Progress(Empty {}));
+                        // Full: the member does not read, and will be left soon.
+                        let _ = self.questions.try_send(WatchRequest { request });
+                    }
                 }
                 () = tokio::time::sleep_until(silent) => {
-                    return Err(Status::deadline_exceeded("the member is silent"));
+                    // Another stream may have heard the member.
+                    if Instant::now() >= self.silent(pulse) {
+                        return Err(Status::deadline_exceeded("the member is silent"));
+                    }
                 }
             }
         }
+    }
+
+    /// When the stream counts as broken.
+    fn silent(&self, pulse: &Pulse) -> Instant {
+        (pulse.heard(self.heard) + SILENCE).min(self.heard + OWN_SILENCE)
     }
 }
 

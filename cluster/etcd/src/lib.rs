@@ -35,6 +35,7 @@ mod messages;
 mod node;
 mod node_leases;
 mod owner;
+mod pulse;
 mod store;
 mod stored;
 mod unpublished;

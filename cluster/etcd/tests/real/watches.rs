@@ -1,7 +1,9 @@
 //! Watches of a real etcd.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nacre_cluster_etcd::{Client, Copies, Txn, Update, Watch};
 use tokio::time::timeout;
@@ -84,6 +86,61 @@ fn a_watch_survives_its_member() {
         let revision = gone.await.expect("made").revision;
         let last = shown(&update(&mut watch).await);
         assert_eq!(last, ("-/w/a".to_owned(), revision));
+    });
+}
+
+/// The messages that a member has received on streams of watches, of its metrics.
+fn received(endpoint: &str) -> u64 {
+    let address = endpoint.strip_prefix("http://").expect("a URL");
+    let mut stream = TcpStream::connect(address).expect("connected");
+    let request = format!("GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n");
+    stream.write_all(request.as_bytes()).expect("sent");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("an answer");
+    let name = "grpc_server_msg_received_total{grpc_method=\"Watch\"";
+    let line = text.lines().find(|line| line.starts_with(name));
+    let value = line.and_then(|line| line.rsplit(' ').next());
+    value.and_then(|value| value.parse().ok()).unwrap_or(0)
+}
+
+/// Goal: the load of etcd at rest does not grow with the number of watches. One of them asks, and
+/// all hear the changes afterwards. Their member is not left: each would open its stream again.
+#[test]
+fn watches_at_rest_share_their_questions() {
+    const WATCHES: u64 = 20;
+    let Some(program) = program("watches_at_rest_share_their_questions") else {
+        return;
+    };
+    let members = Members::start(program, 1, &[]);
+    runtime().block_on(async {
+        let client = client(&members.endpoints());
+        let first = put(&client, "/w/a", "0").await;
+        let watches = (0..WATCHES).map(|_| {
+            let client = Arc::clone(&client);
+            tokio::spawn(async move {
+                let mut watch = Watch::new(client, "/w/", first);
+                let update = shown(&update(&mut watch).await);
+                assert_eq!(update, ("0".to_owned(), first));
+                let last = watch.next().await;
+                shown(&last).0
+            })
+        });
+        let watches: Vec<_> = watches.collect();
+        let endpoint = &members.endpoints().urls[0];
+        let end = Instant::now() + DEADLINE;
+        while received(endpoint) < WATCHES {
+            assert!(Instant::now() < end, "not all watches are open");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let before = received(endpoint);
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        let asked = received(endpoint) - before;
+        assert!((3..=12).contains(&asked), "{asked} questions in 6 s");
+        put(&client, "/w/a", "1").await;
+        for watch in watches {
+            let last = timeout(DEADLINE, watch).await.expect("in time");
+            assert_eq!(last.expect("no panic"), "1");
+        }
     });
 }
 

@@ -1,0 +1,95 @@
+//! When a member was heard last, by any of the watches that share its connection. One watch asks
+//! for all: with a stream for each observed node, a question on each every second would be most
+//! of the load of etcd.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Silence of a member after which one of its watches asks for progress.
+pub(crate) const QUESTION: Duration = Duration::from_secs(1);
+
+/// Times in milliseconds since `start`.
+#[derive(Debug)]
+pub(crate) struct Pulse {
+    start: Instant,
+    heard: AtomicU64,
+    asked: AtomicU64,
+}
+
+impl Pulse {
+    pub(crate) fn new() -> Self {
+        Self {
+            start: Instant::now(),
+            heard: AtomicU64::new(0),
+            asked: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn hears(&self, now: Instant) {
+        self.heard.fetch_max(self.millis(now), Ordering::Relaxed);
+    }
+
+    /// When the member was heard last. `own`: by the stream that asks.
+    pub(crate) fn heard(&self, own: Instant) -> Instant {
+        self.instant(self.heard.load(Ordering::Relaxed)).max(own)
+    }
+
+    /// When the next question is due.
+    pub(crate) fn question(&self, own: Instant) -> Instant {
+        let asked = self.instant(self.asked.load(Ordering::Relaxed));
+        self.heard(own).max(asked) + QUESTION
+    }
+
+    /// True for one of the streams for which a question is due: it asks.
+    pub(crate) fn takes_question(&self, own: Instant, now: Instant) -> bool {
+        let before = self.asked.load(Ordering::Relaxed);
+        let due = self.heard(own).max(self.instant(before)) + QUESTION;
+        now >= due
+            && self
+                .asked
+                .compare_exchange(
+                    before,
+                    self.millis(now),
+                    Ordering::Relaxed,
+                    Ordering::Relaxed,
+                )
+                .is_ok()
+    }
+
+    fn millis(&self, at: Instant) -> u64 {
+        let since = at.saturating_duration_since(self.start).as_millis();
+        u64::try_from(since).unwrap_or(u64::MAX)
+    }
+
+    fn instant(&self, millis: u64) -> Instant {
+        self.start + Duration::from_millis(millis)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: of several streams that heard nothing, one asks; an answer to it silences all; without
+    /// an answer another one asks a second later.
+    #[test]
+    fn one_stream_asks_for_all() {
+        let pulse = Pulse::new();
+        let start = pulse.start;
+        let at = |millis: u64| start + Duration::from_millis(millis);
+        assert_eq!(pulse.question(start), at(1000));
+        assert!(!pulse.takes_question(start, at(999)));
+        assert!(pulse.takes_question(start, at(1000)));
+        assert!(!pulse.takes_question(start, at(1000)), "it was asked");
+        assert_eq!(pulse.question(start), at(2000));
+        assert!(pulse.takes_question(start, at(2000)), "no answer");
+        pulse.hears(at(2100));
+        pulse.hears(at(2050));
+        assert_eq!(pulse.heard(start), at(2100));
+        assert_eq!(pulse.heard(at(2200)), at(2200), "the stream's own");
+        assert!(!pulse.takes_question(start, at(3050)));
+        assert!(pulse.takes_question(start, at(3100)));
+    }
+}
