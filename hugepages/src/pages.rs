@@ -35,7 +35,7 @@ impl PageKind {
         matches!(self, Self::OneGiB | Self::TwoMiB)
     }
 
-    /// `bytes` rounded up to whole pages; `None` on overflow.
+    /// `bytes` rounded up to whole pages; `None` if that exceeds `isize::MAX`.
     pub(crate) fn round_up(self, bytes: u64) -> Option<u64> {
         bytes
             .checked_next_multiple_of(self.size())
@@ -53,11 +53,13 @@ impl fmt::Display for PageKind {
     }
 }
 
-/// Which pages an arena may use.
+/// The kinds of pages that an arena or a RAM disk may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum HugepagePolicy {
-    /// The best available: 1 GiB, else 2 MiB, else transparent, else plain.
+    /// The best available: 1 GiB, else 2 MiB, else transparent, else plain. Skips pages for which
+    /// rounding up the size wastes more than 2 MiB and more than an eighth of it. A RAM disk skips
+    /// the hugetlb pool.
     #[default]
     #[cfg_attr(feature = "serde", serde(rename = "auto"))]
     Auto,

@@ -6,11 +6,13 @@
 //!                  │                   queues answer Gone, the name is still taken
 //!                  ├ claims: exclusive (a device stacked on it), shared (namespaces),
 //!                  │         read-only (volumes of a pool that show its contents)
-//!                  └ events to subscribers: registered, resized, removing, unregistered
+//!                  └ events to subscribers: registered, resized, cut (it has fewer blocks than
+//!                            announced), removing, unregistered
 //! ```
 //!
-//! It belongs to the control plane. One lock protects it, and no code of other modules runs under
-//! the lock. The data path uses a [`LayerQueue`] and never the registry.
+//! It belongs to the control plane. One lock protects devices, aliases and claims. Callbacks run
+//! without the lock. Of a device, only [`Bdev::name`] and [`Bdev::limits`] are called under it, so
+//! these must not use the registry. The data path uses a [`LayerQueue`] and never the registry.
 
 mod claim;
 mod events;
@@ -213,7 +215,7 @@ impl Registry {
             .collect()
     }
 
-    /// The statistics of a device.
+    /// The statistics of a device; `None` as in [`Registry::lookup`].
     pub fn stats(&self, name: &str) -> Option<Arc<DeviceStats>> {
         self.lookup(name).map(|layer| Arc::clone(layer.stats()))
     }
@@ -233,16 +235,19 @@ impl Registry {
     }
 
     /// Registers `holder` as a user of a device until the claim is dropped. An exclusive claim
-    /// needs a device without other claims and open queues. A read-only claim needs a device that
-    /// nothing can write: no shared claim and no other queue, unless the device itself refuses
-    /// writes. The device cannot shrink while the
-    /// claim exists, except by force.
+    /// needs a device without other claims and without open queues. A read-only claim needs a
+    /// device that nothing can write: no shared claim, and no open queue except those of read-only
+    /// claims, unless the device itself refuses writes. The error is [`RegistryError::Claimed`] or
+    /// [`RegistryError::Open`].
+    ///
+    /// While the claim exists, the device shrinks only by force. A claim of stacked devices
+    /// ([`Holder::Bdevs`]) does not prevent this itself: the users of the stacked devices do.
     pub fn claim(&self, name: &str, holder: Holder, usage: Usage) -> Result<Claim, RegistryError> {
         self.claim_with(name, holder, usage, None)
     }
 
-    /// Like [`Registry::claim`], except that the device cannot shrink only while `watch` names a
-    /// user that relies on its size.
+    /// Like [`Registry::claim`], but the claim keeps the device from shrinking only while `watch`
+    /// names a user that relies on its size. For [`Holder::Bdevs`], `watch` is ignored.
     pub fn claim_watched(
         &self,
         name: &str,

@@ -1,5 +1,7 @@
-//! The data of a session between this machine and the responder on a peer, which
-//! [`peer`](crate::peer) runs and judges.
+//! The types of a session between `nacre doctor --peer` on this machine and the responder, `nacre
+//! doctor --answer`, on another. This end fetches the Ethernet settings of the responder's
+//! interface, and sends UDP probes with the DSCP of each traffic class, which the responder echoes.
+//! [`peer`](crate::peer) runs sessions and compares the two ends.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,62 +12,74 @@ use serde::{Deserialize, Serialize};
 
 use super::ethernet::Ecn;
 
-/// TCP and UDP port of the responder; the next one after `nacre rdma perf`'s.
+/// TCP and UDP port of the responder: the port after that of `nacre rdma perf`.
 pub const ANSWER_PORT: u16 = 18516;
 
-/// Version of the messages. Ends of different versions do not compare.
+/// Version of a session's messages. A session of two different versions ends after the hello.
 pub(crate) const VERSION: u32 = 1;
 
-/// The questions of a session: the responder, this end, and the classes of probes.
+/// The parameters of a session.
 #[derive(Debug, Clone)]
 pub struct Question {
+    /// Address of the responder.
     pub at: SocketAddr,
+    /// Address of this end on the route to the responder.
     pub source: IpAddr,
-    /// The physical interfaces of this end.
+    /// The physical interfaces of this end, whose byte counts are added: those below a VLAN or a
+    /// bond.
     pub interfaces: Vec<String>,
+    /// The classes to send probes of.
     pub classes: Vec<ProbeClass>,
 }
 
-/// A class of traffic to send probes of.
+/// A traffic class, of which probes are sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbeClass {
-    /// `storage`, `replication`, or `unmarked`.
+    /// `storage` or `replication` of `[qos]`, `rdma` (of `[rdma] tos`), or `unmarked` (DSCP 0).
     pub name: &'static str,
+    /// DSCP of the probes, 0 to 63.
     pub dscp: u8,
-    /// The priority that `[qos]` asks for.
+    /// The priority that `[qos]` asks for, 0 to 7; also the `SO_PRIORITY` of the probes.
     pub priority: Option<u8>,
+    /// `[qos]` asks for PFC on this priority.
     pub is_lossless: bool,
 }
 
-/// Everything learned in a session.
+/// The result of a session.
 #[derive(Debug, Clone, Default)]
 pub struct Answer {
+    /// The responder's end.
     pub theirs: End,
+    /// One per class, in the order of [`Question::classes`].
     pub bursts: Vec<Burst>,
 }
 
-/// The settings of one end's interface, as far as they are to be compared.
+/// The settings of one end's interface that are compared.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct End {
     pub interface: String,
+    /// `None`: unknown, or a virtual interface.
     pub driver: Option<String>,
+    /// In bytes.
     pub mtu: Option<u32>,
     /// The interface is a VLAN: packets have a tag with a priority.
     pub is_vlan: bool,
-    /// Why the settings below cannot be read.
+    /// Why the DCB settings (`pfc`, `ets`, `trusted`, `apps`) cannot be read.
     pub no_dcb: Option<String>,
     /// Priorities with PFC.
     pub pfc: Option<Priorities>,
     pub ets: Option<Ets>,
-    /// Fields that select a packet's priority, in order.
+    /// Packet fields that select the priority, in order. Empty: unknown.
     pub trusted: Vec<Selector>,
+    /// The DCB application table.
     pub apps: Vec<App>,
+    /// Congestion notification; `None`: unknown.
     pub ecn: Option<Ecn>,
 }
 
 impl End {
-    /// False for text that no interface of Linux has. It comes from another machine, and is shown
-    /// in a terminal and as a part of commands.
+    /// False if a text is one that no Linux interface has: too long, or with other characters. The
+    /// texts come from another machine, and appear in a terminal and as a part of commands.
     pub(crate) fn is_printable(&self) -> bool {
         let of_name = |c: char| c.is_ascii_alphanumeric() || "._@:-".contains(c);
         let short = |text: &Option<String>| {
@@ -104,21 +118,24 @@ impl End {
     }
 }
 
-/// The probes of one class: their number, and by DSCP the number of those that arrived.
+/// The counts of the probes of one class.
 #[derive(Debug, Clone)]
 pub struct Burst {
     pub class: ProbeClass,
+    /// Probes that this end sent.
     pub sent: u64,
-    /// At the peer.
+    /// Probes that the responder received, by the DSCP on arrival.
     pub arrived: BTreeMap<u8, u64>,
-    /// The peer's echoes, here.
+    /// Echoes that this end received, by the DSCP on arrival.
     pub returned: BTreeMap<u8, u64>,
-    /// Growth of the byte counts of both ends during the burst.
+    /// Growth of this end's byte counts during the burst.
     pub ours: Bytes,
+    /// Growth of the responder's byte counts during the burst.
     pub theirs: Bytes,
 }
 
-/// Bytes by priority since the driver was loaded; `None`: the driver does not count them.
+/// Bytes by priority, received and sent: since the driver was loaded, or their growth in a
+/// [`Burst`]. `None`: the driver does not count them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bytes {
     pub rx: [Option<u64>; PRIORITIES],

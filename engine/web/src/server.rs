@@ -1,4 +1,5 @@
-//! The listeners of the page: TLS, connections, and their bounds. [`crate::pages`] answers.
+//! The listeners of the administration page: accepts TCP connections, does the TLS handshakes, and
+//! serves HTTP/1.1 within limits of number, size and time. [`crate::pages`] answers the requests.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -18,17 +19,19 @@ use crate::endpoint::Endpoint;
 use crate::patient::Patient;
 use crate::web::{Backend, Client, MAX_CLIENTS, Web};
 
+/// Most headers of a request.
 const MAX_HEADERS: usize = 64;
 /// Largest request line with its headers, in bytes.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
 
-/// One listening socket.
+/// A listening TCP socket of the administration page, for HTTPS or plain HTTP.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
     secure: bool,
 }
 
+/// A listen address could not be bound.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot serve the page on {endpoint}: {source}; choose another [web] listen")]
 pub struct BindError {
@@ -47,7 +50,7 @@ impl Listener {
         }
     }
 
-    /// The address with the port that the system chose.
+    /// The bound address; in place of port 0, with the port that the system chose.
     pub fn endpoint(&self) -> std::io::Result<Endpoint> {
         Ok(Endpoint {
             address: self.socket.local_addr()?,
@@ -57,7 +60,9 @@ impl Listener {
 }
 
 impl<B: Backend> Web<B> {
-    /// Accepts clients forever.
+    /// Accepts clients and serves each in a local task; never returns. If [`MAX_CLIENTS`] are
+    /// connected, a new client replaces an older one. HTTPS clients are accepted at least
+    /// [`HANDSHAKE_INTERVAL`] apart.
     pub async fn serve(self: Rc<Self>, listener: Listener) {
         loop {
             let (stream, address) = match listener.socket.accept().await {

@@ -1,5 +1,5 @@
-//! The host side of a loopback connection: passes commands and data to the target's core in the
-//! same process.
+//! The host side of a loopback connection: passes commands and their buffers to the target's
+//! transport on the same thread.
 
 use std::cell::RefCell;
 use std::os::fd::BorrowedFd;
@@ -14,7 +14,8 @@ use crate::error::ConnectError;
 use crate::link::{Command, End, Faults, Link};
 use crate::transport::Core;
 
-/// One queue pair of a host that is connected to a target in the same process.
+/// One queue pair of a host that is connected to a target in the same process. Dropping it closes
+/// the connection.
 pub struct LoopbackHost {
     link: Rc<RefCell<Link>>,
     core: Rc<RefCell<Core>>,

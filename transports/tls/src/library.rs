@@ -1,5 +1,5 @@
-//! s2n-tls on two buffers in memory: the bindings of its callbacks, their owner, and a safe
-//! interface.
+//! One TLS handshake by s2n-tls, on two buffers in memory in place of a socket: the C callbacks,
+//! the owner of their state, and a safe interface.
 //!
 //! s2n-tls receives, sends and logs keys through C callbacks with a pointer to our state. No safe
 //! interface of its bindings gives access to the traffic secrets or works without a socket.
@@ -25,8 +25,9 @@ use zeroize::Zeroize;
 
 use crate::error::Failure;
 
-/// TLS 1.3 only, X25519, P-256 and P-384, AES-128-GCM, AES-256-GCM and ChaCha20. No key of the
-/// profile fits the last: the caller checks the suite.
+/// The security policy of s2n-tls: TLS 1.3 only; X25519, P-256 and P-384; AES-128-GCM, AES-256-GCM
+/// and ChaCha20-Poly1305. NVMe/TCP does not use the last, so the caller must call
+/// [`Library::check`].
 const POLICY: &str = "CloudFront-TLS-1-3-2025-no-pq";
 
 /// The data that the callbacks of a connection read and write.
@@ -40,13 +41,14 @@ struct Wires {
     server: Option<Digest>,
 }
 
-/// The traffic secrets of a finished handshake.
+/// The application traffic secrets of a finished handshake (RFC 8446, 7.1: generation 0), by the
+/// end that sends with them.
 pub(crate) struct Secrets {
     pub client: Digest,
     pub server: Digest,
 }
 
-/// One handshake.
+/// One end of one handshake, with one PSK.
 pub(crate) struct Library {
     /// Dropped before `wires`, which its callbacks use.
     connection: Option<Connection>,
@@ -67,6 +69,8 @@ impl Drop for Library {
 }
 
 impl Library {
+    /// Prepares a handshake as the client or the server (`mode`). `identity`, `key` and `hash` are
+    /// those of the PSK; [`Library::step`] begins the handshake.
     pub(crate) fn new(
         mode: Mode,
         identity: &[u8],
@@ -126,7 +130,9 @@ impl Library {
         unsafe { self.wires.as_mut() }
     }
 
-    /// Goes on with these bytes. The secrets, once the handshake is finished.
+    /// Continues the handshake with bytes of the peer, which may be none. Returns the secrets when
+    /// the handshake is finished; `None`: it needs more bytes. Also after an error,
+    /// [`Library::take_output`] may have bytes for the peer.
     pub(crate) fn step(&mut self, input: &[u8]) -> Result<Option<Secrets>, Failure> {
         self.wires().input.extend_from_slice(input);
         let Some(connection) = &mut self.connection else {
@@ -147,7 +153,7 @@ impl Library {
         }
     }
 
-    /// True if the handshake has agreed on this suite.
+    /// Fails with [`Failure::Suite`] if the handshake has agreed on another suite.
     pub(crate) fn check(&self, suite: Suite) -> Result<(), Failure> {
         let name = self.connection.as_ref().map(|c| c.cipher_suite());
         match name {
@@ -157,7 +163,7 @@ impl Library {
         }
     }
 
-    /// An error unless the handshake has used the PSK of this identity.
+    /// Fails with [`Failure::Identity`] unless the handshake has used the PSK of this identity.
     pub(crate) fn check_identity(&self, identity: &[u8]) -> Result<(), Failure> {
         let connection = self.connection.as_ref().ok_or(Failure::Crypto)?;
         let length = connection.negotiated_psk_identity_length();
@@ -174,12 +180,12 @@ impl Library {
         }
     }
 
-    /// Takes the bytes for the peer.
+    /// Removes and returns the bytes to send to the peer.
     pub(crate) fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.wires().output)
     }
 
-    /// The bytes that the handshake has not taken.
+    /// The bytes of the peer that the handshake has not used: those after its last message.
     pub(crate) fn rest(&mut self) -> &[u8] {
         let wires = self.wires();
         &wires.input[wires.taken..]

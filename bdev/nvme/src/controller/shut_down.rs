@@ -1,5 +1,6 @@
-//! Detaches a controller: deletes the queues, shuts the controller down (CC.SHN, Base 3.6.1), and
-//! disables it.
+//! Detaches a controller: deletes its I/O queues, shuts it down (CC.SHN, Base 3.6.1), and disables
+//! it (CC.EN). A controller that is not live skips these steps. In every case the driver then stops
+//! the controller's memory accesses, and ends its queues and tasks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,14 +17,18 @@ use crate::info::State;
 /// Minimum and maximum time for a controller's shutdown, whatever RTD3E reports.
 const SHUTDOWN_MIN: Duration = Duration::from_secs(5);
 const SHUTDOWN_MAX: Duration = Duration::from_secs(60);
-/// Time limit to delete one queue pair, and for admin commands of other callers to complete. A
-/// controller that does not delete its queues is disabled nevertheless.
+/// Time limit for each command that deletes a queue, and for the admin commands of other callers to
+/// complete. A controller that does not delete its queues is disabled nevertheless.
 const DELETE: Duration = Duration::from_secs(2);
+/// Interval at which pending admin commands and CSTS are checked.
 const LOOK: Duration = Duration::from_millis(1);
 /// CC.SHN: normal shutdown.
 const SHN_NORMAL: u32 = 1;
 
 impl Controller {
+    /// Detaches the controller, on its home reactor. I/O in flight, and later I/O, completes with
+    /// [`nacre_bdev::Status::Gone`]. A failed step is only logged. Does nothing if the controller
+    /// is detached already.
     pub(crate) async fn shut_down(self: &Arc<Self>, core: &CoreHandle) {
         let _one = self.lifecycle.lock().await;
         let before = self.shared.state();
@@ -45,7 +50,8 @@ impl Controller {
         self.stop_all(core).await;
     }
 
-    /// Releases all resources. The state is final already.
+    /// Fails waiting admin commands, stops the controller's memory accesses, and ends its queues,
+    /// poller and tasks. The state is [`State::Detached`] already, at which the tasks end.
     pub(super) async fn stop_all(self: &Arc<Self>, core: &CoreHandle) {
         self.admin.close(ControlError::Detached);
         self.shared.quiesce_all(core).await;
@@ -83,7 +89,9 @@ impl Controller {
 }
 
 impl Commands<'_> {
-    /// Notifies the controller of the shutdown, and waits until it has written its cache.
+    /// Requests a normal shutdown, waits until the controller has written its cache (CSTS.SHST) or
+    /// the time limit ends, and disables the controller. Does nothing if it was removed or is not
+    /// enabled.
     async fn notify_shutdown(self) {
         let function = self.shared.function();
         let cc = Cc(function.read32(offset::CC));

@@ -1,4 +1,5 @@
-//! Queues on disks that join the pool, and on those that leave it.
+//! The part of a lane that follows changes of the pool's disks: opens queues on disks that join the
+//! pool, and closes queues on disks that leave it or did not join after all.
 
 use std::sync::Arc;
 
@@ -9,8 +10,10 @@ use super::{Base, Lane};
 use crate::port::ToKeeper;
 
 impl Lane {
-    /// Opens queues on disks that joined the pool, and drops those on disks that did not. Queues on
-    /// disks that have left close when they are idle: a flush may be in flight.
+    /// Adopts the present list of disks, at the keeper's request with the number `round`. Opens
+    /// queues on new disks; stops at the first that fails, and answers with its error. Drops the
+    /// queue on a disk whose addition failed. Queues on disks that have left close when they are
+    /// idle, because a flush may be in flight; the answer waits for them.
     pub(super) fn open_disks(&mut self, round: u64) {
         let claims = self.shared.claims.load_full();
         // A disk that did not join may have another in its place already.
@@ -37,6 +40,8 @@ impl Lane {
         self.close_disks();
     }
 
+    /// Opens a queue on a disk or an external device, and adds its wake descriptor, if any, to
+    /// those that wake the lane.
     pub(super) fn open_disk(&self, claim: &Arc<Claim>) -> Result<Base, OpenError> {
         let base = Base::open(claim, &self.memory)?;
         let watched = match base.queue.wake_fd() {
@@ -50,7 +55,8 @@ impl Lane {
         })
     }
 
-    /// Closes idle queues on disks that have left. Answers the keeper when none is open any more.
+    /// Closes idle queues on disks that have left. When none is open any more, answers the keeper's
+    /// last request ([`ToKeeper::Disks`]). Does nothing without such a request.
     pub(super) fn close_disks(&mut self) {
         if self.closing.is_none() {
             return;

@@ -1,4 +1,5 @@
-//! The messages of DH-HMAC-CHAP (TP8006): bytes to a typed message and back.
+//! The messages of DH-HMAC-CHAP (Base 8.3.4; TP8006), of both ends: bytes to a typed message and
+//! back. The identifiers of hash functions and groups are left to the state machines.
 //!
 //! ```text
 //!   0          1        2..3      4..5   6 ..
@@ -10,16 +11,17 @@
 
 use std::fmt;
 
-/// Most bytes of a message that this end makes: a Reply with SHA-512 and an 8192-bit value.
+/// Bytes of the largest message that we send: a Reply with SHA-512 and an 8192-bit value.
 pub const MOST_BYTES: usize = 16 + 64 + 64 + 1024;
-/// Bytes before the part of each message.
+/// Bytes of the fields that all messages begin with, AUTH_TYPE to T_ID.
 const HEADER: usize = 6;
 /// Bytes of Failure1 and Failure2.
 pub const FAILURE_BYTES: usize = 8;
-/// The fixed part of the longer messages.
+/// Bytes before the hash values of Challenge, Reply and Success1; all of Success2.
 const FIXED: usize = 16;
-/// A protocol descriptor of Negotiate, and its lists.
+/// Bytes of a protocol descriptor of Negotiate.
 const DESCRIPTOR: usize = 64;
+/// Most identifiers in each of its two lists, and the offsets of the lists.
 const LIST: usize = 30;
 const HASHES_AT: usize = 4;
 const GROUPS_AT: usize = HASHES_AT + LIST;
@@ -39,7 +41,7 @@ mod id {
     pub(super) const FAILURE1: (u8, u8) = (0, 0xf1);
 }
 
-/// A message in its buffer.
+/// A message. Its variable parts are in the caller's buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message<'a> {
     /// T_ID: chosen by the host.
@@ -47,52 +49,65 @@ pub struct Message<'a> {
     pub body: Body<'a>,
 }
 
+/// The kind of a message (AUTH_TYPE and AUTH_ID) with its fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Body<'a> {
     Negotiate(Negotiate<'a>),
     Challenge(Challenge<'a>),
     Reply(Reply<'a>),
-    /// R2, if the controller proves itself, and HL.
+    /// From the controller: the host is authenticated.
     Success1 {
+        /// HL: bytes of the hash.
         hash_bytes: u8,
+        /// R2, if the controller proves itself (RVALID).
         response: Option<&'a [u8]>,
     },
+    /// From the host: the controller is authenticated.
     Success2,
-    /// The controller gave up.
+    /// The controller ends the transaction.
     Failure1(Failed),
-    /// The host gave up.
+    /// The host ends the transaction.
     Failure2(Failed),
 }
 
-/// The host's offer. Identifiers may be unknown.
+/// From the host: the hash functions and Diffie-Hellman groups that it offers. Identifiers may be
+/// unknown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Negotiate<'a> {
-    /// SC_C: 0 without a secure channel.
+    /// SC_C: secure channel concatenation; 0: none.
     pub secure_channel: u8,
     /// HashIDs and DHgIDs of DH-HMAC-CHAP; `None`: the host offers other protocols only.
     pub offer: Option<(&'a [u8], &'a [u8])>,
 }
 
+/// From the controller: its choice of the offer, and its challenge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Challenge<'a> {
+    /// HashID.
     pub hash: u8,
+    /// DHgID.
     pub group: u8,
     /// S1, not 0.
     pub number: u32,
+    /// C1: 32, 48 or 64 bytes (HL).
     pub challenge: &'a [u8],
+    /// The controller's Diffie-Hellman public value; empty with the null group.
     pub public: &'a [u8],
 }
 
+/// From the host: its response, and its own challenge if it has one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply<'a> {
+    /// R1: 32, 48 or 64 bytes (HL).
     pub response: &'a [u8],
-    /// C2 and S2. S2 is 0 where the host does not want the controller's proof: C2 then counts for
-    /// a secure channel only.
+    /// C2 and S2, if valid (CVALID). S2 is 0 where the host does not want the controller's proof:
+    /// C2 then counts for a secure channel only.
     pub challenge: Option<(&'a [u8], u32)>,
+    /// The host's Diffie-Hellman public value; empty with the null group.
     pub public: &'a [u8],
 }
 
-/// Why an end gave up (RCE).
+/// Why an end ended the transaction: the reason code explanation (RCE) of Failure1 and Failure2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failed {
     Authentication,
@@ -102,6 +117,7 @@ pub enum Failed {
     GroupUnusable,
     IncorrectPayload,
     IncorrectMessage,
+    /// Any other RCE.
     Other(u8),
 }
 
@@ -150,7 +166,7 @@ impl fmt::Display for Failed {
     }
 }
 
-/// Why bytes are no message.
+/// Why bytes are not a valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MessageError {
     #[error("{got} bytes are too short for {message}, which needs {needed}")]
@@ -170,6 +186,7 @@ pub enum MessageError {
 }
 
 impl<'a> Message<'a> {
+    /// Parses the message at the start of `bytes`, and ignores the bytes after it.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, MessageError> {
         let header = part("a message", bytes, 0, HEADER)?;
         let transaction = u16::from_le_bytes([header[4], header[5]]);

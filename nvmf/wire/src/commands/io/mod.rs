@@ -156,7 +156,8 @@ impl Protection {
         sqe.cdw15 = U32::new(u32::from(self.application_tag) | mask);
     }
 
-    /// Whether anything is asked for: a namespace without protection information ignores it all.
+    /// True if PRACT, PRCHK or STC is set. A namespace without protection information ignores all
+    /// of these fields.
     pub fn is_requested(&self) -> bool {
         self.action || self.check != 0 || self.storage_tag
     }
@@ -333,7 +334,7 @@ pub struct CopyCommand {
     pub directive: Directive,
 }
 
-/// How the source ranges are written.
+/// The descriptor format of the source ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CopyFormat {
     /// [`CopyRange0`]: 32-byte descriptors.
