@@ -1,8 +1,9 @@
 //! A client of etcd's gRPC interface: requests to one of several endpoints, with deadlines.
 //!
 //! A request goes to the endpoint that answered last. If it is silent for 150 ms, a copy goes to
-//! the next one, and so on; the first answer counts. A member that is stopped or cut off so costs
-//! 150 ms once, not a timeout per request.
+//! the next one, and so on; the first answer counts. A member that is stopped or unreachable so
+//! costs 150 ms once, not a timeout per request. A transaction with [`Copies::One`] goes to one
+//! endpoint only.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -29,20 +30,21 @@ const HEDGE: Duration = Duration::from_millis(150);
 /// Time after which copies go to all endpoints again: a follower forwards a request to a dead
 /// leader, and waits for it for longer than an election takes.
 const AGAIN: Duration = Duration::from_millis(500);
-/// Most copies in flight per endpoint.
+/// Most copies of a request in flight, divided by the number of endpoints.
 const COPIES: usize = 3;
 /// Most failures that the error of an unanswered request names.
 const NOTES: usize = 6;
-/// Pause after all endpoints failed at once.
+/// Pause after every endpoint has failed and no copy is in flight.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Attempts to connect within the deadline of a request. A member that starts accepts connections,
-/// and answers later: a long attempt would outlast the lease of a node.
+/// Attempts to connect that fit into the deadline of a request; each may last an equal part of it.
+/// A member that starts accepts connections, and answers later: a long attempt would outlast the
+/// lease of a node.
 const ATTEMPTS: u32 = 5;
 /// etcd's default limit of a request (`--max-request-bytes`).
 const MAX_REQUEST: usize = 1536 * 1024;
 /// Largest accepted answer. Pages of [`PAGE`] records stay far below.
 const MAX_ANSWER: usize = 16 << 20;
-/// Keys of one page of a range.
+/// Keys per Range request of [`Client::list`].
 const PAGE: i64 = 500;
 /// The start of a certificate in PEM.
 const CERTIFICATE: &[u8] = b"-----BEGIN CERTIFICATE-----";
@@ -62,7 +64,7 @@ pub struct Endpoints {
     pub deadline: Duration,
 }
 
-/// Certificates as PEM.
+/// Certificates and key as PEM.
 #[derive(Clone)]
 pub struct Tls {
     /// The authority of the members' certificates.
@@ -83,16 +85,20 @@ impl std::fmt::Debug for Tls {
 /// How often a request may be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Copies {
-    /// To several endpoints: a second execution changes nothing.
+    /// Again, and to several endpoints: for requests whose second execution changes nothing.
     Several,
-    /// Once, to one endpoint.
+    /// Once, to one endpoint: for all other requests.
     One,
 }
 
+/// A client of one etcd cluster, with a gRPC channel per endpoint. A request without an answer
+/// fails with [`Error::Unanswered`]: its change may have been made or not.
 #[derive(Debug)]
 pub struct Client {
+    /// URL and channel of each endpoint.
     channels: Vec<(String, Channel)>,
-    /// The pulse of each endpoint.
+    /// For each endpoint: when a watch last received a message from it, and when one last requested
+    /// its progress.
     pulses: Vec<Pulse>,
     /// The endpoint that answered last.
     preferred: AtomicUsize,
@@ -107,25 +113,29 @@ struct Answer<T> {
     is_copied: bool,
 }
 
-/// The state of a member.
+/// A member's answer to a Status request, or the lack of it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Member {
+    /// Its URL.
     pub endpoint: String,
+    /// Time from the request to the answer or the error.
     pub took: Duration,
-    /// The error has the reason.
+    /// `Err`: why there is no status.
     pub status: Result<MemberStatus, String>,
 }
 
+/// The status that a member reports.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MemberStatus {
     pub version: String,
-    /// False: the member has no majority, and executes nothing.
+    /// False: the member reaches no majority, and executes nothing.
     pub has_leader: bool,
     pub is_leader: bool,
-    /// Size of its database, and the part that is in use, in bytes.
+    /// Size of its database in bytes.
     pub size: u64,
+    /// The bytes of the database that are in use.
     pub in_use: u64,
-    /// Largest size of the database; `None`: before etcd 3.6, members do not report it.
+    /// Largest size of the database in bytes; `None`: before etcd 3.6, members do not report it.
     pub quota: Option<u64>,
     /// Alarms, such as `NOSPACE`.
     pub errors: Vec<String>,
@@ -152,21 +162,21 @@ impl From<StatusResponse> for MemberStatus {
 }
 
 impl MemberStatus {
-    /// True if its version is known to lose data or changes.
+    /// True if its version of etcd is known to lose data or changes.
     pub fn loses_data(&self) -> bool {
         loses_data(&self.version)
     }
 }
 
-/// All keys of a range, at one revision of the store.
+/// All keys with a prefix, at one revision of the store.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Page {
     pub revision: i64,
     pub keys: Vec<KeyValue>,
 }
 
-/// A transaction: conditions, and the changes to make if all hold. Otherwise the transaction reads
-/// the keys of [`Self::read_on_failure`].
+/// A transaction: conditions (`if_…`), and the changes to make if all hold. Otherwise the
+/// transaction reads the keys of [`Self::read_on_failure`].
 #[derive(Debug, Clone, Default)]
 pub struct Txn {
     compare: Vec<Compare>,
@@ -185,18 +195,19 @@ impl Txn {
         self
     }
 
-    /// The key was created at `revision`; 0: it does not exist.
+    /// Condition: the key was created at `revision`; 0: it does not exist.
     pub fn if_created(self, key: &str, revision: i64) -> Self {
         let operand = Operand::CreateRevision(revision);
         self.compare(key, Comparison::Equal, Target::Create, operand)
     }
 
+    /// Condition: the key does not exist, or was created at another revision; 0: it exists.
     pub fn if_not_created(self, key: &str, revision: i64) -> Self {
         let operand = Operand::CreateRevision(revision);
         self.compare(key, Comparison::NotEqual, Target::Create, operand)
     }
 
-    /// The key was last written at `revision`.
+    /// Condition: the key was last written at `revision`; 0: it does not exist.
     pub fn if_modified(self, key: &str, revision: i64) -> Self {
         let operand = Operand::ModRevision(revision);
         self.compare(key, Comparison::Equal, Target::Mod, operand)
@@ -218,6 +229,7 @@ impl Txn {
         self
     }
 
+    /// Reads a key if a condition does not hold.
     pub fn read_on_failure(mut self, key: &str) -> Self {
         let request = Some(Operation::Range(RangeRequest {
             key: key.into(),
@@ -228,6 +240,7 @@ impl Txn {
     }
 }
 
+/// The outcome of a transaction.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TxnAnswer {
     /// True if all conditions held, and the changes were made.
@@ -241,7 +254,9 @@ pub struct TxnAnswer {
 }
 
 impl Client {
-    /// Connects when a request needs it. Call it within a tokio runtime.
+    /// Connects when a request needs it. Call it within a tokio runtime. Fails for a wrong URL, for
+    /// `https` without [`Endpoints::tls`], for no or more than 16 endpoints, and for certificates
+    /// that are not PEM.
     pub fn new(endpoints: &Endpoints) -> Result<Self, Error> {
         let count = endpoints.urls.len();
         if !(1..=MAX_ENDPOINTS).contains(&count) {
@@ -283,7 +298,8 @@ impl Client {
         Ok(answer.header.map_or(0, |header| header.revision))
     }
 
-    /// All keys that start with `prefix`, read in pages. A compaction in between starts it again.
+    /// All keys that start with `prefix`, at one revision, read in pages. If a compaction removes
+    /// that revision meanwhile, the read starts again, at most twice.
     pub async fn list(&self, prefix: &str) -> Result<Page, Error> {
         const ATTEMPTS: usize = 3;
         for _ in 1..ATTEMPTS {
@@ -295,7 +311,8 @@ impl Client {
         self.list_at(prefix, 0).await
     }
 
-    /// The keys as they were at `revision`; 0: as they are now.
+    /// All keys that start with `prefix` as they were at `revision`; 0: as they are now. Fails with
+    /// [`Error::Compacted`] if the revision is gone.
     pub async fn list_at(&self, prefix: &str, revision: i64) -> Result<Page, Error> {
         let mut page = Page {
             revision,
@@ -333,6 +350,8 @@ impl Client {
         Ok(answer.message)
     }
 
+    /// Executes a transaction. Conditions that do not hold are no error: see
+    /// [`TxnAnswer::is_made`].
     pub async fn transact(&self, txn: Txn, copies: Copies) -> Result<TxnAnswer, Error> {
         let request = TxnRequest {
             compare: txn.compare,
@@ -359,7 +378,8 @@ impl Client {
         })
     }
 
-    /// Compacts the history: discards old versions of keys up to `revision`.
+    /// Compacts the history: discards old versions of keys up to `revision`. Succeeds if that was
+    /// done before.
     pub async fn compact(&self, revision: i64) -> Result<(), Error> {
         let request = CompactionRequest {
             revision,
@@ -375,7 +395,8 @@ impl Client {
         }
     }
 
-    /// Refuses versions of etcd with known loss of data.
+    /// Fails with [`Error::Version`] if the member that answers has a version of etcd with known
+    /// loss of data. Succeeds if etcd refuses the Status request to this user.
     pub async fn check_version(&self) -> Result<(), Error> {
         let answer: Result<Answer<StatusResponse>, Error> =
             self.call(STATUS, &Empty {}, 0, Copies::Several).await;
@@ -410,7 +431,8 @@ impl Client {
         futures_util::future::join_all((0..self.channels.len()).map(ask)).await
     }
 
-    /// The endpoint for a stream. `after`: the one of a stream that failed.
+    /// The index of the endpoint for a new stream: the one that answered last. With the endpoint
+    /// `after` of a stream that failed: the next one.
     pub(crate) fn stream_endpoint(&self, after: Option<usize>) -> usize {
         let preferred = self.preferred.load(Ordering::Relaxed);
         after.map_or(preferred, |failed| failed + 1) % self.channels.len()
@@ -496,8 +518,8 @@ impl Client {
         }
     }
 
-    /// Adds the reason of an endpoint's failure to `said`. A refused certificate may be the reason
-    /// of the first attempt only.
+    /// Adds the reason of an endpoint's failure to `said`, once, up to [`NOTES`] reasons. A refused
+    /// certificate may be the reason of the first attempt only.
     fn note(&self, said: &mut Vec<String>, index: usize, why: &str) {
         let line = format!("{}: {why}", self.channels[index].0);
         if said.len() < NOTES && !said.contains(&line) {

@@ -13,18 +13,22 @@ use uuid::Uuid;
 use super::context::Address;
 use super::host::Host;
 
-/// A controller: one path to a volume.
+/// A controller of the kernel's host: one path to a subsystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HostPath {
+    /// Its name in `/sys/class/nvme`, such as `nvme0`.
     pub controller: String,
+    /// `None`: not an IP address with a port.
     pub address: Option<Address>,
     pub is_live: bool,
 }
 
-/// The block device of a volume.
+/// The block device of a volume: a namespace of the kernel's host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Device {
+    /// Such as `nvme0n1`.
     pub name: String,
+    /// Its file in `/dev`.
     pub path: PathBuf,
     pub bytes: u64,
     /// `MAJOR:MINOR`.
@@ -44,7 +48,7 @@ fn read(path: &Path) -> Option<String> {
     Some(text.trim().to_owned())
 }
 
-/// Without the kernel's module there is no directory.
+/// The sorted names in a directory. Empty if it does not exist: the kernel's module is not loaded.
 fn names(dir: &Path) -> Result<Vec<String>, Status> {
     let list = || {
         let entries = match std::fs::read_dir(dir) {
@@ -64,7 +68,8 @@ fn names(dir: &Path) -> Result<Vec<String>, Status> {
     Ok(names)
 }
 
-/// The paths of the host `host_nqn` to a subsystem.
+/// The paths of the host `host_nqn` to a subsystem. A controller without the attribute `hostnqn`
+/// counts as one of this host.
 pub(crate) fn paths(host: &dyn Host, host_nqn: &str, nqn: &str) -> Result<Vec<HostPath>, Status> {
     let dir = host.sys().join("class/nvme");
     let path = |controller: String| {
@@ -93,8 +98,9 @@ fn address(controller: &Path) -> Option<Address> {
     })
 }
 
-/// The device with this UUID. With native multipath there is one. Several are refused: without
-/// multipath there is one per path, and the data of one would not be that of the others.
+/// The device of the namespace with this UUID. With native multipath there is one for all paths.
+/// With several, the error is `FAILED_PRECONDITION`: native multipath is off, so each path has a
+/// device with a page cache of its own; or another target has a copy of the volume.
 pub(crate) fn device(host: &dyn Host, uuid: Uuid) -> Result<Option<Device>, Status> {
     let mut found = devices(host, uuid)?;
     if found.len() < 2 {
@@ -108,7 +114,7 @@ pub(crate) fn device(host: &dyn Host, uuid: Uuid) -> Result<Option<Device>, Stat
     )))
 }
 
-/// All devices with this UUID.
+/// All devices whose namespace has this UUID.
 pub(crate) fn devices(host: &dyn Host, uuid: Uuid) -> Result<Vec<Device>, Status> {
     all_devices(host, |at| {
         let found = read(&at.join("uuid")).and_then(|text| Uuid::parse_str(&text).ok());
@@ -133,7 +139,8 @@ pub(crate) fn host_nqns(host: &dyn Host, nqn: &str) -> Result<BTreeSet<String>, 
     Ok(names(&dir)?.into_iter().filter_map(of).collect())
 }
 
-/// The devices whose directory in sysfs fits.
+/// The namespaces whose directory in `/sys/class/block` fits. One that appears or disappears now is
+/// the error `UNAVAILABLE`.
 fn all_devices(host: &dyn Host, fits: impl Fn(&Path) -> bool) -> Result<Vec<Device>, Status> {
     let dir = host.sys().join("class/block");
     let fits = |name: &String| is_namespace(name) && fits(&dir.join(name));
@@ -158,13 +165,13 @@ fn all_devices(host: &dyn Host, fits: impl Fn(&Path) -> bool) -> Result<Vec<Devi
     names(&dir)?.into_iter().filter(fits).map(device).collect()
 }
 
-/// True while the kernel has the device with this number. File systems without a block device of
+/// True while the kernel has the block device `MAJOR:MINOR`. File systems without a block device of
 /// their own have the major number 0: tmpfs, overlay, btrfs, NFS. They are present while mounted.
 pub(crate) fn is_present(host: &dyn Host, number: &str) -> bool {
     number.starts_with("0:") || host.sys().join("dev/block").join(number).exists()
 }
 
-/// `nvme0n1`, not a partition (`nvme0n1p1`) and not a hidden path (`nvme0c1n1`).
+/// True for `nvme0n1`, not for a partition (`nvme0n1p1`) or a hidden path (`nvme0c1n1`).
 pub(crate) fn is_namespace(name: &str) -> bool {
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let split = name

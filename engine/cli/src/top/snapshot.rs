@@ -11,31 +11,39 @@ use super::super::reply::items;
 use super::poll::Sample;
 use super::rates::{self, Counters, Iostat, Rates};
 
+/// The data that `nacre top` shows at one moment.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Snapshot {
+    /// Name and version of the daemon.
     pub daemon: String,
     pub pid: Option<u64>,
-    /// The time between the samples in seconds. `None` for the first sample.
+    /// The time between the samples in seconds. `None` for the first sample of a daemon, also after
+    /// its restart: then there are no rates.
     pub seconds: Option<f64>,
     pub reactors: Vec<Reactor>,
     pub listeners: Vec<Listener>,
     pub namespaces: Vec<Namespace>,
     pub devices: Vec<Device>,
+    /// A row per controller, with its queue pairs.
     pub connections: Vec<ControllerRow>,
     pub paths: Vec<PathRow>,
     pub pools: Vec<Pool>,
+    /// Calls that the daemon refused, with the errors: the reason of missing data.
     pub refused: BTreeSet<String>,
 }
 
+/// A reactor of the daemon.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Reactor {
     pub name: String,
     pub core: u64,
+    /// As the daemon reports it. For SPDK, which does not: `interrupt` or `poll`.
     pub mode: String,
+    /// `None`: there is no earlier sample of this reactor.
     pub share: Option<Share>,
     /// Queue pairs on this reactor.
     pub queues: usize,
-    /// NVMe commands per second.
+    /// Completed NVMe commands per second.
     pub commands: Option<f64>,
 }
 
@@ -48,17 +56,21 @@ pub(super) struct Share {
     pub sleep: f64,
 }
 
+/// A listener, with the numbers of hosts, controllers and queue pairs that are connected to it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Listener {
     pub address: String,
+    /// Subsystems that accept connections here.
     pub subsystems: usize,
     pub hosts: usize,
     pub controllers: usize,
     pub queues: usize,
 }
 
+/// A namespace, with its bdev.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Namespace {
+    /// The NQN of its subsystem.
     pub nqn: String,
     pub nsid: u64,
     pub device: Device,
@@ -66,6 +78,7 @@ pub(super) struct Namespace {
     pub controllers: usize,
 }
 
+/// A bdev.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Device {
     pub name: String,
@@ -81,12 +94,15 @@ pub(super) struct ControllerRow {
     pub nqn: String,
     pub cntlid: u64,
     pub queues: usize,
+    /// The address of the host, without its port.
     pub from: String,
+    /// The address of the listener.
     pub to: String,
+    /// The reactors that serve its queue pairs.
     pub reactors: Vec<String>,
 }
 
-/// A path of a remote device.
+/// A path of a remote bdev.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PathRow {
     pub bdev: String,
@@ -113,7 +129,8 @@ pub(super) struct Pool {
     /// Writes that wait for space.
     pub waiting: u64,
     pub disks: usize,
-    /// The share of a disk's data that has moved, in percent, while the disk leaves.
+    /// The share of data that has moved away from a disk that leaves the pool, in percent. `None`:
+    /// no disk leaves.
     pub leaving: Option<u64>,
 }
 
@@ -122,7 +139,7 @@ impl Pool {
         self.total_bytes.saturating_sub(self.free_bytes)
     }
 
-    /// Used space in parts of the pool, from 0 to 1.
+    /// The used part of the pool, from 0 to 1.
     pub(super) fn used(&self) -> f64 {
         if self.total_bytes == 0 {
             return 0.0;
@@ -131,7 +148,7 @@ impl Pool {
     }
 }
 
-/// The order of lines.
+/// The column that namespaces and devices are sorted by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Sort {
     Name,
@@ -143,6 +160,8 @@ pub(super) enum Sort {
 }
 
 impl Snapshot {
+    /// Computes rates, percentiles and shares from two samples of one daemon. Without `before`, or
+    /// if the daemon was restarted after it, the result has the counts of `now` only.
     pub(super) fn between(before: Option<&Sample>, now: &Sample) -> Self {
         let pid = |sample: &Sample| sample.reactors["pid"].as_u64();
         // A restarted daemon counts from zero.
@@ -168,7 +187,8 @@ impl Snapshot {
         }
     }
 
-    /// Sorts names in ascending order, and numbers in descending order.
+    /// Sorts namespaces and devices: names in ascending order, numbers in descending order.
+    /// Controllers are always sorted by name. `reverse` reverses both.
     pub(super) fn sort(&mut self, by: Sort, reverse: bool) {
         let order = |a: &Device, b: &Device| {
             let key = |device: &Device| match by {
@@ -202,7 +222,7 @@ impl Snapshot {
             .collect()
     }
 
-    /// The sum of the rates of all namespaces.
+    /// The sum of I/O, bytes and errors of all namespaces. It has no latency.
     pub(super) fn total(&self) -> Rates {
         let mut total = Rates::default();
         for rates in self.namespaces.iter().map(|n| &n.device.rates) {
@@ -219,6 +239,7 @@ impl Snapshot {
         total
     }
 
+    /// The number of hosts with a controller.
     pub(super) fn hosts(&self) -> usize {
         self.connections
             .iter()
@@ -302,7 +323,9 @@ fn share(before: &Value, now: &Value, elapsed: f64) -> Option<Share> {
     })
 }
 
-/// Commands completed on a reactor: poll groups have the names of threads, or end in a number.
+/// The count of NVMe commands that the poll groups of a reactor have completed. A poll group has
+/// the name of one of the reactor's threads, or is called `reactor_` with the core. `None`: the
+/// reactor has no poll group.
 fn commands(nvmf: &Value, threads: &[&str], core: u64) -> Option<u64> {
     let ours = |group: &&Value| {
         let name = group["name"].as_str().unwrap_or_default();
@@ -513,7 +536,8 @@ fn namespaces(
 }
 
 impl Sample {
-    /// The devices whose percentiles are worth a query, the busiest ones first.
+    /// The names of all devices, in the order of [`Snapshot::bdevs`]. One sample has no rates, so
+    /// each `sort` means the order by name; `reverse` reverses it.
     pub(super) fn bdevs(&self, sort: Sort, reverse: bool) -> Vec<String> {
         let mut snapshot = Snapshot::between(None, self);
         snapshot.sort(sort, reverse);

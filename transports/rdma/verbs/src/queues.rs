@@ -1,4 +1,4 @@
-//! Posting without `unsafe`: rings that own the memory of their posted requests.
+//! A safe interface to posting work requests: rings that own the memory of their posted requests.
 //!
 //! ```text
 //!   Queues   completion queue and shared receive queue of one reactor and device   (shared)
@@ -7,9 +7,10 @@
 //!   Receiver                       the ring of the shared receive queue
 //! ```
 //!
-//! A [`Buf`] given to a ring is returned when the completion that frees it arrives, or when the
-//! queue pair is destroyed; never earlier, whatever the caller does. Rings live on one core, as
-//! their buffers do. An [`Endpoint`] has no rings and may move to another thread.
+//! A ring releases a [`Buf`] when the completion that frees it arrives, or when the queue pair is
+//! destroyed; never earlier, whatever the caller does. A [`Receiver`] that is dropped while queue
+//! pairs exist leaks its buffers, because a device may still write to them. Rings live on one core,
+//! as their buffers do. An [`Endpoint`] has no rings and may move to another thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,7 +28,8 @@ pub(crate) const RECV: u64 = 1 << 63;
 /// Identifies a ring in completions: below `1 << 31`, with one value for shared receive queues.
 const SHARED: u32 = 0x7fff_ffff;
 
-/// The completion side of one reactor on one device. Clones refer to the same queues.
+/// The completion queue, and the shared receive queue if there is one, of one reactor on one
+/// device. Clones refer to the same queues.
 #[derive(Clone)]
 pub struct Queues {
     inner: Arc<QueuesInner>,
@@ -101,7 +103,8 @@ impl Queues {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Creates the queue pair of a connection on these queues.
+    /// Creates the queue pair of a connection on these queues. Fails if their [`Receiver`] was
+    /// dropped.
     pub fn create_qp(
         &self,
         cm: &mut dyn ConnectionManager,
@@ -147,7 +150,7 @@ impl Queues {
         self.inner.srq_entries
     }
 
-    /// Replaces the contents of `batch` by at most `limit` completions.
+    /// Replaces the contents of `batch` by at most `limit` completions, and returns their number.
     #[inline]
     pub fn poll(&self, batch: &mut Batch, limit: usize) -> Result<usize, VerbsError> {
         batch.at = 0;
@@ -266,14 +269,16 @@ pub struct Lane {
     number: u32,
 }
 
-/// Sizes of a lane's rings.
+/// The index of a lane, and the memory of its rings.
 pub struct LaneConfig {
     /// Identifies its completions: below `0x7fff_ffff`, unique among the lanes of its [`Queues`].
     pub index: u32,
     /// The slot of [`Buf::key`] that holds the keys of the queue pair's domain.
     pub key_slot: usize,
     /// Memory for messages: `max_send_wr`, rounded up to a power of two, of `message_bytes` each.
+    /// The lane must have the only handle of this buffer.
     pub messages: Buf,
+    /// Length of the longest message of [`Lane::send`].
     pub message_bytes: u32,
     /// Memory for received messages. `None` with a shared receive queue.
     pub recv: Option<RecvConfig>,
@@ -281,6 +286,10 @@ pub struct LaneConfig {
 
 impl Lane {
     /// Fails if memory of `config` is not registered with the endpoint's protection domain.
+    ///
+    /// # Panics
+    /// When the index is too large, memory of `config` has other handles, or no message fits into
+    /// `messages`.
     pub fn new(endpoint: Endpoint, config: LaneConfig) -> Result<Self, NotRegistered> {
         assert!(config.index < SHARED, "a lane's index");
         let caps = endpoint.caps();
@@ -310,7 +319,7 @@ impl Lane {
         &self.endpoint.queues
     }
 
-    /// Number of work requests that can still be queued.
+    /// Number of work requests that can still be queued. One entry more is kept for [`Lane::mark`].
     #[inline]
     pub fn room(&self) -> u32 {
         self.send.room()
@@ -326,7 +335,8 @@ impl Lane {
         self.send.outstanding()
     }
 
-    /// Queues an RDMA WRITE of `buf` to the peer's memory.
+    /// Queues an RDMA WRITE of `buf` to the peer's memory. It is not signaled, except on a device
+    /// that completes early ([`DeviceAttributes::completes_early`]).
     ///
     /// # Panics
     /// When the send queue is full, as `read` and `send` do: check [`Lane::room`] first.
@@ -336,7 +346,8 @@ impl Lane {
             .with_buf(SendOp::Write { address, rkey }, buf, false)
     }
 
-    /// Queues an RDMA READ from the peer's memory; signaled.
+    /// Queues an RDMA READ from the peer's memory; signaled. [`NotRegistered`] is also the error
+    /// for a buffer with other handles.
     #[inline]
     pub fn read(&mut self, address: u64, rkey: u32, mut into: Buf) -> Result<(), NotRegistered> {
         // A shared buffer must not change while other holders read it.
@@ -349,6 +360,9 @@ impl Lane {
 
     /// Queues a SEND of `message`, which is copied. `invalidate`: an rkey of the peer to
     /// invalidate.
+    ///
+    /// # Panics
+    /// When the message is longer than [`LaneConfig::message_bytes`].
     #[inline]
     pub fn send(&mut self, message: &[u8], invalidate: Option<u32>) {
         self.send_with(message, invalidate, None)
@@ -377,14 +391,16 @@ impl Lane {
         self.send.signal_last();
     }
 
-    /// True if the ring holds buffers that no requested completion will free: a reason to call
-    /// `signal_last`.
+    /// True if no requested completion will free the newest buffer, or more than half of the send
+    /// queue is not signaled: a reason to call `signal_last`.
     #[inline]
     pub fn needs_signal(&self) -> bool {
         self.send.needs_signal()
     }
 
-    /// Posts the queued requests, with one doorbell. An error ends the queue pair.
+    /// Posts the queued requests, with one doorbell, and returns their number. After an error, the
+    /// requests that the device did not accept are lost without a completion: the caller must end
+    /// the queue pair.
     #[inline]
     pub fn post(&mut self) -> Result<usize, PostError> {
         self.send.post(&**self.endpoint.qp(), None)
@@ -397,7 +413,8 @@ impl Lane {
     }
 
     /// The time at which [`Lane::post_at`] posted this completion's request. Call it before
-    /// [`Lane::sent`], which forgets the time; requests that were not signaled have none.
+    /// [`Lane::sent`], which forgets the time. Unsignaled requests and those of [`Lane::mark`] have
+    /// none.
     #[inline]
     pub fn timing(&mut self, done: &Completion) -> Option<Timing> {
         if self.is_mine(done) && !done.is_recv() {
@@ -409,6 +426,7 @@ impl Lane {
 
     /// The operation of the completion's request. A failed completion does not carry it
     /// ([`WorkCompletion::opcode`]). Call this before [`Lane::sent`], which forgets the operation.
+    /// `Send` for a request without a buffer, also for one of [`Lane::mark`].
     pub fn operation(&self, done: &Completion) -> WcOpcode {
         if done.is_recv() {
             WcOpcode::Recv
@@ -417,7 +435,8 @@ impl Lane {
         }
     }
 
-    /// Posts free receive slots of a lane with its own receive ring. Returns their number.
+    /// Posts free receive slots of a lane with its own receive ring. Returns their number. `data`:
+    /// the pool for buffers of [`RecvConfig::data_bytes`]; slots without a buffer are not posted.
     pub fn post_recv(&mut self, data: Option<&Pool>) -> Result<usize, PostError> {
         let qp = &**self.endpoint.qp();
         match &mut self.recv {
@@ -435,7 +454,7 @@ impl Lane {
     }
 
     /// Completes a request of the send queue and all before it, and releases their buffers. Returns
-    /// the buffer of an RDMA READ.
+    /// the buffer of an RDMA READ. Ignores completions of receives and of other lanes.
     #[inline]
     pub fn sent(&mut self, done: &Completion) -> Option<Buf> {
         if self.is_mine(done) && !done.is_recv() {
@@ -458,13 +477,15 @@ impl Lane {
         done.wc.qp == self.number && done.queues == self.endpoint.queues.inner.id
     }
 
-    /// Queues a request without data, whose completion shows that all earlier requests are done.
+    /// Queues a signaled request without data, whose completion shows that all earlier requests are
+    /// done. Does nothing if the last request is signaled already.
     pub fn mark(&mut self) {
         self.send.mark();
     }
 
-    /// Ends the queue pair: all posted requests flush. The lane is idle after its last completion
-    /// was polled. After an error, only dropping the lane ends the queue pair.
+    /// Moves the queue pair to the error state: all posted requests complete as flushed. The lane
+    /// is idle once its last completion was polled and passed to [`Lane::sent`] or
+    /// [`Lane::received`]. After an error, only dropping the lane ends the queue pair.
     pub fn drain(&mut self) -> Result<(), VerbsError> {
         self.endpoint.qp().set_error()?;
         self.send.mark();
@@ -486,7 +507,8 @@ impl Lane {
     }
 }
 
-/// The ring of a shared receive queue.
+/// The ring of a shared receive queue. Once it is dropped, [`Queues::create_qp`] fails. A drop
+/// while queue pairs exist leaks its buffers.
 pub struct Receiver {
     queues: Queues,
     ring: Option<RecvRing>,
@@ -509,7 +531,7 @@ impl Receiver {
         }))
     }
 
-    /// Posts free slots. Returns their number.
+    /// Posts free slots. Returns their number. `data`: as for [`Lane::post_recv`].
     #[inline]
     pub fn post(&mut self, data: Option<&Pool>) -> Result<usize, PostError> {
         let (Some(ring), Some(srq)) = (&mut self.ring, &self.queues.inner.srq) else {
@@ -526,6 +548,7 @@ impl Receiver {
         self.ring.as_ref().map_or(0, RecvRing::idle)
     }
 
+    /// The receive slot of this completion; `None` for a completion of another ring.
     #[inline]
     pub fn received(&mut self, done: &Completion) -> Option<Received<'_>> {
         let mine = done.queues == self.queues.inner.id;

@@ -1,13 +1,23 @@
-//! Requests of many steps: each step is a request of the pool to itself.
+//! Jobs: requests about a volume that take many steps. Each step is a request that the pool submits
+//! to itself.
 //!
 //! | job | steps | end |
 //! |---|---|---|
-//! | shrink | an unmap of each leaf with data beyond the new size | the resize, as a request |
-//! | inflate | a fill of each place that shares a unit | DETACH, once the fills are settled |
-//! | decouple | the same, with the units of one ancestor | DECOUPLE, once the fills are settled |
-//! | set parent | a copy of each place that the volume owns | ADOPT, once the copies are settled |
+//! | shrink | [`Request::Unmap`] of each leaf with data beyond the new size | [`Request::Resize`] |
+//! | inflate | [`Request::Fill`] of each place with shared units | record DETACH |
+//! | decouple | the same, but only units shared with one ancestor | record DECOUPLE |
+//! | set parent | [`Request::Copy`] of each place with units of the volume's own | record ADOPT |
 //!
-//! A crash ends a job where it is; the caller asks again. A volume has one job at a time.
+//! A leaf is a node of the volume's map with the entries of adjacent places. A shared unit belongs
+//! to an ancestor of the volume (its parent, or a parent of that), and a fill copies it for the
+//! volume. Then DETACH removes the volume's parent, or DECOUPLE replaces it by the ancestor's
+//! parent. Set parent begins with the record PREPARE: it creates a hidden version with the contents
+//! of the new parent, a snapshot or an external device. The job copies the volume's own granules to
+//! that version. ADOPT exchanges the contents of the two, and the deletion frees the former ones.
+//!
+//! The log gets these last records once the copies are settled: a crash must not undo a copy that
+//! the record depends on. Jobs are in memory only. A crash ends a job where it is, and the caller
+//! repeats the request. A volume has one job at a time.
 
 use std::collections::HashMap;
 
@@ -20,16 +30,18 @@ use crate::interface::{Answer, Refusal, Request};
 use crate::mutation::Mutation;
 use crate::state::Found;
 
-/// Steps of a job in flight.
+/// Most steps of a job in flight. A shrink has one.
 const WINDOW: usize = 8;
 
+/// The jobs of a pool, and their steps in flight.
 #[derive(Debug, Default)]
 pub(super) struct Jobs {
     jobs: Vec<Job>,
     /// Steps in flight, with the token of their job.
     steps: HashMap<Token, Token>,
     next_step: Token,
-    /// A search found nothing in the leaves that a turn looks at, and goes on in the next turn.
+    /// A search for the next place has read as many leaves as one turn may, and found none. It
+    /// continues in the next turn.
     is_searching: bool,
 }
 
@@ -37,20 +49,24 @@ pub(super) struct Jobs {
 struct Job {
     /// The token of the request.
     token: Token,
+    /// The volume.
     version: VersionId,
     work: Work,
+    /// Number of steps.
     in_flight: usize,
+    /// The first refusal of a step, or a damaged map: the answer once no step is in flight.
     refused: Option<Refusal>,
-    /// The last record of the steps: the end waits until it is settled.
+    /// The last record in the log when all steps were done: the end waits until it is settled.
     last: Option<Lsn>,
 }
 
+/// The kind of a job, and its progress. `next`: the place where the search for a step continues.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Work {
+    /// `units`: the new size of the volume.
     Shrink {
         units: u64,
     },
-    /// `next`: the first place that has no fill yet.
     Inflate {
         next: u64,
     },
@@ -60,19 +76,21 @@ pub(super) enum Work {
         base: Option<VersionId>,
         next: u64,
     },
-    /// `new`: the contents to adopt, since the record `prepared`. They get the units above a
-    /// generation.
     SetParent {
+        /// The new parent.
         source: VersionId,
+        /// The hidden version that gets copies of the volume's own granules.
         new: VersionId,
+        /// Units of a later generation than this are the volume's own.
         above: Generation,
+        /// The number of the record PREPARE.
         prepared: Lsn,
         next: u64,
     },
 }
 
 impl Work {
-    /// The version above that the work depends on.
+    /// The other version of the job: the ancestor to decouple from, or the new parent.
     fn other(&self) -> Option<VersionId> {
         match self {
             Self::Shrink { .. } | Self::Inflate { .. } => None,
@@ -82,15 +100,17 @@ impl Work {
     }
 }
 
-/// The parts of a pool that jobs work with.
+/// The parts of a pool that jobs read and change, borrowed for one turn.
 pub(super) struct Ground<'a> {
     pub store: &'a mut Store,
     pub durable: &'a mut Durable,
     pub deletion: &'a mut Deletion,
+    /// Requests that the pool attempts later in the turn: steps are added here.
     pub waiting: &'a mut std::collections::VecDeque<(Token, Request)>,
 }
 
 impl Jobs {
+    /// Adds a job for the request `token` about a volume. [`Jobs::advance`] begins its steps.
     pub(super) fn begin(&mut self, token: Token, version: VersionId, work: Work) {
         self.jobs.push(Job {
             token,
@@ -102,6 +122,7 @@ impl Jobs {
         });
     }
 
+    /// True when a job is about this version, decouples a volume from it, or makes it a parent.
     pub(super) fn is_on(&self, version: VersionId) -> bool {
         let mut jobs = self.jobs.iter();
         jobs.any(|job| job.version == version || job.work.other() == Some(version))
@@ -117,6 +138,7 @@ impl Jobs {
         self.jobs.is_empty()
     }
 
+    /// True when a search continues in the next turn, without an event.
     pub(super) fn is_searching(&self) -> bool {
         self.is_searching
     }
@@ -128,7 +150,8 @@ impl Jobs {
         self.jobs.drain(..).map(|job| job.token).collect()
     }
 
-    /// Takes the outcomes of steps, and begins the steps that are possible.
+    /// Takes the outcomes of steps, begins steps up to the limit, and ends jobs without further
+    /// steps.
     pub(super) fn advance(&mut self, ground: &mut Ground) {
         while let Some((step, result)) = ground.store.own_answers.pop_front() {
             let job = self.steps.remove(&step);
@@ -274,7 +297,7 @@ impl Jobs {
     }
 }
 
-/// The request for a place that was found; the search goes on behind it.
+/// The step for the outcome of a search. Moves `next` to the place where the search continues.
 fn next_of(next: &mut u64, found: Found, request: impl FnOnce(u64) -> Request) -> Step {
     match found {
         Found::Place(place) => {
@@ -292,13 +315,14 @@ fn next_of(next: &mut u64, found: Found, request: impl FnOnce(u64) -> Request) -
 /// The next step of a job.
 enum Step {
     Request(Request),
-    /// Its search goes on in the next turn.
+    /// The search for it continues in the next turn.
     Later,
+    /// The job needs no further step.
     None,
 }
 
-/// True when the ancestor got another parent since the search for its units began: it owns the
-/// units of the former one now.
+/// True when the ancestor has another parent than at the start of the search for its units. The
+/// deletion has then merged its former parent into it, so there are more units to copy.
 fn has_moved(ancestor: VersionId, base: &mut Option<VersionId>, ground: &mut Ground) -> bool {
     let versions = &ground.store.state.versions;
     let now = versions.get(&ancestor).and_then(|of| of.parent);
@@ -308,7 +332,8 @@ fn has_moved(ancestor: VersionId, base: &mut Option<VersionId>, ground: &mut Gro
     has_moved
 }
 
-/// Ends a separation from one ancestor. Returns false if that has to wait.
+/// Ends a decouple with its record. Returns false if that has to wait: for the log, or while a
+/// deletion changes the owners of units between the volume and the ancestor's parent.
 fn decouple(token: Token, version: VersionId, ancestor: VersionId, ground: &mut Ground) -> bool {
     let state = &ground.store.state;
     let path = state.path_beyond(version, ancestor).unwrap_or_default();
@@ -318,7 +343,8 @@ fn decouple(token: Token, version: VersionId, ancestor: VersionId, ground: &mut 
     end(token, Record::Decouple { version, ancestor }, ground)
 }
 
-/// Exchanges the contents of a volume. Returns false if that has to wait.
+/// Ends a set parent: exchanges the contents of the volume and `new`, and lets the volume's writes
+/// continue. Returns false if the log does not take the record now.
 fn adopt(token: Token, version: VersionId, new: VersionId, ground: &mut Ground) -> bool {
     let has_ended = end(token, Record::Adopt { version, new }, ground);
     if has_ended {
@@ -327,7 +353,7 @@ fn adopt(token: Token, version: VersionId, new: VersionId, ground: &mut Ground) 
     has_ended
 }
 
-/// Lets the deletion free the contents that no volume adopts.
+/// Ends a set parent that failed: lets the deletion free `new`, and the volume's writes continue.
 fn give_up(token: Token, new: VersionId, prepared: Lsn, ground: &mut Ground) {
     if let Some(version) = ground.store.state.versions.get_mut(&new) {
         version.hidden_at = prepared;
@@ -336,7 +362,8 @@ fn give_up(token: Token, new: VersionId, prepared: Lsn, ground: &mut Ground) {
     ground.deletion.search();
 }
 
-/// Appends the last record of a job. Returns false if the log does not take it now.
+/// Appends and applies the last record of a job; the answer waits until it is settled. Returns
+/// false if the log does not take it now.
 fn end(token: Token, record: Record, ground: &mut Ground) -> bool {
     let store = &mut *ground.store;
     if !store.log_takes(&record) {
@@ -352,7 +379,8 @@ fn end(token: Token, record: Record, ground: &mut Ground) -> bool {
     true
 }
 
-/// Ends an inflation. Returns false if that has to wait.
+/// Ends an inflate with its record; a volume without a parent needs none. Returns false if that has
+/// to wait: for the log, or while a deletion changes the owners of the parent's units.
 fn detach(token: Token, version: VersionId, ground: &mut Ground) -> bool {
     let store = &mut *ground.store;
     let parent = store.state.versions[&version].parent;

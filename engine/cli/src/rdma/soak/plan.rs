@@ -1,4 +1,5 @@
-//! The phases of a soak test, and the flows of each.
+//! Plans `nacre rdma soak client`: the phases of the test in order, and the RDMA flows between this
+//! machine and its peers in each of them. This module does no I/O.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -6,11 +7,11 @@ use std::time::Duration;
 use nacre_transport_rdma_perf::{Bursts, Op};
 use serde::Serialize;
 
-/// A kind of load.
+/// The load of a phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum LoadKind {
-    /// One peer: the measure for the other phases.
+    /// One peer sends to this machine: the baseline for the same peer in other phases.
     Alone,
     /// All peers send to this machine at once.
     Incast,
@@ -31,15 +32,18 @@ impl LoadKind {
     }
 }
 
-/// One session with a peer. READ moves data to this machine, WRITE from it.
+/// One direction of load with a peer: a client session with a server of that peer. RDMA READ moves
+/// data to this machine, RDMA WRITE from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SoakFlow {
+    /// As in `--peers`: the address of the peer's server for READ.
     pub peer: SocketAddr,
     pub op: Op,
 }
 
 impl SoakFlow {
-    /// The peer serves each direction at a port of its own.
+    /// The address of the peer's server for this direction: READ at the port of `peer`, WRITE at
+    /// the next one.
     pub(super) fn server(self) -> SocketAddr {
         let mut server = self.peer;
         if self.op != Op::Read {
@@ -49,18 +53,22 @@ impl SoakFlow {
     }
 }
 
+/// A part of the test: flows that run at the same time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Phase {
     pub kind: LoadKind,
     pub time: Duration,
     pub flows: Vec<SoakFlow>,
+    /// Times with and without load; `None`: load without a pause.
     pub bursts: Option<Bursts>,
 }
 
+/// Limits of the time of each peer alone.
 const ALONE_LEAST: Duration = Duration::from_secs(2);
 const ALONE_MOST: Duration = Duration::from_secs(10);
 
-/// Every peer alone for a short time, then a third of `time` for each other kind.
+/// The phases: each peer alone for a twentieth of `time` (2 to 10 s), in addition to `time`; then
+/// incast, both directions and bursts, with a third of `time` each.
 pub(super) fn plan(peers: &[SocketAddr], time: Duration, bursts: Bursts) -> Vec<Phase> {
     let flows = |ops: &[Op]| {
         let of = |peer: &SocketAddr| {
