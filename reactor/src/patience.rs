@@ -27,13 +27,14 @@ const MOST: u32 = 8;
 /// minimum when it did not. A reactor then polls through the round trips of a host with one
 /// outstanding command, and a reactor without load soon sleeps.
 ///
-/// A reactor that shares its core with another busy thread has no patience. Each yield costs a
-/// slice of several milliseconds, and work that arrives meanwhile waits that long: the scheduler
-/// prefers a thread that wakes up to one that runs, but not a thread that was ready all the time.
-/// Two reactors of one process that wait for each other, with a load on one of their cores, would
-/// reach only 250 round trips a second. Several long yields within a short time show such a core,
-/// whether or not short ones lie between them. A single long yield does not: in a virtual machine
-/// it can mean that the hypervisor ran something else. Sleeping then would only cost time.
+/// A reactor that shares its core with another busy thread sleeps instead of yielding. Each yield
+/// costs a slice of several milliseconds, and work that arrives meanwhile waits that long: the
+/// scheduler prefers a thread that wakes up to one that runs, but not a thread that was ready all
+/// the time. Two reactors of one process that wait for each other, with a load on one of their
+/// cores, would reach only 250 round trips a second. Several long yields within a short time show
+/// such a core, whether or not short ones lie between them. A single long yield does not: in a
+/// virtual machine it can mean that the hypervisor ran something else. Sleeping then would only
+/// cost time.
 #[derive(Debug)]
 pub(crate) struct Patience {
     times: u32,
@@ -89,6 +90,7 @@ impl Patience {
         now < self.shared_until
     }
 
+    /// The patience, for a configured minimum of `least`.
     pub(crate) fn with_least(&self, least: Duration) -> Duration {
         least.saturating_mul(self.times)
     }

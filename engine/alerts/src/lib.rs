@@ -4,11 +4,12 @@
 //!   Message ─┬─▶ Webhook::send   HTTP POST of JSON, signed      one attempt each,
 //!            └─▶ Mail::send      SMTP, plain text               with a time limit
 //!
-//!   Failure ───▶ Retry::pause    when to try again, or never
+//!   Failure ───▶ Failure::is_final, Retry::pause    when to try again, or never
 //! ```
 //!
-//! The daemon chooses the events and calls again after a failure. It reads files and asks the
-//! resolver ([`Server::resolve`]) on a helper thread; everything else here is asynchronous.
+//! The daemon chooses the events and calls again after a failure. On a helper thread it reads the
+//! files of secrets and certificates, and calls the functions that block: [`Server::resolve`] and
+//! [`Trust::of_system`]. Sending is asynchronous.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]

@@ -1,5 +1,5 @@
 //! The controller of one association: registers, keep-alive and admin commands. It lives on the
-//! core of its admin queue, and [`crate::queues`] passes it the commands.
+//! core of its admin queue. That core's queue group ([`crate::queues`]) passes it the commands.
 //!
 //! ```text
 //! registers.rs   CAP VS CC CSTS: enable, disable, shutdown (Base 3.5, 3.6)
@@ -49,12 +49,13 @@ pub(crate) enum Outcome {
     Done(Cqe),
     /// The command completes later, like Asynchronous Event Request, or never.
     Deferred,
-    /// The group aborts this command, and then completes the Abort.
+    /// The group aborts command `cid` of I/O queue `sqid`, and then completes the Abort.
     Abort {
         sqid: u16,
         cid: u16,
     },
-    /// The group changes the reservations of these namespaces, and then completes the command.
+    /// Set Features, Reservation Persistence (83h): the group sets or clears Persist Through Power
+    /// Loss (`on`) for the reservations of these namespaces, and then completes the command.
     Persist {
         on: bool,
         namespaces: Several,
@@ -278,7 +279,9 @@ impl Controller {
         self.events.next()
     }
 
-    /// Sets the keep-alive timeout in milliseconds, rounded up to KAS; 0: disabled.
+    /// Grants a keep-alive timeout: the host's KATO, rounded up to a multiple of the granularity
+    /// (KAS), and at least the target's minimum. 0 disables the timer; a discovery controller then
+    /// has [`DISCOVERY_ACTIVITY_TIMEOUT`].
     fn set_keep_alive_ms(&mut self, kato_ms: u32, now: Nanos) {
         let limits = self.target.queue_limits(self.caps.kind);
         let granularity = u32::from(limits.keep_alive_granularity.max(1)) * 100;

@@ -1,5 +1,7 @@
-//! Counters of the transport: one set per core, and one of the management thread. They are relaxed
-//! atomics, which any thread can read.
+//! Counters of the RDMA transport.
+//!
+//! [`Stats`] has those of the data path: a set for each core and device, of relaxed atomics that
+//! one core writes and any thread can read. [`ControlCounts`] has those of the management thread.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,12 +10,14 @@ use nacre_nvmf::subsystems::{LATENCY_BUCKETS, latency_bucket};
 use nacre_nvmf_wire::rdma::RejectStatus;
 use nacre_transport_rdma_verbs::{CmEventKind, WcStatus};
 
-/// Bounds of the classes of the poll batch histogram: completions of one poll, at most.
+/// The buckets of [`Stats::batches`]: the most completions that a poll of the bucket returned. The
+/// first bucket has the polls without a completion.
 pub const BATCH_CLASSES: [usize; 8] = [0, 1, 2, 4, 8, 16, 32, usize::MAX];
 
 const STATUSES: usize = WcStatus::ALL.len();
 
-/// What requests are timed by.
+/// The kinds of work requests whose latency is measured. Only signaled requests are timed: every
+/// READ, and some SENDs. The time of such a SEND also counts for the WRITEs before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Timed {
     Send = 0,
@@ -24,6 +28,7 @@ pub enum Timed {
 impl Timed {
     pub const ALL: [Self; 3] = [Self::Send, Self::Read, Self::Write];
 
+    /// The name in metrics and replies.
     pub fn name(self) -> &'static str {
         match self {
             Self::Send => "send",
@@ -33,8 +38,9 @@ impl Timed {
     }
 }
 
-/// Times from post to completion: their number by bucket (the buckets of NVMe commands), and their
-/// sum.
+/// Histogram of the times from the posting of work requests to their completions, by the clock that
+/// a reactor reads once per turn. It has the buckets of the latency of NVMe commands
+/// ([`LATENCY_BUCKETS`]), and the sum of the times.
 #[derive(Debug, Default)]
 pub struct Latency {
     sum_ns: AtomicU64,
@@ -50,21 +56,24 @@ impl Latency {
     }
 }
 
-/// What [`Latency`] said at one moment.
+/// The values of a [`Latency`], or sums of several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LatencySnapshot {
+    /// Sum of all times.
     pub sum_ns: u64,
     /// Completions per latency bucket; see [`LATENCY_BUCKETS`].
     pub buckets: [u64; LATENCY_BUCKETS],
 }
 
 impl LatencySnapshot {
+    /// Number of times, in all buckets.
     pub fn count(&self) -> u64 {
         self.buckets.iter().sum()
     }
 
-    /// The time in microseconds that at least `fraction` of all stayed below, as precise as the
-    /// buckets; for the last bucket its lower end. `None`: no times.
+    /// A quantile in microseconds: at least `fraction` (0 to 1) of all times are shorter. The value
+    /// is the upper end of a bucket; of the last bucket, which has none, the lower end. `None`:
+    /// nothing was measured.
     pub fn quantile_us(&self, fraction: f64) -> Option<u64> {
         let wanted = (self.count() as f64 * fraction).ceil().max(1.0) as u64;
         let mut seen = 0;
@@ -91,22 +100,24 @@ impl std::ops::Add for LatencySnapshot {
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// The counters of one core. Written by that core only.
+        /// The counters of one device on one core. Only that core writes them.
         #[derive(Debug, Default)]
         pub struct Stats {
             $($(#[$doc])* pub $name: AtomicU64,)*
-            /// Completions that were errors, by the number of their status.
+            /// Failed completions by status (`WcStatus as usize`), without flushed requests.
             pub errors: [AtomicU64; STATUSES],
-            /// Polls by the completions that they found; see [`BATCH_CLASSES`].
+            /// Polls of the completion queue by their completions; see [`BATCH_CLASSES`].
             pub batches: [AtomicU64; BATCH_CLASSES.len()],
-            /// Latency by kind; see [`Timed`].
+            /// Latency of work requests, indexed by [`Timed`].
             pub latency: [Latency; Timed::ALL.len()],
-            /// The present receives, and those of them that wait for buffers to be posted with.
+            /// Gauge: receives of the shared receive queue, or of the connections' own queues.
             pub receives: AtomicU64,
+            /// Gauge: receives that were not posted at the end of the last turn, for lack of
+            /// buffers.
             pub receives_waiting: AtomicU64,
         }
 
-        /// What [`Stats`] said at one moment.
+        /// The values of a [`Stats`], or sums of several.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         pub struct StatsSnapshot {
             $($(#[$doc])* pub $name: u64,)*
@@ -118,6 +129,7 @@ macro_rules! counters {
         }
 
         impl Stats {
+            /// Reads all counters, one after the other.
             pub fn snapshot(&self) -> StatsSnapshot {
                 StatsSnapshot {
                     $($name: self.$name.load(Ordering::Relaxed),)*
@@ -131,7 +143,7 @@ macro_rules! counters {
         }
 
         impl StatsSnapshot {
-            /// Names and values, for metrics.
+            /// Names and values of all fields but the histograms and `errors`.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 let now = [
                     ("receives", self.receives),
@@ -159,47 +171,64 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Connections that a host opened.
+    /// Connections of hosts that were established.
     accepted,
-    /// Connections ended, by cause.
+    /// Connections that the host closed.
     closed_by_peer,
+    /// Connections that ended by a failed work request, a device or another error.
     closed_broken,
+    /// Connections whose host violated the protocol.
     closed_protocol,
+    /// Connections on which no Connect succeeded in time, or that did not drain in time.
     closed_timeout,
+    /// Connections that this side closed.
     closed_local,
+    /// Capsules received.
     recv_ops,
+    /// Bytes of the capsules received.
     recv_bytes,
+    /// SENDs queued: one for each response.
     send_ops,
+    /// Bytes of the SENDs queued.
     send_bytes,
+    /// RDMA READs queued, which fetch data of hosts.
     read_ops,
+    /// Bytes of the RDMA READs queued.
     read_bytes,
+    /// RDMA WRITEs queued, which return data to hosts.
     write_ops,
+    /// Bytes of the RDMA WRITEs queued.
     write_bytes,
-    /// Completions taken, of all kinds.
+    /// Completions polled, of all kinds, failed and flushed ones included.
     completions,
-    /// Doorbells of send queues.
+    /// Doorbells of send queues: batches of work requests posted.
     doorbells,
-    /// Receive buffers posted.
+    /// Receives posted to shared receive queues. Those of queues of single connections are not
+    /// counted.
     receives_posted,
     /// Turns at whose end receives waited for buffers, which commands in flight hold: hosts have to
-    /// wait.
+    /// wait when none is posted (RNR).
     receives_waited,
-    /// READs that waited for the negotiated depth, and responses that waited for room.
+    /// Batches of a connection after which READs still waited, for the negotiated number of READs
+    /// in flight, or for room in the send queue.
     reads_waited,
+    /// Responses that waited for room in the send queue.
     responses_waited,
-    /// Commands whose data pointer was refused.
+    /// Commands whose data pointer was refused, or whose data needs more work requests than a send
+    /// queue has.
     sgl_refused,
-    /// Queue pairs that were destroyed before they had flushed.
+    /// Queue pairs that were destroyed before all their work requests were flushed.
     drains_given_up,
 }
 
 impl StatsSnapshot {
+    /// The latency of one kind of work requests.
     pub fn latency(&self, of: Timed) -> &LatencySnapshot {
         &self.latency[of as usize]
     }
 
-    /// Completions that failed, by the name of each status, zeros included. Flushes are not
-    /// failures.
+    /// Failed completions by the name of each status (`IBV_WC_…`), zeros included, without flushed
+    /// requests.
     pub fn completion_errors(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let statuses = WcStatus::ALL.iter().zip(self.errors);
         let failures = statuses.filter(|(status, _)| {
@@ -208,13 +237,14 @@ impl StatsSnapshot {
         failures.map(|(status, count)| (status.name(), count))
     }
 
+    /// Work requests that failed after all retries: of the transport, or after RNR NAKs.
     pub fn retry_exceeded(&self) -> u64 {
         let of = |status: WcStatus| self.errors[status as usize];
         of(WcStatus::RetryExceeded) + of(WcStatus::RnrRetryExceeded)
     }
 }
 
-/// Adds without a locked instruction: there is one writer.
+/// Adds to a counter without a locked instruction, because only one thread writes it.
 #[inline]
 pub(crate) fn add(counter: &AtomicU64, n: u64) {
     let sum = counter.load(Ordering::Relaxed).wrapping_add(n);
@@ -222,19 +252,21 @@ pub(crate) fn add(counter: &AtomicU64, n: u64) {
 }
 
 impl Stats {
-    /// Receives came or went.
+    /// Adds `more` to the gauge of receives, and subtracts `fewer`.
     pub(crate) fn receives_are(&self, more: usize, fewer: usize) {
         let now = self.receives.load(Ordering::Relaxed) + more as u64;
         self.receives
             .store(now.saturating_sub(fewer as u64), Ordering::Relaxed);
     }
 
+    /// Counts a poll that returned this many completions.
     #[inline]
     pub(crate) fn batch(&self, completions: usize) {
         let class = BATCH_CLASSES.iter().position(|most| completions <= *most);
         add(&self.batches[class.unwrap_or(BATCH_CLASSES.len() - 1)], 1);
     }
 
+    /// Adds the latency of one work request.
     #[inline]
     pub(crate) fn timed(&self, what: Timed, nanos: u64) {
         let latency = &self.latency[what as usize];
@@ -243,17 +275,17 @@ impl Stats {
     }
 }
 
-/// Counts of the management thread.
+/// The counters of the management thread: connection manager, devices and completion queues.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ControlCounts {
-    /// Events of the connection manager, by name.
+    /// Events of the connection manager, by the name of `rdma_event_str(3)`, or `other`.
     pub events: BTreeMap<&'static str, u64>,
-    /// Asynchronous events of devices.
+    /// Asynchronous events of devices and ports.
     pub async_events: u64,
-    /// Connection requests refused, by reason.
+    /// Connection requests refused, by the status sent to the host.
     pub rejects: BTreeMap<&'static str, u64>,
     pub rejected_total: u64,
-    /// Completion queues that were made larger.
+    /// Enlargements of completion queues.
     pub cq_resizes: u64,
 }
 
@@ -301,7 +333,7 @@ const EVENT_NAMES: [&str; 14] = [
     "other",
 ];
 
-/// Returns the name that `rdma_event_str(3)` returns.
+/// Returns the name that `rdma_event_str(3)` returns, or `other` for an event without a variant.
 pub(crate) fn event_name(kind: &CmEventKind) -> &'static str {
     match kind {
         CmEventKind::AddressResolved { .. } => "RDMA_CM_EVENT_ADDR_RESOLVED",

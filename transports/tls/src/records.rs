@@ -1,9 +1,14 @@
-//! Seals and opens one TLS record: its header, its AEAD protection, and the keys of one direction
-//! (RFC 8446, 5).
+//! Records of TLS 1.3 (RFC 8446, 5): their header, their encryption with AES-GCM ("seal") and
+//! decryption ("open"), and the keys of one direction.
 //!
 //! ```text
-//!   17 03 03 length    data .. 17    tag[16]       the second 17: type of the data, sealed
+//!   header, 5 bytes, in clear      encrypted
+//!   17h 03h 03h length[2]          data .. type  zeros ..   tag[16]
 //! ```
+//!
+//! Every encrypted record has content type 17h (application data) in its header. The content type
+//! of its data is the encrypted byte after the data. The zeros are padding, which peers may send
+//! and this side does not.
 
 use aws_lc_rs::aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use nacre_nvmf::auth::Digest;
@@ -11,24 +16,26 @@ use nacre_nvmf::tls::{Suite, expand_label};
 
 use crate::error::Failure;
 
+/// Bytes of a record's header: content type, version, length.
 pub(crate) const HEADER: usize = 5;
-/// Most data of a record.
+/// Most bytes of data in a record (RFC 8446, 5.1).
 pub(crate) const MOST_DATA: usize = 1 << 14;
-/// Bytes after the data: its type and the tag.
+/// Bytes that [`Direction::seal`] adds after the data: the content type and the AEAD tag.
 pub(crate) const TRAILER: usize = 1 + 16;
-/// Most records that AES-GCM may seal with one key: 2^24.5 of the longest (RFC 8446, 5.5).
+/// Most records that AES-GCM may encrypt with one key: 2^24.5 of the longest (RFC 8446, 5.5).
 pub(crate) const MOST_RECORDS: u64 = 23_726_566;
-/// The longest protected record that a peer may send, without its header.
+/// Most bytes of an encrypted record that a peer may send, without its header (RFC 8446, 5.2).
 pub(crate) const MOST_PROTECTED: usize = MOST_DATA + 256;
 
-/// The type of a record.
+/// Content types of records (RFC 8446, 5.1).
 pub(crate) mod kind {
     pub(crate) const ALERT: u8 = 21;
     pub(crate) const HANDSHAKE: u8 = 22;
     pub(crate) const DATA: u8 = 23;
 }
 
-/// Type and length of a record's header, if there is a whole one.
+/// Reads a record's header: its content type, and the number of bytes after the header. `None`:
+/// fewer than [`HEADER`] bytes.
 pub(crate) fn header(bytes: &[u8]) -> Option<(u8, usize)> {
     match bytes {
         // The version is to be ignored (RFC 8446, 5.1).
@@ -39,7 +46,8 @@ pub(crate) fn header(bytes: &[u8]) -> Option<(u8, usize)> {
     }
 }
 
-/// A record in clear: of a handshake, or an alert before there are keys.
+/// Builds a record in clear with this content type, for the handshake, or an alert before there are
+/// keys. `data` has at most [`MOST_DATA`] bytes.
 pub(crate) fn plain(kind: u8, data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u16).to_be_bytes();
     let mut record = vec![kind, 3, 3, length[0], length[1]];
@@ -47,18 +55,19 @@ pub(crate) fn plain(kind: u8, data: &[u8]) -> Vec<u8> {
     record
 }
 
-/// The keys of one direction of a connection.
+/// The keys of one direction of a connection, and the number of its next record.
 pub(crate) struct Direction {
     suite: Suite,
-    /// The traffic secret.
+    /// The traffic secret, from which the key and the IV are derived.
     secret: Digest,
     key: LessSafeKey,
     iv: [u8; NONCE_LEN],
-    /// Number of the next record.
+    /// Sequence number of the next record (RFC 8446, 5.3).
     next: u64,
 }
 
 impl Direction {
+    /// Derives the key and the IV from a traffic secret (RFC 8446, 7.3).
     pub(crate) fn new(suite: Suite, secret: Digest) -> Result<Self, Failure> {
         let algorithm = match suite {
             Suite::Aes128Sha256 => &AES_128_GCM,
@@ -78,7 +87,8 @@ impl Direction {
         })
     }
 
-    /// The keys after a KeyUpdate.
+    /// Replaces the keys by those that follow a KeyUpdate (RFC 8446, 7.2). Record numbers begin at
+    /// 0 again.
     pub(crate) fn update(&mut self) -> Result<(), Failure> {
         let hash = self.suite.hash();
         let secret = expand_label(hash, &self.secret, b"traffic upd", b"", hash.bytes());
@@ -86,7 +96,7 @@ impl Direction {
         Ok(())
     }
 
-    /// Records sealed or opened with these keys.
+    /// Number of records sealed or opened with the present keys.
     pub(crate) fn count(&self) -> u64 {
         self.next
     }
@@ -97,6 +107,7 @@ impl Direction {
         self.next = count;
     }
 
+    /// The nonce of the next record (RFC 8446, 5.3). Increments the sequence number.
     fn nonce(&mut self) -> Nonce {
         let mut nonce = self.iv;
         for (byte, number) in nonce[4..].iter_mut().zip(self.next.to_be_bytes()) {
@@ -106,8 +117,9 @@ impl Direction {
         Nonce::assume_unique_for_key(nonce)
     }
 
-    /// Seals the data at the end of `out`, which begins `at`, into a record. Its header's place is
-    /// in front of it.
+    /// Encrypts `out[at..]`, data of this content type, in place, and appends the tag. The header
+    /// is written to the [`HEADER`] bytes before `at`, which the caller has reserved. The data has
+    /// at most [`MOST_DATA`] bytes.
     pub(crate) fn seal(&mut self, kind: u8, out: &mut Vec<u8>, at: usize) -> Result<(), Failure> {
         let start = at - HEADER;
         let length = ((out.len() - at + TRAILER) as u16).to_be_bytes();
@@ -123,7 +135,11 @@ impl Direction {
         Ok(())
     }
 
-    /// Opens a record in its place: its type and the length of its data, which follows the header.
+    /// Decrypts a whole record, header included, in place. Returns the content type and the length
+    /// of its data, which begins after the header.
+    ///
+    /// [`Failure::Forged`]: the tag is wrong. [`Failure::Unexpected`]: there is no content type.
+    /// [`Failure::Long`]: there are more than [`MOST_DATA`] bytes of data.
     pub(crate) fn open(&mut self, record: &mut [u8]) -> Result<(u8, usize), Failure> {
         let (header, sealed) = record
             .split_first_chunk_mut::<HEADER>()

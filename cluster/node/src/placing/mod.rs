@@ -28,6 +28,7 @@ pub struct Placing {
     /// New ids for the exports, one for each replica. By them, a request that got no answer can be
     /// undone.
     pub export_ids: Vec<ExportId>,
+    /// The number and size of the replicas, and the demands on their pools and nodes.
     pub wish: Wish,
     /// The nodes of replicas that stay.
     pub other_nodes: Vec<NodeId>,
@@ -37,7 +38,9 @@ pub struct Placing {
     pub left_out: Vec<PoolId>,
     /// The first replica is a clone of this snapshot, on its pool.
     pub clone_of: Option<CloneSource>,
-    /// The daemon that makes the replicas.
+    /// The daemon that places the replicas, to put them into the volume's record. Without its
+    /// lease, nothing is placed. If its incarnation ends before the record names a replica, the
+    /// export is removed.
     pub by: Holder,
 }
 
@@ -66,6 +69,7 @@ pub(crate) struct Facts {
 }
 
 impl Operator {
+    /// Reads the pools, nodes, leases and exports.
     pub(crate) async fn facts(&self) -> Result<Facts, Error> {
         let mut keys = BTreeMap::new();
         // Before the exports: a change after this is noticed by the transaction.
@@ -139,6 +143,11 @@ impl Operator {
     }
 
     /// Chooses a pool for each replica, reserves the space, and writes the exports.
+    ///
+    /// [`Error::NotPlaced`]: too few pools and nodes meet the wish. [`Error::Braked`]: the brake
+    /// stops the replacement of lost replicas. [`Error::NoLease`]: `placing.by` has lost its lease.
+    /// [`Error::Contended`]: keys changed during every attempt. After [`Error::Store`], the
+    /// transaction may have been made.
     pub async fn place(&self, placing: &Placing) -> Result<Vec<Placed>, Error> {
         let key = self.prefix.pools();
         for _ in 0..ATTEMPTS {
@@ -217,7 +226,10 @@ impl Operator {
     }
 
     /// Orders nodes to enlarge the lvols of a volume's replicas to `to` bytes, and reserves the
-    /// space. Skips devices that an operator named. Changes nothing if a pool has no room.
+    /// space. Skips devices that an operator named, and exports that are being removed.
+    ///
+    /// [`Error::NotPlaced`]: a pool has no room; nothing is changed. [`Error::Contended`]: keys
+    /// changed during every attempt.
     pub async fn grow_places(&self, volume: VolumeId, to: u64) -> Result<(), Error> {
         let key = self.prefix.pools();
         for _ in 0..ATTEMPTS {
@@ -275,7 +287,7 @@ impl Operator {
         Err(Error::Contended { key })
     }
 
-    /// Notes that the replica is in sync: placements no longer count its resync for its pool.
+    /// Records that the replica is in sync: placements no longer count its resync for its pool.
     pub async fn resync_is_done(&self, node: NodeId, export_id: ExportId) -> Result<(), Error> {
         let change = |export: &mut Export| export.resync.take().is_some();
         self.change_export(node, export_id, change).await.map(drop)

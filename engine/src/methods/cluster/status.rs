@@ -1,4 +1,5 @@
-//! `cluster_get_status`, `cluster_get_nodes`: the cluster on one page.
+//! The methods `cluster_get_status` and `cluster_get_nodes`: the state of the cluster, of its nodes
+//! and of etcd, as this node reads them from etcd.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -26,30 +27,33 @@ pub fn register(registry: &mut Registry<Engine>) {
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct ClusterStatus {
     this_node: ThisNode,
-    /// Why etcd does not show the cluster. The other fields are empty then.
+    /// Why the cluster cannot be read from etcd. All fields but `this_node` are empty then.
     problem: Option<String>,
     cluster: Option<ClusterIdentity>,
-    /// The members of etcd that `[store]` names.
+    /// The etcd servers that `[store]` names.
     etcd: Vec<EtcdMember>,
     nodes: Vec<ClusterNode>,
     volumes: Option<ClusterVolumes>,
-    /// Moves of volumes that have not ended.
+    /// Requests to move a volume to another node that have not ended.
     operations: Option<usize>,
-    /// Many nodes lost their leases at once: no lost replica is replaced until cluster_repair.
+    /// Many nodes lost their leases at once: no lost replica is replaced until they are back, or an
+    /// operator calls cluster_repair.
     brake: Option<ClusterBrake>,
-    /// Removals of hosts and devices that wait for a node.
+    /// Removals of hosts and devices that wait for a node; null: etcd has not answered.
     removals: Option<ClusterRemovals>,
-    /// All nodes know snapshots of volumes; null: etcd does not say.
+    /// All nodes support snapshots of volumes; null: etcd has not answered.
     has_snapshots: Option<bool>,
 }
 
+/// The nodes that lost their leases, when the brake was set.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct ClusterBrake {
-    /// The zone whose nodes went; none: nodes of the whole cluster.
+    /// The zone of these nodes; null: nodes of the whole cluster are counted.
     zone: Option<String>,
-    /// The nodes that went, of so many.
+    /// The ids of these nodes.
     #[schemars(with = "Vec<String>")]
     gone: Vec<Uuid>,
+    /// Number of all nodes of the zone, or of the cluster.
     of: usize,
 }
 
@@ -63,15 +67,16 @@ impl From<Brake> for ClusterBrake {
     }
 }
 
+/// The state of this node in the cluster.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct ThisNode {
     state: ThisState,
     /// The node renews its lease in time. If false, it serves its volumes only as long as all
     /// their replicas confirm it, and takes none.
     lease_is_good: bool,
-    /// The number of its lease.
+    /// The number of its lease; null: it has no lease.
     incarnation: Option<u64>,
-    /// Why the node is not in the cluster.
+    /// Why the node is not in the cluster; absent if it is, or if there is no error.
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
 }
@@ -81,9 +86,11 @@ pub struct ThisNode {
 pub enum ThisState {
     /// The node has no lease yet, or lost it.
     Joining,
+    /// The node has a lease.
     Joined,
     /// The node stays out until an operator acts and the daemon starts again.
     Out,
+    /// The daemon does not take part in the cluster: it has left, or has not begun to join.
     Left,
 }
 
@@ -113,12 +120,13 @@ impl From<NodeState> for ThisNode {
     }
 }
 
+/// The cluster's name, id and lease duration.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct ClusterIdentity {
     name: String,
     #[schemars(with = "String")]
     id: Uuid,
-    /// A node that renews its lease no longer than this ago is not fenced.
+    /// Duration of a lease. A node that has not renewed its lease for this long may be fenced.
     lease_ms: u64,
 }
 
@@ -132,11 +140,13 @@ impl From<Cluster> for ClusterIdentity {
     }
 }
 
+/// One etcd server.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct EtcdMember {
     endpoint: String,
+    /// Time until its answer, or until the error.
     latency_us: u64,
-    /// Why the member does not answer. The fields below are empty then.
+    /// Why the member does not answer. The fields below are empty or false then.
     error: Option<String>,
     version: Option<String>,
     is_leader: bool,
@@ -147,7 +157,7 @@ pub struct EtcdMember {
     in_use_bytes: Option<u64>,
     /// Largest size of the database. Members before etcd 3.6 do not report it.
     quota_bytes: Option<u64>,
-    /// For example `NOSPACE`.
+    /// The alarms that the member reports, for example `NOSPACE`.
     alarms: Vec<String>,
 }
 
@@ -177,26 +187,31 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
+/// The state of a node's lease, by the time since its last renewal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LeaseState {
+    /// The node has renewed its lease in time, or the answering node has seen no renewal yet.
     Good,
-    /// The node has not renewed its lease for longer than its duration, and is fenced soon.
+    /// The last renewal is longer ago than the duration of a lease: the node is fenced soon.
     Late,
     /// The node has no lease.
     None,
 }
 
+/// A node of the cluster.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct ClusterNode {
     #[schemars(with = "String")]
     id: Uuid,
     /// `None`: the node has not written its description yet.
     name: Option<String>,
+    /// This is the node that answers the call.
     this_node: bool,
     lease: LeaseState,
+    /// The number of its lease; null: it has no lease.
     incarnation: Option<u64>,
-    /// Time since the last renewal that this node saw.
+    /// Time since the last renewal of its lease that the answering node saw; null: it saw none.
     lease_age_ms: Option<u64>,
     /// The node gets no new replicas, and takes a volume only if no other node can.
     cordon: bool,
@@ -251,15 +266,16 @@ impl ClusterNode {
     }
 }
 
+/// The number of volumes in each state.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct ClusterVolumes {
-    /// A node serves the volume, and all replicas are in sync.
+    /// Volumes that a node serves, with all replicas in sync.
     healthy: usize,
-    /// A node serves the volume, and a replica is not in sync.
+    /// Volumes that a node serves, with a replica that is not in sync.
     degraded: usize,
-    /// No node serves the volume.
+    /// Volumes that no node with a lease serves.
     without_holder: usize,
-    /// The record of the volume is damaged, or of a later version.
+    /// Volumes whose record is damaged, or of a later version.
     unreadable: usize,
 }
 
@@ -293,8 +309,8 @@ impl Method<Engine> for GetClusterStatus {
     }
 }
 
-/// The state of the cluster, the removals that wait for a node, if etcd answers that, too, and
-/// whether all nodes know snapshots.
+/// The state of the cluster, the removals that wait for a node, and whether all nodes support
+/// snapshots. `None`: etcd has not answered that question.
 pub(super) type Found = (Status, Option<Vec<PendingRemoval>>, Option<bool>);
 
 pub(super) async fn look(operator: &Operator) -> Result<Found, RpcError> {

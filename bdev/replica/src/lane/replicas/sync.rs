@@ -1,4 +1,10 @@
-//! Synchronous I/O on the queues of the replicas, for [`super::super::sync`].
+//! Reads and writes on replicas whose devices finish an I/O during its submission, such as RAM
+//! disks (`Queue::run_sync`). [`crate::lane::sync`] calls these functions. It has locked the
+//! regions and stripes of a write.
+//!
+//! A replica that gets such an I/O counts as having one I/O in flight until the next turn
+//! ([`Replicas::enter`]). The control, which waits until a replica has none, then waits for that
+//! turn.
 
 use nacre_bdev::Io;
 use nacre_hugepages::MemoryView;
@@ -7,7 +13,11 @@ use super::Replicas;
 use crate::lane::slots::{Slots, bit, slots};
 
 impl Replicas {
-    /// Executes a read synchronously at one replica, and returns its slot. `None`: no replica can.
+    /// Reads from one in-sync replica, and returns its slot. `zero_copy`: see `Queue::run_sync`.
+    ///
+    /// `None`: some replica may lack blocks, a newer view was published, the device cannot read
+    /// synchronously, or the read failed. The caller then submits the read as a request, which may
+    /// try several replicas.
     #[inline]
     pub(crate) fn read_sync(
         &mut self,
@@ -25,8 +35,11 @@ impl Replicas {
         Some(slot)
     }
 
-    /// Executes a write synchronously at every in-sync replica, and returns their slots. `None`: at
-    /// least one replica does not have the write.
+    /// Writes to every in-sync replica, and returns their slots.
+    ///
+    /// `None`: a newer view was published, or some replica did not complete the write. The caller
+    /// then submits the write as a request. If a replica may have the data already, the
+    /// write's regions are scheduled for a copy from one replica to the others.
     #[inline]
     pub(crate) fn write_sync(&mut self, io: &mut Io) -> Option<Slots> {
         let all = self.direct;
@@ -50,7 +63,8 @@ impl Replicas {
         Some(all)
     }
 
-    /// Enters the slots that were not entered since the last turn. Check the version after this.
+    /// Counts one I/O in flight at each of these replicas, once per turn ([`Replicas::enter`]). The
+    /// caller must check [`Replicas::is_current`] afterwards.
     #[inline]
     fn use_slots(&mut self, replicas: Slots) {
         let new = replicas & !self.used;
@@ -60,7 +74,8 @@ impl Replicas {
         }
     }
 
-    /// Leaves the slots that were entered since the last turn; returns their replicas.
+    /// Ends the counts of the last turn. Returns the slots of their replicas, whose queues the
+    /// caller polls in this turn.
     pub(crate) fn leave_used(&mut self) -> Slots {
         let used = std::mem::take(&mut self.used);
         slots(used).for_each(|slot| self.leave(slot));

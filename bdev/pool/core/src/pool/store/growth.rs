@@ -1,18 +1,22 @@
-//! Growth: a further disk, or the rest of a disk that became larger.
+//! Adds space to a pool: a further disk (`Request::AddDisk`), or the rest of a disk that became
+//! larger (`Request::Grow`).
 //!
 //! ```text
 //!   AddDisk ──▶ superblocks on the new disk ──▶ flush ─┐
-//!   Grow ──────────────────────────────────────────────┴▶ root with the new sizes ──▶ another
+//!   Grow ──────────────────────────────────────────────┴▶ root with the new sizes ──▶ second root
 //!                                                           ──▶ the new units are free ──▶ answer
 //! ```
 //!
-//! The root on the first disk decides whether a disk is in the pool. So the new disk is known by
-//! its superblocks before a root names it: a crash leaves it out, or in with all that it needs.
-//! Superblocks of a disk that no root names mean nothing; adding the disk again overwrites them.
+//! A *root* is the superblock of a checkpoint; it has the table of the pool's disks and their
+//! sizes. The newest root on the first disk decides whether a disk is in the pool. A new disk has
+//! durable superblocks before a root names it. So after a crash the pool either lacks the disk, or
+//! has it with all its metadata. A superblock on a disk that no root names is ignored; adding the
+//! disk again overwrites it.
 //!
-//! Two roots, because a recovery may fall back to the root before the newest: it must know the
-//! units that the log is about. The superblocks at the end of a grown disk move to the new end with
-//! the same two roots; then the old end holds data.
+//! The new units (64 KiB each) are free only after two roots with the new sizes. A recovery may
+//! fall back to the root before the newest, and that root must have every unit that the log names.
+//! Each root overwrites two of the four superblocks of every disk. So the same two roots move the
+//! superblocks at the end of a grown disk to its new end; afterwards the old end holds data.
 
 use std::sync::Arc;
 
@@ -26,17 +30,20 @@ use crate::ids::Token;
 use crate::interface::{Answer, IoFailed, Refusal};
 use crate::mutation::Mutation;
 
+/// A change of the pool's sizes that two roots make durable.
 #[derive(Debug)]
 pub(in crate::pool) struct Growth {
+    /// The request, answered at the end.
     token: Token,
     pub(in crate::pool) geometry: Geometry,
     pub(in crate::pool) disks: DiskTable,
     labels: Labels,
-    /// Roots with the new sizes that are durable.
+    /// Number of durable roots with the new sizes.
     roots: u32,
 }
 
-/// The superblocks of a disk that is being added.
+/// Progress of the superblocks of a disk that is being added: `left` writes are in flight, then the
+/// flush. `Durable` from the start for a disk that grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Labels {
     Writing { left: usize, failed: bool },
@@ -49,13 +56,19 @@ impl Growth {
         self.token
     }
 
-    /// True when a root may have the new sizes.
+    /// True when the next root may have the new sizes, because a new disk has its superblocks.
     pub(in crate::pool) fn is_labelled(&self) -> bool {
         self.labels == Labels::Durable
     }
 }
 
 impl Store {
+    /// Begins `Request::Grow`: the pool takes the rest of a disk that now has `disk_bytes` bytes.
+    /// Answers immediately if the disk gains no whole unit.
+    ///
+    /// `Attempt::Wait`: another change of the table of disks is not durable yet.
+    /// `Refusal::OutOfRange`: the disk is not in the pool, is leaving it, or cannot have this size
+    /// (smaller than before, or too large).
     pub(in crate::pool) fn attempt_grow(
         &mut self,
         token: Token,
@@ -84,6 +97,11 @@ impl Store {
         Ok(Attempt::Begun)
     }
 
+    /// Begins `Request::AddDisk`: writes superblocks on the new disk, which gets the next number.
+    ///
+    /// `Attempt::Wait`: another change of the table of disks is not durable yet, or no root has
+    /// been written since the import. `Refusal::DiskUnfit`: the size is too small or too large, the
+    /// pool has a disk with this id, or it has as many disks as it can hold.
     pub(in crate::pool) fn attempt_add_disk(
         &mut self,
         token: Token,
@@ -129,7 +147,8 @@ impl Store {
         Ok(Attempt::Begun)
     }
 
-    /// A superblock is on the new disk, or could not be written.
+    /// Handles the end of one write of a superblock on the new disk. The last one begins a flush of
+    /// the disk, or fails the growth if a write failed.
     pub(in crate::pool) fn label_written(&mut self, result: Result<(), IoFailed>) {
         let Some(growth) = &mut self.next_root.growth else {
             return;
@@ -149,6 +168,8 @@ impl Store {
         }
     }
 
+    /// Handles the end of the flush of the new disk: requests the first root with the disk, or fails
+    /// the growth.
     pub(in crate::pool) fn label_flushed(&mut self, result: Result<(), IoFailed>) {
         if result.is_err() {
             return self.fail_growth();
@@ -159,7 +180,8 @@ impl Store {
         }
     }
 
-    /// The new disk failed before a root named it: the pool is as it was.
+    /// Ends the growth with `Refusal::Medium`: the new disk failed before a root named it, so the
+    /// pool is unchanged.
     fn fail_growth(&mut self) {
         if let Some(growth) = self.next_root.growth.take() {
             self.answer(growth.token, Err(Refusal::Medium));
@@ -168,14 +190,16 @@ impl Store {
 }
 
 impl Store {
-    /// Begins a checkpoint even if nothing changed.
+    /// Requests a checkpoint, and so a new root, even if nothing has changed.
     pub(in crate::pool) fn want_root(&mut self) {
         self.wants_checkpoint = true;
         self.has_changes = true;
         self.has_news = true;
     }
 
-    /// A root is durable: takes the new units when two roots know them.
+    /// Handles a durable root. After the second root with the new sizes, the new units are free,
+    /// and the request is answered. Before that, requests another root, unless the new disk still
+    /// waits for its superblocks.
     pub(in crate::pool) fn advance_growth(&mut self) {
         self.state.geometry = self.superblock.geometry;
         let Some(mut growth) = self.next_root.growth.take() else {
