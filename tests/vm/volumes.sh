@@ -7,6 +7,10 @@
 # It runs on $DEV, or on a file of a file system there, until `load_end`, and fails at the first
 # error.
 LOAD=
+# A load that leaves time of an emulated processor to the daemons: for tests that wait for changes of
+# paths or nodes. fio's limits of reads and writes, each second.
+PACED=(--rate_iops=50,50)
+
 load_start() { # load_start FILE SIZE [FIO OPTIONS…]
     fio --name=load --filename="$1" --size="$2" --rw=randrw --bsrange=4k-32k --iodepth=4 --ioengine=libaio --direct=1 \
         "${FIO_VERIFIED[@]}" --verify_backlog=64 --verify_state_save=0 --time_based --runtime=3600 \

@@ -55,7 +55,7 @@ expect "the devices" "$(rpc bdev_get_bdevs | jq -r '[.[].name] | join(" ")')" fa
 subsystem_create "$NQN" any
 rpc nvmf_subsystem_add_ns "{\"nqn\":\"$NQN\",\"namespace\":{\"nsid\":1,\"bdev_name\":\"farn1\"}}"
 connect_and_find "$NQN"
-load_start "$DEV" 16m
+load_start "$DEV" 16m "${PACED[@]}"
 trap 'load_kill; far_clean' EXIT
 
 for at in "RDMA TCP" "TCP RDMA"; do

@@ -33,7 +33,7 @@ volume | jq -c .replicas
 subsystem_create "$NQN" any
 rpc nvmf_subsystem_add_ns "{\"nqn\":\"$NQN\",\"namespace\":{\"nsid\":1,\"bdev_name\":\"vol\"}}"
 connect_and_find "$NQN"
-load_start "$DEV" 16m
+load_start "$DEV" 16m "${PACED[@]}"
 trap 'load_kill; keepers_kill' EXIT
 
 for round in 1 2; do

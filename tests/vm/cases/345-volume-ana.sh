@@ -29,7 +29,7 @@ wait_until 90 ns_dev "$VOLUME_NQN" 1
 DEV=$(ns_dev "$VOLUME_NQN" 1)
 
 fio --name=verify --filename="$DEV" --rw=randwrite --bs=4k --iodepth=8 --ioengine=libaio --direct=1 --size=4m \
-    "${FIO_VERIFIED[@]}" --verify_backlog=128 --time_based --runtime=240 --output="$WORK/fio.log" &
+    "${FIO_VERIFIED[@]}" --rate_iops=,100 --verify_backlog=128 --time_based --runtime=240 --output="$WORK/fio.log" &
 load=$!
 carries() { # carries TRANSPORT OTHER: I/O goes over the one, and none over the other
     local before=$(($(ios "$1") + 100)) other

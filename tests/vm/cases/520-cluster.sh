@@ -103,8 +103,7 @@ nvme resv-acquire "$DEV" --crkey=0xa --rtype=1 --racqa=0
 reserved() { # the host's reservation is where the volume is
     expect "type and registrants" "$(nvme resv-report "$DEV" --eds --output-format=json | jq -c '[.rtype, .regctl]')" '[1,1]'
 }
-# As much as the processor can do would leave nothing for the leases.
-load_start "$DEV" 16m --rate_iops=30,30
+load_start "$DEV" 16m "${PACED[@]}"
 trap cluster_clean EXIT
 
 step "a drain moves the volume"

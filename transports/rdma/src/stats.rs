@@ -203,8 +203,7 @@ counters! {
     completions,
     /// Doorbells of send queues: batches of work requests posted.
     doorbells,
-    /// Receives posted to shared receive queues. Those of queues of single connections are not
-    /// counted.
+    /// Receives posted, to shared receive queues and to those of single connections.
     receives_posted,
     /// Turns at whose end receives waited for buffers, which commands in flight hold: hosts have to
     /// wait when none is posted (RNR).

@@ -14,7 +14,7 @@ use super::commands::{Open, find};
 use super::lanes::LaneRequest;
 use super::{Keeper, Stage};
 use crate::fit::external_units;
-use crate::model::{Answer, ExternalWork, Outcome, PoolError};
+use crate::model::{Answer, ExternalParent, ExternalWork, Outcome, PoolError};
 
 impl Keeper {
     /// Takes a device, and begins its use.
@@ -22,7 +22,10 @@ impl Keeper {
         let Stage::Open(pool) = &self.stage else {
             return answer.closed();
         };
-        let device = claim.layer().uuid();
+        let device = ExternalParent {
+            id: claim.layer().uuid(),
+            name: claim.layer().name().to_owned(),
+        };
         let wanted = request_of(pool, &claim, work);
         let opened = wanted.and_then(|request| {
             self.externals.open(&self.disks, &self.shared, claim)?;
@@ -35,7 +38,7 @@ impl Keeper {
                 answer.send(Outcome::Done);
             }
             Ok(Some(request)) => {
-                self.externals.pin(device);
+                self.externals.pin(device.id);
                 let token = self.commands.insert(Open::External(answer, device));
                 self.submit(token as Token, request);
             }

@@ -15,13 +15,14 @@ use uuid::Uuid;
 use super::departure::Departures;
 use super::disks::{Disks, grown};
 use super::erasure::Erasure;
-use super::externals::{Externals, missing_of, parent_of};
+use super::externals::{Externals, device_of, missing_of, parent_of};
 use super::maps::floor_of;
 use super::opening::{OpenAnswer, OpenSender};
 use super::{Keeper, Stage};
 use crate::map::LvolMap;
 use crate::model::{
-    Answer, Command, CommandRequest, KeeperCommand, LvolInfo, NotErased, Outcome, PoolError,
+    Answer, Command, CommandRequest, ExternalParent, KeeperCommand, LvolInfo, NotErased, Outcome,
+    PoolError,
 };
 use crate::port::Shared;
 
@@ -91,7 +92,9 @@ pub(super) enum Open {
     Command(Answer),
     AddDisk(Answer),
     /// It needs an external device.
-    External(Answer, Uuid),
+    External(Answer, ExternalParent),
+    /// It copies data that may come from an external device, which may go meanwhile.
+    Copies(Answer, ExternalParent),
     /// The first request of a pool: once it is answered, the pool is on the disk.
     Opening(OpenAnswer),
     Export,
@@ -194,9 +197,10 @@ impl Commands {
     pub(super) fn close(&mut self) {
         for (_, open) in std::mem::take(&mut self.open) {
             match open {
-                Open::Command(answer) | Open::AddDisk(answer) | Open::External(answer, _) => {
-                    answer.closed()
-                }
+                Open::Command(answer)
+                | Open::AddDisk(answer)
+                | Open::External(answer, _)
+                | Open::Copies(answer, _) => answer.closed(),
                 Open::Opening(answer) => answer.fail(PoolError::Closed),
                 Open::Export => {}
             }
@@ -308,13 +312,20 @@ impl Keeper {
                 let token = self.commands.open.insert(Open::Export) as Token;
                 self.submit(token, Request::Export);
             }
-            command => match request_of(pool, (&self.shared, &self.externals), command) {
-                Err(error) => answer.fail(error),
-                Ok(request) => {
-                    let token = self.commands.open.insert(Open::Command(answer)) as Token;
-                    self.submit(token, request);
+            command => {
+                let device = copied_device(pool, &command);
+                match request_of(pool, (&self.shared, &self.externals), command) {
+                    Err(error) => answer.fail(error),
+                    Ok(request) => {
+                        let open = match device {
+                            None => Open::Command(answer),
+                            Some(device) => Open::Copies(answer, device),
+                        };
+                        let token = self.commands.open.insert(open) as Token;
+                        self.submit(token, request);
+                    }
                 }
-            },
+            }
         }
     }
 
@@ -335,9 +346,21 @@ impl Keeper {
                 answer
             }
             Open::External(answer, device) => {
-                self.externals.unpin(device);
+                let is_missing = self.externals.is_missing(device.id);
+                self.externals.unpin(device.id);
                 self.refresh_externals(None);
                 self.update_status();
+                if is_missing && matches!(result, Err(Refusal::Medium)) {
+                    return answer.fail(PoolError::Degraded(device));
+                }
+                answer
+            }
+            Open::Copies(answer, device) => {
+                self.update_status();
+                let is_missing = self.externals.is_missing(device.id);
+                if is_missing && matches!(result, Err(Refusal::Medium)) {
+                    return answer.fail(PoolError::Degraded(device));
+                }
                 answer
             }
             Open::AddDisk(answer) => {
@@ -539,6 +562,19 @@ fn some_places(
     }
     let next = Some(next);
     Ok(Outcome::Places { places, next })
+}
+
+/// The external device below the version whose data a command copies.
+fn copied_device(pool: &Pool, command: &Command) -> Option<ExternalParent> {
+    let (Command::Inflate { lvol: source }
+    | Command::Decouple { lvol: source }
+    | Command::SetParent {
+        snapshot: source, ..
+    }) = command
+    else {
+        return None;
+    };
+    device_of(pool, find(pool, *source).ok()?)
 }
 
 /// The number of a disk of the pool.

@@ -147,6 +147,12 @@ impl Externals {
             .is_some_and(|claim| claim.layer().is_gone())
     }
 
+    /// True when the pool does not have the device, or has one that is being removed.
+    pub(super) fn is_missing(&self, device: Uuid) -> bool {
+        let claim = self.claim(device);
+        claim.is_none_or(|claim| claim.layer().is_gone())
+    }
+
     fn claim(&self, device: Uuid) -> Option<&Arc<Claim>> {
         self.present.get(&device).map(|device| &device.claim)
     }
@@ -223,7 +229,7 @@ impl Externals {
 }
 
 /// The external device of a version's family.
-fn device_of(pool: &Pool, version: VersionId) -> Option<ExternalParent> {
+pub(super) fn device_of(pool: &Pool, version: VersionId) -> Option<ExternalParent> {
     // Pools that never had such a device skip the walk to the oldest ancestor.
     if pool.superblock().required & Feature::ExternalParents as u64 == 0 {
         return None;
@@ -246,5 +252,5 @@ pub(super) fn missing_of(
     externals: &Externals,
     version: VersionId,
 ) -> Option<ExternalParent> {
-    device_of(pool, version).filter(|device| externals.claim(device.id).is_none())
+    device_of(pool, version).filter(|device| externals.is_missing(device.id))
 }

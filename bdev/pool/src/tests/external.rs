@@ -272,8 +272,17 @@ fn a_device_that_goes() {
     shows(&mut host, 0, 64, byte);
     let ticket = home.registry.remove("gold", Removal::Hot).unwrap();
     assert_eq!(host.read(0, 1).0, Status::Gone);
+    // Before the pool hears of the removal, and afterwards.
+    let copies = || block_on(pool.run(Command::Inflate { lvol })).unwrap_err();
+    assert!(info(&pool, lvol).is_degraded);
+    let missing = copies();
+    let PoolError::Degraded(of) = &missing else {
+        panic!("{missing}");
+    };
+    assert_eq!(of.id, GOLD);
     block_on(pool.detach(GOLD)).unwrap();
     assert!(info(&pool, lvol).is_degraded);
+    assert_eq!(copies(), missing);
     let began = Instant::now();
     while !ticket.is_done() {
         assert!(began.elapsed().as_secs() < 60, "a queue is open");

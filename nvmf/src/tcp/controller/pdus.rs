@@ -82,7 +82,7 @@ impl TargetConn {
         None
     }
 
-    /// CapsuleCmd (TCP 3.6.2.4).
+    /// CapsuleCmd (TCP 3.6.2.6).
     #[inline]
     fn capsule(
         &mut self,
@@ -188,7 +188,7 @@ impl TargetConn {
         self.command(sink, TargetEvent::Capsule { sqe, data })
     }
 
-    /// H2CData (TCP 3.6.2.6).
+    /// H2CData (TCP 3.6.2.8).
     fn h2c_data(&mut self, frame: &Frame, pdu: &DataPdu) -> Handled {
         let (cid, ttag) = (pdu.cccid.get(), pdu.ttag.get());
         let (offset, length) = (pdu.datao.get(), pdu.datal.get());
@@ -248,7 +248,7 @@ impl TargetConn {
         Ok(None)
     }
 
-    /// H2CTermReq (TCP 3.6.2.9): the host found us at fault and is about to close.
+    /// H2CTermReq (TCP 3.6.2.4): the host found us at fault and is about to close.
     fn terminated(
         &mut self,
         pdu: &TermReq,

@@ -85,7 +85,7 @@ impl HostConn {
         Ok(Polled::Event)
     }
 
-    /// C2HData (TCP 3.6.2.7).
+    /// C2HData (TCP 3.6.2.9).
     #[inline]
     fn c2h_data(&mut self, frame: &Frame, pdu: DataPdu) -> Result<Option<Polled>, Violation> {
         let cid = pdu.cccid.get();
@@ -138,7 +138,7 @@ impl HostConn {
         Ok(Some(self.complete(Cqe::success(cid), sink)))
     }
 
-    /// CapsuleResp (TCP 3.6.2.5).
+    /// CapsuleResp (TCP 3.6.2.7).
     #[inline]
     fn response(
         &mut self,
@@ -183,7 +183,7 @@ impl HostConn {
         Polled::Event
     }
 
-    /// R2T (TCP 3.6.2.8): everything it asks for is queued at once, in pieces of MAXH2CDATA.
+    /// R2T (TCP 3.6.2.10): everything it asks for is queued at once, in pieces of MAXH2CDATA.
     fn r2t(&mut self, frame: &Frame, pdu: &R2t) -> Result<Option<Polled>, Violation> {
         // A controller that asks byte by byte must not make us hold a part for each.
         if self.tx.parts() > 8 * self.config.entries + 1024 {
@@ -220,7 +220,7 @@ impl HostConn {
         Ok(None)
     }
 
-    /// C2HTermReq (TCP 3.6.2.10): the controller found us at fault and is about to close.
+    /// C2HTermReq (TCP 3.6.2.5): the controller found us at fault and is about to close.
     fn terminated(&mut self, pdu: &TermReq, now: Nanos, sink: &mut impl HostSink) -> Polled {
         let reason = frame::reason_of(pdu);
         tracing::warn!(%reason, "the controller ended a connection with C2HTermReq");

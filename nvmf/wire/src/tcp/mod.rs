@@ -282,7 +282,7 @@ impl DataAlignment {
     }
 }
 
-/// Why a connection is terminated (FES of a termination request, TCP 3.6.2.3).
+/// Why a connection is terminated (FES of a termination request, TCP 3.6.2.4 and 3.6.2.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum FatalErrorStatus {

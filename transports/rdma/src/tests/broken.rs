@@ -255,6 +255,7 @@ fn receives_are_counted() {
             )
         };
         assert_eq!(receives(&all), (64, 0, 0));
+        assert!(all.plug.total().receives_posted >= 64, "{srq}");
         all.hoard = Some(Vec::new());
         let mut cid = 0;
         while receives(&all).1 < 64 {

@@ -135,8 +135,9 @@ impl RdmaTransport {
                 recv,
             };
             let mut lane = Lane::new(incoming.endpoint, lane_config).map_err(|e| e.to_string())?;
-            lane.post_recv(self.data.as_ref())
-                .map_err(|e| e.to_string())?;
+            let posted = lane.post_recv(self.data.as_ref());
+            let posted = posted.map_err(|e| e.to_string())?;
+            add(&self.stats[device].receives_posted, posted as u64);
             Ok(lane)
         })();
         let lane = match made {
@@ -256,7 +257,12 @@ impl RdmaTransport {
             let Some(conn) = conn.filter(|conn| conn.closing.is_none()) else {
                 continue;
             };
-            match conn.lane.post_recv(self.data.as_ref()) {
+            let posted = conn.lane.post_recv(self.data.as_ref());
+            if let Ok(receives) = posted {
+                let counted = &self.stats[conn.device].receives_posted;
+                add(counted, receives as u64);
+            }
+            match posted {
                 Ok(_) if conn.lane.idle_receives() == 0 => conn.starved = false,
                 // There are no more: it goes on with this one.
                 Ok(_) => return self.starved.push_front(index),

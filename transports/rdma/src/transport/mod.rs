@@ -433,6 +433,10 @@ impl Transport for RdmaTransport {
                 self.starved.push_back(index);
             }
             let (refused, draining) = (!conn.refused.is_empty(), conn.draining);
+            if let Ok(receives @ 1..) = own {
+                let counted = &self.stats[conn.device].receives_posted;
+                add(counted, receives as u64);
+            }
             if let Err(error) = posted.and_then(|_| own.map(|_| ())) {
                 self.end(index, Closed::Broken(error.to_string()));
             } else if refused || draining {

@@ -3,7 +3,7 @@
 //! Blocks have 4 KiB. A write is in flight, then in the cache, and durable after a flush. At a
 //! crash any part of the cache may be lost, also single sectors of a block.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ pub(crate) struct Disk {
     /// A checksum of all writes so far, in their order.
     pub history: u64,
     /// Unreadable until they are written.
-    pub bad: HashSet<usize>,
+    pub bad: BTreeSet<usize>,
     /// The blocks of each disk of the pool: a flush concerns one of them.
     pub parts: Vec<Range<usize>>,
 }
@@ -84,7 +84,7 @@ impl Disk {
             next_write: 0,
             is_volatile,
             history: 0,
-            bad: HashSet::new(),
+            bad: BTreeSet::new(),
         }
     }
 

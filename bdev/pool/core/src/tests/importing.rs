@@ -28,10 +28,10 @@ pub(crate) fn import_by(disk: Disk, holder: Holder) -> Result<(Rig, ImportReport
                 ImportIntent::Read { io, at, len } => {
                     let part = devices[at.disk];
                     let first = disk.block(Location { disk: part, ..at });
-                    let blocks = (first..first + len / PAGE).map(|block| disk.read(block));
-                    let blocks: Option<Vec<&[u8; PAGE]>> = blocks.collect();
-                    let data = blocks
-                        .map(|blocks| blocks.into_iter().flatten().copied().collect::<Vec<u8>>());
+                    let blocks = first..first + len / PAGE;
+                    let blocks = blocks.map(|block| disk.read(block).map(<[u8; PAGE]>::as_slice));
+                    let blocks: Option<Vec<&[u8]>> = blocks.collect();
+                    let data = blocks.map(|blocks| blocks.concat());
                     import.read(io, data.as_deref().ok_or(IoFailed));
                 }
                 ImportIntent::Flush { io, disk: device } => {

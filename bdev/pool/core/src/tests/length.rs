@@ -6,7 +6,7 @@ pub(super) enum Length {
     /// For a developer who changed something else: the variable is not set.
     Short,
     /// `ci`: `cargo xtask test` and the continuous integration have time for it. It has every kind
-    /// of history and every operation, a fifth of the seeds, and a seventh of the points in time.
+    /// of history and every operation, an eighth of the seeds, and a part of the points in time.
     Ci,
     /// Any other value.
     Full,

@@ -18,7 +18,7 @@ const STEPS: u64 = 1500;
 fn seeds() -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let first = number("NACRE_POOL_SEED").unwrap_or(1);
-    let default = Length::of_environment().choose(300, 4_000, 20_000);
+    let default = Length::of_environment().choose(300, 2_500, 20_000);
     first..first + number("NACRE_POOL_RUNS").unwrap_or(default)
 }
 
