@@ -32,7 +32,8 @@ pub enum Support {
 /// The guarantees of a device, and the limits of its requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Largest read, write or compare, in blocks. The layer splits larger ones.
+    /// Largest read, write, compare or copy, in blocks. The layer splits larger requests of every
+    /// kind but compare-and-write.
     pub max_blocks: u32,
     /// Largest unmap or write zeroes, in blocks.
     pub max_unmap_blocks: u64,
@@ -44,9 +45,10 @@ pub struct Limits {
     pub atomic_blocks: u32,
     /// Largest compare-and-write, in blocks; at least 1 where the device has that operation.
     pub compare_and_write_blocks: u32,
-    /// I/Os should not cross multiples of this many blocks; 0: no such boundary.
+    /// Reads, writes and compares should not cross multiples of this many blocks (NVMe NOIOB): the
+    /// layer splits them there. 0: no such boundary.
     pub optimal_boundary_blocks: u32,
-    /// Preferred granularity and alignment of unmaps, in blocks; 0: none.
+    /// Preferred granularity and alignment of unmaps (NVMe NPDG, NPDA), in blocks; 0: none.
     pub unmap_granularity_blocks: u32,
     pub unmap_alignment_blocks: u32,
     /// A write may complete before it is on stable media (so FLUSH and FUA matter).
@@ -69,8 +71,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// A device that accepts every request, completes only stored data, and has no preferences: the
-    /// starting point of a module.
+    /// A device that accepts requests of any size, has no volatile cache, and has no preferred
+    /// boundary or granularity: the starting point of a module.
     pub fn unlimited(queue_depth: u32) -> Self {
         Self {
             max_blocks: u32::MAX,

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 /// for (a compare-and-write carries the expected and the new data).
 pub type Extents = ArrayVec<Buf, 2>;
 
-/// Identifies an I/O to its submitter. Each layer translates: it submits with its own tokens (a
-/// slab index and a child number) and completes with the token of its submitter.
+/// Identifies an I/O to its submitter; all 64 bits return in the completion. A queue that submits
+/// to a queue below may use tokens of its own there.
 pub type Token = u64;
 
 /// Operation on the blocks.
@@ -29,10 +29,10 @@ pub enum Op {
     WriteZeroes,
     /// Compares the blocks with the extents; [`Status::Miscompare`] if they differ.
     Compare,
-    /// Compares the blocks with extent 0 and, if equal, writes extent 1; atomic with respect to
-    /// every other I/O to the device.
+    /// Compares the blocks with extent 0 and, if equal, writes extent 1; [`Status::Miscompare`] if
+    /// they differ. Atomic with respect to every other write to the device, not to reads.
     CompareAndWrite,
-    /// Copies `blocks` from `Io::source_lba` on the same device.
+    /// Copies `blocks` from `Io::source_lba` on the same device. The ranges may overlap.
     Copy,
     /// Verifies that the blocks can be read; transfers no data.
     Verify,
@@ -73,7 +73,8 @@ impl Op {
         }
     }
 
-    /// Bytes of buffers of this operation, for blocks of `bytes` in total.
+    /// Bytes of the buffers of this operation on `bytes` bytes of blocks. A zero-copy read has no
+    /// buffers.
     pub fn data_len(self, bytes: u64) -> u64 {
         match self {
             Self::Read | Self::Write | Self::Compare => bytes,
@@ -176,7 +177,7 @@ pub enum Status {
     NoSpace,
     WriteProtected,
     Unsupported,
-    /// Aborted on request, or because the queue was closed.
+    /// Aborted on request ([`crate::Queue::abort`]), or not repeated after the device lost it.
     Aborted,
     /// The device was removed; a retry on another path may help.
     Gone,
@@ -184,9 +185,9 @@ pub enum Status {
     Retry,
     /// The device failed; the state of the blocks is unknown.
     DeviceError,
-    /// Protection or media integrity check failed.
+    /// A check of protection information or of media integrity failed.
     Integrity,
-    /// A specific NVMe status, from a fault injector or an NVMe device.
+    /// Another NVMe status: Status Code Type, Status Code, Do Not Retry.
     Nvme {
         sct: u8,
         sc: u8,
@@ -241,7 +242,8 @@ impl Status {
         "nvme",
     ];
 
-    /// The status for a medium failure of an operation.
+    /// The status for a medium failure of an operation: a read error, a write error, or, for flush
+    /// and unmap, a device error.
     pub fn medium_error(op: Op) -> Self {
         match op {
             Op::Read | Op::Compare | Op::Verify => Self::ReadError,

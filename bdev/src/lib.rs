@@ -1,9 +1,9 @@
-//! Block devices (bdevs): the trait [`Bdev`], the layer with checks and emulation, the registry,
-//! and those modules that need no other crate.
+//! Block devices (bdevs): the trait [`Bdev`], the layer above every device, the registry, and the
+//! modules that need no other crate: null, malloc, delay, fault, passthru and split.
 //!
 //! ```text
 //!   Registry   names, claims, events, removal          control plane
-//!     └ Layer      one per device: splits, emulates, counts; opens a LayerQueue per core
+//!     └ Layer      one per device: checks, splits, emulates, limits, counts; a LayerQueue per core
 //!         └ Bdev       a module: null, malloc, delay, fault, passthru, split, uring, …
 //!             └ Queue      its I/O queue on one core
 //! ```

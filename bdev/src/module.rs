@@ -1,7 +1,7 @@
 //! The trait [`Module`]: the management side of a kind of block device.
 //!
 //! ```text
-//!   Module ──> the RPC methods bdev_KIND_create and bdev_KIND_delete
+//!   Module ──> two RPC methods: CREATE and DELETE
 //!          ├─> `nacre bdev create KIND`, `nacre bdev delete`
 //!          ├─> [[bdev]] with type = "KIND" in the configuration file
 //!          └─> the stored record, and the reference of all of these
@@ -39,8 +39,8 @@ pub trait Module: 'static {
     const DELETE: MethodDoc;
     /// The field of the configuration that names the base device, if it has one.
     const BASE: Option<&'static str> = None;
-    /// The field of the delete method that names a device, and the place of its value in
-    /// `bdev_get_bdevs`. Devices with the same value are deleted together.
+    /// The field of the delete method that names a device, and the JSON pointer to its value in
+    /// the device's entry of `bdev_get_bdevs`. Devices with the same value are deleted together.
     const DELETED_BY: (&'static str, &'static str) = ("name", "/name");
     /// SPDK's JSON-RPC code for parameters of the wrong form: -32602 in some modules.
     const UNDECODABLE: i32 = -32603;
@@ -78,7 +78,7 @@ pub trait Module: 'static {
         Self::created(names)
     }
 
-    /// The first device of those to delete.
+    /// The name of the device to delete, or of the first of several.
     fn named(named: Self::Named) -> String;
 
     /// SPDK's message for a refused call (with code -32602), where it is not the errno's text.

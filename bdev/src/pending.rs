@@ -2,8 +2,8 @@
 //!
 //! A module stores a [`Pending`] with each accepted I/O. It ends with [`Pending::complete`], which
 //! creates the completion, or with [`Pending::abandon`], for a queue that is closed with I/O in
-//! flight. Dropping it otherwise is a bug: it panics in a debug build. In a release build it is
-//! logged and counted, because one hung request is better for hosts than a stopped daemon.
+//! flight. Dropping it otherwise is a bug, which is logged and counted. A debug build also panics.
+//! A release build does not: one hung request is better for hosts than a stopped daemon.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

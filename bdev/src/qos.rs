@@ -52,8 +52,9 @@ impl RateLimits {
 
 const BUCKETS: usize = 4;
 
-/// The cost of an operation, by bucket. Flushes and unmaps are free, write zeroes counts as an I/O
-/// without bytes, a verify as a read, and a copy as a read and a write.
+/// The cost of an operation, by bucket. Flushes and unmaps are free. Write zeroes counts as an I/O
+/// without bytes, a compare or verify as a read, and a copy as one I/O that reads and writes its
+/// bytes.
 fn costs(op: Op, bytes: u64) -> [u64; BUCKETS] {
     match op {
         Op::Read | Op::Compare | Op::Verify => [1, bytes, bytes, 0],

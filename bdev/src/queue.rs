@@ -40,9 +40,9 @@ pub trait Queue {
         None
     }
 
-    /// Tries to end an I/O early. On success the I/O completes with `Status::Aborted` through
-    /// `poll`; otherwise it completes normally. Returns false when the I/O is unknown or can no
-    /// longer be aborted.
+    /// Tries to end an I/O early. Returns true if the abort was requested: the I/O then completes
+    /// through `poll`, with [`Status::Aborted`], or with its own result if that came first. Returns
+    /// false when the I/O is unknown or can no longer be aborted.
     fn abort(&mut self, token: Token) -> bool;
 
     /// Number of I/Os accepted and not yet completed.
@@ -54,8 +54,9 @@ pub trait Queue {
         self.inflight() == 0
     }
 
-    /// Accepts a request about the device's reservations; `poll` returns its result. Hands the
-    /// request back if the device has no reservations, or while another request is in flight.
+    /// Accepts a request about the device's reservations; a later `poll` calls [`Reserve::answer`].
+    /// Hands the request back if the device has no reservations, or while another request is in
+    /// flight.
     fn reserve(&mut self, request: Reserve) -> Result<(), Reserve> {
         Err(request)
     }

@@ -16,17 +16,17 @@ pub struct Reserve {
     pub answer: Box<dyn FnOnce(Result<ReservationReport, Status>) + Send>,
 }
 
-/// Keys are never zero.
+/// A reservation command. Keys are never zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReservationRequest {
     /// The registrants and the reservation. Only this request returns a filled
     /// [`ReservationReport`].
     Report,
-    /// Registers this host, or gives it another key: `current` is the one that it has.
+    /// Registers this host under `key`, or replaces its key `current`.
     Register { current: Option<u64>, key: u64 },
     /// Ends this host's registration, and with the last one the reservation.
     Unregister { key: u64 },
-    /// The reservation, for all who are registered.
+    /// Acquires a Write Exclusive - All Registrants reservation (RTYPE 5h).
     Acquire { key: u64 },
     /// Preempt and Abort: removes all other registrations, and aborts their commands in flight
     /// before it completes.

@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Sizes in blocks, readable from any thread.
 #[derive(Debug)]
 pub struct Size {
     blocks: AtomicU64,
@@ -27,7 +28,7 @@ impl Size {
         self.blocks.load(Ordering::Acquire)
     }
 
-    /// Answers the size before.
+    /// Adopts a size. Returns the old one.
     pub fn set(&self, blocks: u64) -> u64 {
         // First: an I/O that finds the new size finds the loss counted.
         self.least.fetch_min(blocks, Ordering::AcqRel);
@@ -44,12 +45,13 @@ impl Size {
         }
     }
 
-    /// The fewest blocks since it was made, or since [`Size::forget_least`].
+    /// The smallest number of blocks since the creation, or since [`Size::forget_least`].
     pub fn least(&self) -> u64 {
         self.least.load(Ordering::Acquire)
     }
 
-    /// The user no longer needs data beyond the fewest blocks. Returns the fewest blocks until now.
+    /// Resets [`Size::least`] to the present size: the user no longer needs data beyond the
+    /// smallest. Returns the old value.
     pub fn forget_least(&self) -> u64 {
         let least = self.least.swap(self.blocks(), Ordering::AcqRel);
         // It may have become smaller between the two.
@@ -57,7 +59,7 @@ impl Size {
         least
     }
 
-    /// How often it became smaller.
+    /// Number of decreases, adopted by [`Size::set`] or only observed by [`Size::note`].
     pub fn cuts(&self) -> u64 {
         self.cuts.load(Ordering::Acquire)
     }

@@ -1,5 +1,5 @@
-//! The common part of stacked devices (delay, fault, passthru): the claim on the base device, and
-//! the properties taken over from it.
+//! The common part of stacked devices (delay, fault, passthru, split): the claim on the base
+//! device, and the properties taken over from it.
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use crate::layer::ModuleQueue;
 use crate::queue::Queue;
 use crate::registry::{Claim, Holder, Registry, RegistryError, Usage};
 
-/// A device on top of one other. It has the base's properties, except those that it overrides.
+/// A device on top of one other. It has the base's properties, except those that it overrides, and
+/// except reservations, which it has only if it overrides [`Stacked::reserves`].
 pub trait Stacked: Send + Sync + 'static {
     fn base(&self) -> &Base;
 
@@ -116,13 +117,13 @@ impl<T: Stacked> Bdev for T {
     }
 }
 
-/// The device below, for as long as this lives.
+/// The base device of a stacked device, claimed exclusively until this is dropped.
 pub struct Base {
     claim: Claim,
 }
 
 impl Base {
-    /// Claims `base` for the devices `uppers` that are made on it.
+    /// Claims `base` exclusively for the devices named `uppers`, which are made on it.
     pub fn claim(
         registry: &Registry,
         base: &str,
@@ -170,8 +171,8 @@ impl Base {
     }
 }
 
-/// The identity of a stacked device that was given none: the same every time it is made on the same
-/// base under the same name, so that hosts know it again after a restart.
+/// The UUID of a stacked device: `given`, or a version 5 UUID of the base's UUID and `name`. The
+/// latter is the same after a restart, so that hosts recognize the device.
 pub(crate) fn derived_uuid(given: Option<Uuid>, base: Uuid, name: &str) -> Uuid {
     given.unwrap_or_else(|| Uuid::new_v5(&base, name.as_bytes()))
 }

@@ -26,7 +26,7 @@ use crate::layer::Layer;
 
 /// The smallest device that the suite can work with.
 pub const MIN_BLOCKS: u64 = 512;
-/// Replays a failure.
+/// The environment variable with the seed (a decimal `u64`) of a run to replay.
 pub const SEED_VARIABLE: &str = "NACRE_CONFORMANCE_SEED";
 
 /// The suite, with properties of the module that the module does not report itself.
@@ -34,7 +34,7 @@ pub struct Suite<F> {
     make: F,
     keeps_data: bool,
     as_module: bool,
-    /// Repetitions are divided by this.
+    /// Divisor of the repetitions.
     haste: u32,
     memory: Box<Memory>,
 }
@@ -72,15 +72,13 @@ impl<F: Fn() -> Arc<dyn Bdev>> Suite<F> {
         self
     }
 
-    /// Tests the device through the layer only: for a module that insists on boundaries and the
-    /// like.
+    /// Tests the device through the layer only: for a module that relies on the layer's splitting.
     pub fn layer_only(mut self) -> Self {
         self.as_module = false;
         self
     }
 
-    /// Runs every case on an emulated machine, with a quarter of the repetitions that random
-    /// cases need.
+    /// For slow emulated machines: a quarter of the repetitions in the random and threaded cases.
     pub fn in_haste(mut self) -> Self {
         self.haste = 4;
         self

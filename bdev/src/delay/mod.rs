@@ -1,10 +1,10 @@
 //! The delay module: a device on a base device that delays the completions of reads and writes, for
 //! tests of slow devices.
 //!
-//! There are two latencies per direction: one random I/O in a hundred has the `p99` latency, the
-//! others the average. Both can change while I/O runs; I/O that is already held keeps its time.
-//! Compares count as reads; compare-and-writes, zeroes and copies count as writes; flushes and
-//! unmaps are not held.
+//! A latency is added to the time that the base takes. There are two per direction: one random I/O
+//! in a hundred has the `p99` latency, the others the average. Both can change while I/O runs; I/O
+//! that is already held keeps its time. Compares and verifies count as reads; compare-and-writes,
+//! write zeroes and copies count as writes; flushes and unmaps are not held.
 
 mod channel;
 #[cfg(test)]
@@ -92,7 +92,7 @@ pub struct Delay {
     latencies_us: Arc<[AtomicU64; 4]>,
 }
 
-/// Claims the base. The caller registers the device.
+/// Creates a device and claims its base exclusively. The caller registers the device.
 pub fn create(config: Config, registry: &Registry) -> Result<Arc<Delay>, RegistryError> {
     let base = Base::claim(registry, &config.base_bdev_name, [&config.name])?;
     let latencies = [

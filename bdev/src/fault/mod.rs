@@ -89,7 +89,7 @@ pub struct FaultDevice {
     resumes: AtomicU64,
 }
 
-/// Claims the base. The caller registers the device.
+/// Creates a device and claims its base exclusively. The caller registers the device.
 pub fn create(config: Config, registry: &Registry) -> Result<Arc<FaultDevice>, RegistryError> {
     let name = config.device_name();
     let base = Base::claim(registry, &config.base_name, [&name])?;
@@ -103,7 +103,7 @@ pub fn create(config: Config, registry: &Registry) -> Result<Arc<FaultDevice>, R
 }
 
 impl FaultDevice {
-    /// Appends a fault to the list. Returns its id.
+    /// Appends a fault to the list, which holds at most 256. Returns its id.
     pub fn inject(&self, fault: Fault) -> Result<u64, FaultError> {
         self.rules.add(fault)
     }
@@ -159,7 +159,8 @@ impl Stacked for FaultDevice {
         self.uuid
     }
 
-    /// Faults change read data, so the device has no zero-copy reads.
+    /// Faults change read data and delay I/O, so the device has no zero-copy reads and executes no
+    /// I/O synchronously.
     fn limits(&self) -> Limits {
         self.base.limits_of_held_io()
     }

@@ -19,17 +19,18 @@ pub struct Fault {
     /// Operations in which the fault strikes; empty: all.
     #[serde(default)]
     pub ops: Vec<Op>,
-    /// Blocks that an I/O must touch for the fault to strike: `(first block, number of blocks)`.
+    /// Blocks that an I/O must touch for the fault to strike: `(first block, number of blocks)`. A
+    /// flush touches none.
     #[serde(default)]
     pub range: Option<(u64, u64)>,
     pub action: Action,
-    /// Number of times that the fault strikes; `None`: no limit.
+    /// Number of times that the fault strikes, over all queues; `None`: no limit.
     #[serde(default)]
     pub count: Option<u64>,
     /// Probability with which the fault strikes, from 0 to 1.
     #[serde(default = "always")]
     pub probability: f64,
-    /// Seed of the random choices. Each queue draws its own numbers from it.
+    /// Seed of the random choices. Each queue has a generator of its own with this seed.
     #[serde(default)]
     pub seed: u64,
     /// Fewest I/Os of the queue in flight at the device below for the fault to strike.
@@ -78,13 +79,16 @@ pub enum Action {
     Fail(Status),
     /// The I/O fails with the medium error of its operation: a read with `ReadError`, and so on.
     FailMedium,
-    /// XORs the byte at `offset` of the data with `value`: before a write, or after a read.
+    /// XORs the byte at `offset` of the data with `value`: before a write, or after a successful
+    /// read. Strikes only reads and writes with more than `offset` bytes of data.
     Corrupt { offset: u64, value: u8 },
-    /// The I/O completes later by this time.
+    /// The I/O completes this much later than the base completes it.
     Delay { latency_us: u64 },
-    /// The I/O does not complete before [`super::FaultDevice::resume_pending`].
+    /// The I/O reaches the base only after [`super::FaultDevice::resume_pending`]. An abort or the
+    /// removal of the base ends it before.
     Hang,
-    /// The queue refuses the I/O as `Busy`.
+    /// The queue refuses the I/O as `Busy`. If no I/O is in flight at the base, the queue accepts
+    /// it instead and tries it again in each poll.
     Busy,
 }
 
@@ -113,7 +117,7 @@ pub struct Injected {
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum SpdkIoType {
-    /// Removes all errors.
+    /// Removes all errors that this method has set.
     Clear,
     Read,
     Write,

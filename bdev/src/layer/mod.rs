@@ -5,7 +5,7 @@
 //!   nvmf namespace, volume, perf tool
 //!        │ submit(Io) / poll            ranges and buffers checked, statistics, latencies
 //!   LayerQueue ── plan ──> Direct ──────────────────────────────┐   one slot, a few adds
-//!        │            └──> Job: pieces, emulation, FUA ──> child │   bounded, never an error
+//!        │            └──> Job: pieces, emulation, FUA ──> child │   bounded; Busy when full
 //!        │                  └─ Gate: compare-and-write           │
 //!   the module's queue <────────────────────────────────────────┘
 //! ```
@@ -13,9 +13,10 @@
 //! The layer holds back I/O that the device's limits do not admit yet. It refuses ranges outside
 //! the device. It splits requests that are larger than the module's limits or cross its boundaries.
 //! It emulates compare, compare-and-write, write zeroes, copy, verify, and FUA (by a flush). It
-//! holds children back while the module is busy. The layer does not emulate unmap: a host unmaps to
-//! release space, and writing zeroes would do the opposite. It does not retry: only the user above
-//! knows whether another path is better.
+//! completes a flush itself if the module has neither a flush nor a volatile cache. It holds
+//! children (the requests of a job) back while the module is busy. The layer does not emulate
+//! unmap: a host unmaps to release space, and writing zeroes would do the opposite. It does not
+//! retry: only the user above knows whether another path is better.
 
 mod gate;
 mod job;
@@ -124,8 +125,8 @@ impl Layer {
         (self.blocks.swap(now, Ordering::Relaxed) != now).then_some(now)
     }
 
-    /// Completes every I/O from now on with [`crate::Status::Gone`]. I/O that the module has
-    /// already ends in the module.
+    /// Completes every I/O from now on with [`crate::Status::Gone`]. I/O that is already in the
+    /// module completes there.
     pub fn set_gone(&self) {
         self.gone.store(true, Ordering::Relaxed);
     }
@@ -182,7 +183,7 @@ impl Layer {
         self.opens.count()
     }
 
-    /// Calls `call` as soon as no queue is open.
+    /// Calls `call` once no queue is open: now, or on the thread that closes the last one.
     pub fn when_closed(&self, call: Box<dyn FnOnce() + Send>) {
         self.opens.when_none(call);
     }
@@ -229,7 +230,8 @@ impl Bdev for Layer {
         }
     }
 
-    /// The module's limits, except those that the layer lifts by splitting.
+    /// The module's limits, without those that the layer lifts by splitting, and with the atomic
+    /// and zero-copy sizes that remain with splitting.
     fn limits(&self) -> Limits {
         let limits = self.bdev.limits();
         Limits {
@@ -251,7 +253,7 @@ impl Bdev for Layer {
         self.shape.support(op)
     }
 
-    /// Natively or through a flush.
+    /// Always true: FUA is native or emulated by a flush.
     fn native_fua(&self) -> bool {
         true
     }

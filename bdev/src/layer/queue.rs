@@ -25,8 +25,8 @@ use crate::queue::{Busy, Done, Queue};
 use crate::reservation::Reserve;
 use crate::stats::StatWriter;
 
-/// Most concurrent jobs of one queue. A job is large; sixteen with eight pieces each exceed the
-/// queue depth of any device.
+/// Most concurrent jobs of one queue. A job is large; sixteen with eight pieces each keep 128
+/// requests in flight, which is enough for a device.
 const MAX_JOBS: usize = 16;
 
 /// One core's queue to a device through the layer.
@@ -127,9 +127,11 @@ impl LayerQueue {
         !self.waiting.is_empty()
     }
 
-    /// Submits a read directly to the module; hands back any read that needs more. For a layer
-    /// above that keeps the same statistics of each I/O. The read's token has neither bit 63 nor
-    /// bit 31. After `poll` returned the read, the layer above calls [`LayerQueue::count_read`].
+    /// Submits a read directly to the module. Hands back an I/O that the module cannot execute
+    /// unchanged now: not a valid read without splitting, a rate limit, a full queue, a removed
+    /// device. For a submitter that keeps the same statistics of each I/O. Bits 63 and 31 of the
+    /// token must be 0. After `poll` returned the read, the submitter calls
+    /// [`LayerQueue::count_read`].
     #[inline]
     #[allow(clippy::result_large_err)]
     pub fn pass_read(&mut self, mut io: Io) -> Result<(), Io> {

@@ -1,5 +1,5 @@
-//! The malloc module: a RAM disk. Every operation copies or compares memory and completes in
-//! `submit`.
+//! The malloc module: a RAM disk. Every operation is executed in `submit` or `run_sync`; an unmap
+//! releases memory.
 //!
 //! All cores access the same memory without locks. Two simultaneous writes to the same block leave
 //! a mix, as on any disk. So the layer emulates compare-and-write, because it can exclude other
@@ -105,7 +105,7 @@ impl Malloc {
         }
     }
 
-    /// The memory, for registering it with devices.
+    /// The memory of the disk, for registering it with DMA devices.
     pub fn memory(&self) -> &Arc<Shared> {
         &self.memory
     }

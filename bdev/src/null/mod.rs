@@ -1,5 +1,5 @@
-//! The null module: a device that completes all I/O and stores nothing, to measure the cost of the
-//! code above it.
+//! The null module: a device that completes I/O at once and stores nothing, to measure the cost of
+//! the code above it.
 //!
 //! A read returns zeroes, or the buffer unchanged (to measure without touching memory). The size is
 //! configured, and can change.
@@ -74,7 +74,7 @@ impl Null {
     /// [`Bdev::product_name`] of these devices.
     pub const PRODUCT: &str = "Null disk";
 
-    /// Changes the size. The caller notifies the registry.
+    /// Changes the size. The caller then calls [`crate::Registry::notify_resize`].
     pub fn resize(&self, num_blocks: u64) -> Result<(), ConfigError> {
         check_blocks(self.config.block_size, None, num_blocks)?;
         self.size.set(num_blocks);

@@ -72,7 +72,7 @@ pub struct Passthru {
     base: Base,
 }
 
-/// Claims the base. The caller registers the device.
+/// Creates a device and claims its base exclusively. The caller registers the device.
 pub fn create(config: Config, registry: &Registry) -> Result<Arc<Passthru>, RegistryError> {
     let base = Base::claim(registry, &config.base_bdev_name, [&config.name])?;
     let uuid = derived_uuid(config.uuid, base.uuid(), &config.name);
@@ -80,7 +80,7 @@ pub fn create(config: Config, registry: &Registry) -> Result<Arc<Passthru>, Regi
 }
 
 impl Passthru {
-    /// The configuration that makes this device again.
+    /// The configuration that recreates this device.
     pub fn config(&self) -> Config {
         Config {
             uuid: Some(self.uuid),

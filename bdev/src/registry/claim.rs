@@ -65,7 +65,7 @@ impl Usage {
 }
 
 /// Returns the user that relies on the present size of a claimed device, for example a host that
-/// has read this size. The registry calls it before it announces a smaller size, without its lock.
+/// has read this size. The registry calls it before a decrease of the size, without its lock.
 pub type Watch = dyn Fn() -> Option<String> + Send + Sync;
 
 pub(super) struct ClaimRecord {
@@ -76,7 +76,7 @@ pub(super) struct ClaimRecord {
     pub watch: Option<Arc<Watch>>,
 }
 
-/// The right to use a device. Dropping it ends the use.
+/// The right to use a device. Dropping it releases the claim; open queues stay open.
 pub struct Claim {
     id: u64,
     layer: Arc<Layer>,

@@ -10,9 +10,8 @@
 //!                            announced), removing, unregistered
 //! ```
 //!
-//! It belongs to the control plane. One lock protects devices, aliases and claims. Callbacks run
-//! without the lock. Of a device, only [`Bdev::name`] and [`Bdev::limits`] are called under it, so
-//! these must not use the registry. The data path uses a [`LayerQueue`] and never the registry.
+//! It belongs to the control plane. One lock protects it. No callback, and no destructor of a
+//! device, runs under the lock. The data path uses a [`LayerQueue`] and never the registry.
 
 mod claim;
 mod events;
@@ -235,19 +234,17 @@ impl Registry {
     }
 
     /// Registers `holder` as a user of a device until the claim is dropped. An exclusive claim
-    /// needs a device without other claims and without open queues. A read-only claim needs a
-    /// device that nothing can write: no shared claim, and no open queue except those of read-only
-    /// claims, unless the device itself refuses writes. The error is [`RegistryError::Claimed`] or
-    /// [`RegistryError::Open`].
-    ///
-    /// While the claim exists, the device shrinks only by force. A claim of stacked devices
-    /// ([`Holder::Bdevs`]) does not prevent this itself: the users of the stacked devices do.
+    /// needs a device without other claims and open queues. A read-only claim needs a device that
+    /// nothing can write: no shared claim, and no queues but those of other read-only claims,
+    /// unless the device itself refuses writes. While a [`Holder::User`] has a claim, the device
+    /// cannot shrink, except by force. Devices stacked on it do not prevent that, but their users
+    /// do.
     pub fn claim(&self, name: &str, holder: Holder, usage: Usage) -> Result<Claim, RegistryError> {
         self.claim_with(name, holder, usage, None)
     }
 
-    /// Like [`Registry::claim`], but the claim keeps the device from shrinking only while `watch`
-    /// names a user that relies on its size. For [`Holder::Bdevs`], `watch` is ignored.
+    /// Like [`Registry::claim`], but the claim prevents shrinking only while `watch` returns a user
+    /// that relies on the size.
     pub fn claim_watched(
         &self,
         name: &str,

@@ -1,11 +1,13 @@
-//! Changes of a device's announced size, the size that hosts read. Only this module changes it.
+//! Changes of a registered device's announced size, the size that hosts read.
 //!
 //! ```text
-//!   new size of the module ─┬─ larger ──────────────────────────────────> announce it, also for
-//!                           └─ smaller ─┬─ no user relies on the end ───> the devices stacked on
-//!                                       └─ a user does ─┬─ by force ────> this one
+//!   new size of the module ─┬─ larger ──────────────────────────────────> announce
+//!                           └─ smaller ─┬─ no user relies on the end ───> announce
+//!                                       └─ a user does ─┬─ by force ────> announce
 //!                                                       └─ else ────────> refuse
 //! ```
+//!
+//! Devices stacked on the device get their new sizes with it.
 //!
 //! A mounted file system fails if its device shrinks. So a device that lost blocks (its file was
 //! truncated) is still announced with its old size. The remaining blocks work, and the module
@@ -105,7 +107,7 @@ impl Registry {
     }
 
     /// Fails with [`RegistryError::WouldShrink`] if a user relies on a size above `bytes`. Call
-    /// this before the module is resized, because it fails I/O beyond its new size immediately.
+    /// this before resizing the module, which then fails I/O beyond its new size immediately.
     pub fn may_shrink(&self, name: &str, bytes: u64) -> Result<(), RegistryError> {
         let Stack { layers, users } = self.stack(name)?;
         let announced = layers[0].geometry().bytes();

@@ -68,7 +68,7 @@ pub struct ByBase {
     pub base_bdev: String,
 }
 
-/// One part.
+/// A block device that is one part of the base.
 pub struct Part {
     name: String,
     uuid: Uuid,
@@ -79,10 +79,10 @@ pub struct Part {
     parts: Arc<Parts>,
 }
 
-/// What the parts of one base share.
+/// The state that the parts of one base share.
 struct Parts {
     base: Base,
-    /// Fewest blocks of the base since the part's user asked, indexed by part.
+    /// Smallest number of blocks of the base since the part's last `forget_least`, by part.
     least_of_base: Mutex<Vec<u64>>,
 }
 
@@ -221,7 +221,8 @@ impl Config {
     }
 }
 
-/// Claims the base for all parts, and names their size in `config`. The caller registers them.
+/// Creates the parts, claims the base exclusively for them, and writes their size to `config`. The
+/// caller registers them.
 pub fn create(config: &mut Config, registry: &Registry) -> Result<Vec<Arc<Part>>, CreateError> {
     Part::check(config)?;
     let base = registry.get(&config.base_bdev)?.layer;

@@ -79,8 +79,8 @@ impl HistogramSnapshot {
         self.buckets[bucket_of(nanos)] += 1;
     }
 
-    /// The smallest latency that at least `fraction` of all stay within (to bucket precision: the
-    /// bucket's upper edge). `None` without values.
+    /// The smallest latency in ns that at least `fraction` (0 to 1) of all values stay within, to
+    /// bucket precision: the largest value of the bucket. `None` without values.
     pub fn quantile(&self, fraction: f64) -> Option<u64> {
         let total = self.count();
         if total == 0 {
@@ -107,10 +107,10 @@ impl HistogramSnapshot {
         counted.map(|(index, count)| (lower_edge(index + 1), *count))
     }
 
-    /// The counts in the layout of SPDK's histograms with `granularity` bits, range by range: the
-    /// reply of `bdev_get_histogram` (as little-endian 64-bit words in base64). All `64 -
-    /// granularity + 1` ranges of `1 << granularity` buckets are there. For a finer granularity
-    /// than ours, each of our buckets counts at its lower edge.
+    /// The counts in the layout of SPDK's histograms with `granularity` bits (clamped to
+    /// [`GRANULARITIES`]), range by range: the reply of `bdev_get_histogram`, which sends them as
+    /// little-endian 64-bit words in base64. The result has `64 - granularity + 1` ranges of
+    /// `1 << granularity` buckets. Each bucket of this histogram counts at its lower edge.
     pub fn spdk_buckets(&self, granularity: u32) -> Vec<u64> {
         let granularity = granularity.clamp(*GRANULARITIES.start(), *GRANULARITIES.end());
         let mut out = vec![0; ((64 - granularity + 1) << granularity) as usize];

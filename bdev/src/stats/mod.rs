@@ -1,4 +1,4 @@
-//! I/O counts and latencies of a device: counted per core without locks, merged on request.
+//! I/O counts and latencies of a device: counted per queue without locks, merged on request.
 //!
 //! ```text
 //! LayerQueue ── StatWriter ──> StatBlock     one per open queue, one writer, relaxed stores
@@ -70,11 +70,12 @@ pub struct OpStats {
 pub struct Snapshot {
     /// Counts of each operation, indexed by [`Op::index`].
     pub ops: [OpStats; Op::COUNT],
-    /// Number of completions with each status, indexed by [`Status::kind`].
+    /// Number of failed I/Os by status, indexed by [`Status::kind`]; 0 for [`Status::Ok`].
     pub statuses: [u64; Status::KINDS],
-    /// Latency histograms, indexed by [`Class`].
+    /// Latency histograms, indexed by [`Class`]. A successful [`crate::Queue::run_sync`] counts as
+    /// 0 ns.
     pub histograms: [HistogramSnapshot; 3],
-    /// I/Os in flight now.
+    /// I/Os in flight, as of each queue's last turn.
     pub inflight: u64,
     /// How often a queue was full and handed an I/O back.
     pub busy: u64,
@@ -179,7 +180,7 @@ impl DeviceStats {
         self.blocks.lock().open.iter().map(one).collect()
     }
 
-    /// I/Os in flight now, over all queues.
+    /// I/Os in flight over all queues, as of each queue's last turn.
     pub fn inflight(&self) -> u64 {
         self.blocks
             .lock()
