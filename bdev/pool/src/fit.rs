@@ -1,4 +1,4 @@
-//! Devices that may become disks of a pool.
+//! Checks whether a device can become a disk of a pool, or the external parent of volumes.
 
 use nacre_bdev::{Bdev, Claim};
 use nacre_bdev_pool_core::disks::MAX_DISKS;

@@ -44,7 +44,7 @@ impl PoolHandle {
         self.shared.late.lock().clone()
     }
 
-    /// The names of the pool's devices, that with the log first. A device that is being added is
+    /// The names of the pool's devices, first the one with the log. A device that is being added is
     /// not among them.
     pub fn bases(&self) -> Vec<String> {
         self.shared.bases()
@@ -82,7 +82,7 @@ impl PoolHandle {
             .await
     }
 
-    /// A device that volumes of the pool show is there ([`PoolStatus::externals`]).
+    /// Gives the pool a claimed device that its volumes show ([`PoolStatus::externals`]).
     pub async fn attach(&self, claim: Claim) -> Result<(), PoolError> {
         let attached = self.use_external(claim, ExternalWork::Attach).await;
         attached.map(drop)
@@ -94,8 +94,8 @@ impl PoolHandle {
         self.end_use(device, false).await
     }
 
-    /// The same for a device that is being removed. One that has come back with the same UUID, and
-    /// was attached meanwhile, stays.
+    /// Like [`PoolHandle::detach`], for a device that is being removed. A device that has come back
+    /// with the same UUID, and was attached meanwhile, stays.
     pub async fn detach_gone(&self, device: Uuid) -> Result<(), PoolError> {
         self.end_use(device, true).await
     }

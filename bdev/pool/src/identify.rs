@@ -34,7 +34,8 @@ pub struct Label {
     pub is_leaving: bool,
 }
 
-/// Reads the superblocks of a device on the present reactor. `None`: it has none.
+/// Reads the superblocks of a device on the present reactor. `None`: it has no valid one, has less
+/// than 4 MiB, or does not answer within 4 s.
 pub async fn identify(
     core: &CoreHandle,
     memory: Memory,

@@ -14,16 +14,18 @@
 //! pool's metadata. A lane writes data itself: the keeper gets the range and its checksums, and
 //! answers with the position on the disk. A write in place and a read never leave their core.
 //!
-//! `nacre-bdev-pool-core` defines the words of the map: version, place, unit, granule, generation.
+//! `nacre-bdev-pool-core` defines the terms of the map. A *version* is a volume or snapshot. A
+//! *unit* is 64 KiB of a disk, a *place* is 64 KiB of a version, and a *granule* is 4 KiB of
+//! either. The *generation* of a unit says which versions may share it.
 //!
 //! A volume may show a device outside of the pool where it has no data of its own. The pool has a
 //! read-only claim on such a device. While it is missing, I/O that needs it ends with
 //! [`nacre_bdev::Status::Gone`]; all other I/O goes on.
 //!
-//! # Limits of today
+//! # Limits
 //!
-//! Blocks of 4 KiB. Lanes and keeper exchange messages under a lock that is
-//! held for a few instructions.
+//! Blocks have 4 KiB. Lanes and keeper exchange messages under a lock that is held for a few
+//! instructions.
 
 #![forbid(unsafe_code)]
 

@@ -21,7 +21,7 @@ pub enum Command {
         bytes: u64,
         thick: bool,
     },
-    /// Cuts all these volumes at one moment: volume, id and name of its snapshot.
+    /// Takes snapshots of all these volumes at one moment: volume, id and name of its snapshot.
     Snapshot {
         cuts: Vec<(Uuid, Uuid, String)>,
     },
@@ -58,7 +58,7 @@ pub enum Command {
         lvol: Uuid,
         snapshot: Uuid,
     },
-    /// The volume takes no writes any more, and can be cloned.
+    /// Makes a volume read-only for good; it can be cloned then.
     ReadOnly {
         lvol: Uuid,
     },
@@ -72,19 +72,20 @@ pub enum Command {
     Count {
         lvol: Uuid,
     },
-    /// Volumes and snapshots at once: the numbers of bytes in use are zero.
+    /// All volumes and snapshots, without counting: the numbers of bytes in use are zero.
     Names,
-    /// Some places of an lvol, from one on, with units that its parent does not have.
+    /// Some places of an lvol, from `from` on, with data that its parent does not have. The answer
+    /// is [`Outcome::Places`].
     Own {
         lvol: Uuid,
         from: u64,
     },
-    /// Some places of an lvol, from one on, that have data.
+    /// Some places of an lvol, from `from` on, that have data. The answer is [`Outcome::Places`].
     Mapped {
         lvol: Uuid,
         from: u64,
     },
-    /// Takes the rest of a disk that has grown. A pool that has all of its disk is done.
+    /// Takes the new space of one disk that has grown; does nothing if none has.
     Grow,
     /// Begins to empty a disk, which then leaves the pool. The answer comes when that is durable;
     /// the status has the progress, and [`PoolHandle::take_departed`] the end.
@@ -93,7 +94,7 @@ pub enum Command {
     RemoveDisk {
         disk: Uuid,
     },
-    /// Keeps a disk that is about to leave.
+    /// Cancels [`Command::RemoveDisk`].
     KeepDisk {
         disk: Uuid,
     },
@@ -119,7 +120,8 @@ pub enum Outcome {
     /// New versions, in the order of the command.
     Created(Vec<Uuid>),
     List(Vec<LvolInfo>),
-    /// Places in units. `next`: the place to go on with.
+    /// Places of a volume, numbers of units from its start. `next`: where the next call continues;
+    /// `None`: these are the last.
     Places {
         places: Vec<u64>,
         next: Option<u64>,
@@ -210,7 +212,7 @@ pub enum PoolError {
     Busy,
 }
 
-/// A disk of a deleted pool that has its superblocks yet.
+/// A disk of a deleted pool that still has its superblocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotErased {
     /// Name of its device.
@@ -281,7 +283,7 @@ pub struct Departed {
 pub struct PoolStatus {
     pub id: Uuid,
     pub name: String,
-    /// Name of the disk with the log.
+    /// Name of the device with the log.
     pub disk: String,
     pub disks: Vec<DiskStatus>,
     pub state: PoolState,
@@ -298,8 +300,9 @@ pub struct PoolStatus {
     pub full_percent: u8,
     /// Largest size of a volume.
     pub max_lvol_bytes: u64,
-    /// Records that a recovery would verify.
+    /// Log records that a recovery would verify.
     pub unsettled_records: u64,
+    /// Number of volumes and snapshots.
     pub versions: u64,
     pub imports: u64,
     /// The devices outside of the pool that its volumes show.

@@ -19,7 +19,8 @@ use crate::keeper::{Disks, Keeper, OpenAnswer, Opening};
 use crate::model::{PoolError, PoolState, PoolStatus};
 use crate::port::Shared;
 
-/// Units of the reserve: a hundredth, and in small pools at most a sixteenth.
+/// Units of the reserve: a hundredth of the pool, and at least [`RESERVE_UNITS`] or, in small
+/// pools, a sixteenth.
 const RESERVE_DIVISOR: u64 = 100;
 const RESERVE_UNITS: u64 = 1024;
 
@@ -34,7 +35,7 @@ pub struct Create {
     pub force: bool,
 }
 
-/// A pool that is on the disk.
+/// The import of a pool that is on disks.
 #[derive(Debug, Clone)]
 pub struct Import {
     /// The pool that must be on the disk; `None`: any.

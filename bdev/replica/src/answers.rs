@@ -1,5 +1,5 @@
-//! When the answers of a holder may leave: while the lease of its node is good, or by the
-//! confirmation of the replicas.
+//! When a holder may return a successful completion (an *answer*) to a host: while the lease of its
+//! node is good, or after the replicas confirmed that they still belong to this holder.
 //!
 //! A holder that was stopped, or cut off, may have data that a later holder has overwritten. Such a
 //! later holder acts only after the lease of the former one is over. So an answer is right if the
@@ -30,8 +30,8 @@ pub trait AnswerLease: Send + Sync {
 #[derive(Clone)]
 pub struct Holder {
     pub id: Uuid,
-    /// The lease without which answers do not leave. `None`: answers leave without a check. With a
-    /// lease, the device of every replica must support reservations.
+    /// The lease that answers need. `None`: answers are returned without a check. With a lease, the
+    /// device of every replica must support reservations.
     pub lease: Option<Arc<dyn AnswerLease>>,
 }
 

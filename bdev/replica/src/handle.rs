@@ -26,15 +26,16 @@ pub trait Devices: Send + Sync + 'static {
     /// Claims the device `name` for one replica of `volume`, until the claim is dropped.
     fn claim(&self, name: &str, volume: &str) -> Result<ReplicaDevice, NoDevice>;
 
-    /// False if the device is known not to answer: the lease of its node is over. Such a replica is
-    /// not waited for, neither when a volume is opened nor when it owes an answer. Asked often: the
-    /// call must be quick and not block.
+    /// False if the device is known not to answer, because the lease of its node is over. A volume
+    /// does not wait for such a replica, neither when it opens nor for I/O in flight. Called often,
+    /// so it must not block.
     fn is_awaited(&self, _name: &str) -> bool {
         true
     }
 
-    /// Time after which a replica on this device of another node is out that completes nothing and
-    /// owes an answer, although it is awaited. `None`: the volume's deadline decides.
+    /// How long a replica on this device of another node may complete nothing while it has I/O in
+    /// flight, although it is awaited. After that it goes out of sync, if it does not answer a read
+    /// of its label and another replica does. `None`: only the volume's deadline applies.
     fn patience(&self, _name: &str) -> Option<Duration> {
         None
     }
@@ -158,9 +159,10 @@ pub enum VolumeEventKind {
 pub enum ResyncKind {
     /// The resync copies only the regions that the replica missed.
     Partial,
-    /// The resync copies everything.
+    /// The resync copies everything from the stored watermark on, and the dirty regions below it.
     Full,
-    /// The resync copies the regions being written when the volume stopped uncleanly.
+    /// The resync makes in-sync replicas equal: in the regions that were being written when the
+    /// volume stopped uncleanly, and in the new part of a grown volume.
     Reconcile,
 }
 
@@ -292,8 +294,8 @@ pub enum Command {
     GiveUp {
         replica: ReplicaName,
     },
-    /// Retries absent replicas now, regardless of the retry delay. `full`: copies everything to
-    /// that replica.
+    /// Retries absent replicas (`None`: all) now, regardless of the retry delay. `full`: copies
+    /// everything to that replica; needs `replica`, and another replica in sync.
     Resync {
         replica: Option<ReplicaName>,
         full: bool,
@@ -366,7 +368,7 @@ impl VolumeHandle {
         status
     }
 
-    /// The largest size to which the volume can grow, in blocks.
+    /// The largest size to which the volume can grow while it is open, in blocks.
     pub fn most_blocks(&self) -> u64 {
         let (regions, status) = (self.shared.regions.len(), self.status.lock());
         regions * (status.region_bytes / u64::from(status.block_size.max(1)))
@@ -460,8 +462,8 @@ pub struct ReplicaStatus {
     pub fencing: Option<Fencing>,
     pub why: Option<String>,
     pub resync: Option<ResyncStatus>,
-    /// It is in sync, and blocks of it may differ from those of other replicas in sync, since a
-    /// write failed or was interrupted. They are made equal.
+    /// The replica is in sync, but blocks of it may differ from those of other in-sync replicas,
+    /// because a write failed or was interrupted. A resync is making them equal.
     pub is_unequal: bool,
     /// The last resync that ended since the volume was opened.
     pub last_resync: Option<LastResync>,
@@ -509,7 +511,7 @@ pub struct VerifyStatus {
     pub compared_bytes: u64,
     pub different_blocks: u64,
     pub repaired_blocks: u64,
-    /// The first differing blocks.
+    /// LBAs of the first differing blocks, at most 16.
     pub examples: Vec<u64>,
 }
 

@@ -57,7 +57,7 @@ impl MissingRegions {
         });
     }
 
-    /// Sets exactly the regions for which `needed` is true.
+    /// Makes the set consist of exactly the regions for which `needed` is true.
     pub fn assign(&self, needed: impl Fn(u64) -> bool) {
         for index in 0..self.words.len() as u64 {
             let first = index * 64;
@@ -77,7 +77,7 @@ impl MissingRegions {
         self.most.fetch_sub(gone, Ordering::SeqCst);
     }
 
-    /// The first needed region from `from` on.
+    /// The first missing region from `from` on.
     pub fn next(&self, from: u64) -> Option<u64> {
         let mut at = from;
         while at < self.regions {

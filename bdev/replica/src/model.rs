@@ -32,9 +32,10 @@ pub struct VolumeRecord {
     pub serving: u64,
     /// Incremented with every change.
     pub revision: u64,
-    /// The current or last holder.
+    /// The holder that has the volume open, or had it when it stopped uncleanly. `None`: never
+    /// opened, or closed.
     pub holder: Option<Uuid>,
-    /// Stored under the name that the first versions of the store gave it.
+    /// Stored as `members`, the name of the first versions of the store.
     #[serde(rename = "members", alias = "replicas")]
     pub replicas: Vec<ReplicaRecord>,
     #[serde(default)]
@@ -87,6 +88,7 @@ pub struct KeptLimits {
     pub read_only: bool,
 }
 
+/// One replica of a volume, in its record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaRecord {
     pub id: Uuid,
@@ -125,7 +127,7 @@ pub enum ReplicaState {
     /// It has every write acknowledged before it left; the dirty-region log has the regions of
     /// later writes.
     Out {
-        /// The stamp of its label, unless another holder has written to it since.
+        /// The stamp of its label when it left. With an older label its contents are not trusted.
         last_label: Stamp,
     },
     /// It was never in sync, or its contents are not trusted. Regions below the watermark have been

@@ -7,7 +7,7 @@
 #[cfg(all(feature = "mutations", not(debug_assertions)))]
 compile_error!("the feature `mutations` breaks volumes on purpose: it is for tests only");
 
-/// The fault.
+/// A deliberate bug.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {
     /// Acknowledges writes before the store knows that a replica that lacks them is out.
@@ -66,7 +66,7 @@ mod switch {
             Self::SilentInSync,
         ];
 
-        /// Activates a fault from here on, on this thread.
+        /// Activates a bug on this thread, from now on; `None`: none is active.
         pub fn activate(which: Option<Self>) {
             ACTIVE.set(which);
         }

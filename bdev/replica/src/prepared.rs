@@ -60,8 +60,8 @@ impl Prepared {
         volume.map(|volume| Arc::clone(volume) as Arc<dyn Bdev>)
     }
 
-    /// Gives the device the size of the record, which another holder has enlarged. False: this
-    /// device was not made for that size.
+    /// Gives the device the size of the record, which another holder has enlarged. Returns false if
+    /// the device's tables are too small for it, or the size is below the present one.
     pub fn grow(&self, record: &VolumeRecord) -> bool {
         self.shared.grow(record.blocks).is_ok()
     }
@@ -79,7 +79,7 @@ impl Prepared {
         &self.shared
     }
 
-    /// Fails waiting and new I/O until this is taken back; also when the volume is open by then.
+    /// Fails waiting and new I/O while `failing`, also after the volume is open.
     pub fn set_failing(&self, failing: bool) {
         self.shared.set_failing(failing);
     }
@@ -135,7 +135,7 @@ pub(crate) fn keeps(now: &Limits, promised: &Limits) -> bool {
         && promised.read_only == now.read_only
 }
 
-/// Hosts should try another path.
+/// True if hosts should try another path.
 fn is_elsewhere(why: &VolumeError) -> bool {
     matches!(
         why,

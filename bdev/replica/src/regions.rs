@@ -53,7 +53,8 @@ impl Regions {
         self.words.is_empty()
     }
 
-    /// A write wants to start in `region`.
+    /// Enters `region` for a write, if the region is dirty on the media; otherwise marks it as
+    /// wanted.
     #[inline]
     pub fn enter(&self, region: u64) -> Entered {
         let word = &self.words[region as usize];
@@ -74,8 +75,8 @@ impl Regions {
         }
     }
 
-    /// Announces a later write in `region`. `true`: the caller is the first to want it and notifies
-    /// the control.
+    /// Announces a later write in `region`. Returns true if the caller is the first to want the
+    /// region, and notifies the control.
     pub fn want(&self, region: u64) -> bool {
         let want = |now| (now & (DIRTY | WANTED) == 0).then_some(now | WANTED);
         let word = &self.words[region as usize];
@@ -83,7 +84,7 @@ impl Regions {
             .is_ok()
     }
 
-    /// The write ended, or did not start.
+    /// Leaves `region` after a write that entered it, whether it was executed or not.
     #[inline]
     pub fn leave(&self, region: u64) {
         let before = self.words[region as usize].fetch_sub(1, Ordering::SeqCst);

@@ -152,8 +152,9 @@ impl Settings {
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "kebab-case")]
 pub enum ReadPolicy {
-    /// A replica on this machine, if one is in sync. Several share the reads by stripes of 256 KiB,
-    /// so that they cache different parts of the volume; one with clearly more work is relieved.
+    /// The replicas on this machine, or all if none of these is in sync. Several share the reads by
+    /// stripes of 256 KiB, so that each caches a different part of the volume; one with clearly
+    /// more work is relieved.
     #[default]
     LocalFirst,
     LeastOutstanding,

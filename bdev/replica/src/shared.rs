@@ -6,7 +6,7 @@
 //! | `version`, view | control | lanes, once per turn and per write |
 //! | regions | both | both |
 //! | stripes | both | both |
-//! | needs | control; lanes, where a write was not done everywhere | lanes, per read and write |
+//! | missing regions | control; lanes, after a write that some replicas lack | lanes, per I/O |
 //! | copying | control | lanes, per write |
 //! | outstanding (one line per lane) | the lane | control, before a replica returns |
 //! | reported | lanes | control |
@@ -155,7 +155,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Another holder has the volume: no I/O may be acknowledged.
+    /// True if another holder has the volume: no I/O may be acknowledged.
     pub fn is_fenced(self) -> bool {
         match self {
             Self::Fenced => true,
@@ -164,12 +164,13 @@ impl Failure {
         }
     }
 
-    /// The medium cannot return the blocks.
+    /// True if the medium cannot return the blocks.
     pub fn is_unreadable(self) -> bool {
         matches!(self, Self::Status(Status::ReadError | Status::Integrity))
     }
 
-    /// The failure concerns the path to the replica and not its medium.
+    /// True if the replica may be unreachable or slow; false if its device itself refused the I/O
+    /// (a medium error, no space, write protection, an invalid or unsupported request, DNR).
     pub fn is_path(self) -> bool {
         !matches!(
             self,
@@ -200,9 +201,10 @@ pub struct Repair {
 #[repr(align(128))]
 pub struct LaneState {
     pub owner: Owner,
-    /// I/Os in flight to the device of each slot, of any incarnation.
+    /// I/Os in flight to the device of each slot, of any incarnation. Above 0 while any is in
+    /// flight; the exact number dates from the end of the last turn.
     pub outstanding: [AtomicU32; MAX_REPLICAS],
-    /// Foreground latency, smoothed, in nanoseconds: resync yields to it.
+    /// Latency of hosts' I/O on this lane, smoothed (each I/O counts 1/16), in nanoseconds.
     pub latency_ns: AtomicU64,
     pub gone: AtomicBool,
     bell: std::os::fd::OwnedFd,
@@ -375,7 +377,8 @@ impl Shared {
         self.blocks.load(Ordering::Relaxed)
     }
 
-    /// The status for an unsupported operation or an invalid range.
+    /// The status of an I/O that ends without replicas: an unsupported operation, an invalid range,
+    /// or success for no blocks. `None`: the replicas execute the I/O.
     #[inline]
     pub(crate) fn check(&self, io: &Io) -> Option<Status> {
         match io.op {
@@ -393,7 +396,7 @@ impl Shared {
     }
 
     /// Enlarges the volume. The control has checked the size of all replicas. The caller of the
-    /// command notifies the registry (`Layer::refresh`).
+    /// command notifies the registry (`Registry::notify_resize`).
     pub fn grow(&self, blocks: u64) -> Result<(), ResizeError> {
         let now = self.blocks();
         if blocks < now {
@@ -427,7 +430,7 @@ impl Shared {
         self.copying.store(region, Ordering::SeqCst);
     }
 
-    /// How often lanes have added missing regions.
+    /// Number of calls of [`Shared::add_needs`].
     pub fn unequal(&self) -> u64 {
         self.unequal.load(Ordering::SeqCst)
     }

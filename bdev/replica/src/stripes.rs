@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Bytes of a stripe, log2.
 pub const STRIPE_SHIFT: u32 = 16;
-/// Most words.
+/// Most words in the table.
 const TABLE: u64 = 1 << 16;
 
-/// The control's number among the owners; lanes have those below, from 1.
+/// The control as an owner. Lanes have the lower numbers, from 1.
 pub const CONTROL: Owner = Owner(0xff);
 
 const COUNT: u32 = 0x003f_ffff;
@@ -124,7 +124,7 @@ impl Stripes {
         }
     }
 
-    /// The control no longer wants the range that it did not get.
+    /// Removes the control's marks from a range that it did not get and no longer wants.
     pub fn forget(&self, lba: u64, blocks: u64) {
         for stripe in self.range(lba, blocks) {
             self.word(stripe)

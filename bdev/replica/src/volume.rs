@@ -32,7 +32,7 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// `limits`: those of [`weakest`].
+    /// `limits`: of the weakest replica, from [`weakest`].
     pub fn new(record: &VolumeRecord, shared: Arc<Shared>, limits: Limits) -> Arc<Self> {
         let block = record.block_size.max(1);
         let limits = Limits {
@@ -98,7 +98,7 @@ impl Bdev for Volume {
         }
     }
 
-    /// The replicas' layers honour it.
+    /// True: the layers above the replicas' devices execute or emulate FUA.
     fn native_fua(&self) -> bool {
         true
     }

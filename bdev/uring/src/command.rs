@@ -32,7 +32,7 @@ pub(crate) enum Command {
         offset: u64,
         len: u64,
     },
-    /// Discards a range of a block device; only if [`Facts::discard`] is true.
+    /// Discards a range of a block device; only if [`crate::ring::Facts::discard`] is true.
     Discard {
         offset: u64,
         len: u64,

@@ -96,7 +96,8 @@ impl UringBdev {
     }
 
     /// The contents to store while the file is open: [`Contents::Changed`] if the file changed
-    /// while it was closed and its user has not accepted that, otherwise `None`.
+    /// while it was closed, or was emptied since, and its user has not accepted that; otherwise
+    /// `None`.
     pub fn contents(&self) -> Option<Contents> {
         (self.file.size.least() == 0).then_some(Contents::Changed)
     }
@@ -121,7 +122,7 @@ impl UringBdev {
 
     /// Checks whether the file became smaller. Call this periodically: a write beyond the end of a
     /// file does not fail, but extends the file with a hole of zeroes in place of the lost data.
-    /// Returns how often the file became smaller.
+    /// Returns how often the file became smaller since it was opened.
     pub fn check_size(&self) -> u64 {
         self.file.check_size()
     }

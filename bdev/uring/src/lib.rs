@@ -20,7 +20,8 @@
 //!   module keeps failing FLUSH and FUA until [`UringBdev::rescan`].
 //! - **The write cache is reported truthfully**: present for files and for buffered I/O, and for a
 //!   block device as `queue/write_cache` says.
-//! - **One user at a time**: files are locked (`flock`), block devices opened `O_EXCL`.
+//! - **One user at a time**: files are locked (`flock`; shared if read-only), block devices opened
+//!   `O_EXCL`. A file on a file system without locks is used without one.
 //!
 //! This module does not emulate operations (compare, copy and the like belong to the layer). It
 //! does not watch the file either: [`UringBdev::rescan`] notices a size change, and
@@ -62,7 +63,8 @@ pub struct Config {
     pub name: String,
     /// A regular file or a block device.
     pub filename: PathBuf,
-    /// Bytes per logical block. Default: the alignment of direct I/O, at least 512.
+    /// Bytes per logical block. Default: the alignment of direct I/O, or without it the sector size
+    /// (512 for a file); at least 512.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
     #[serde(default)]
@@ -71,7 +73,7 @@ pub struct Config {
     /// keeps its size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    /// Allocates the space of a file that `size` creates.
+    /// Allocates the space of a file that `size` creates or extends.
     #[serde(default)]
     pub preallocate: bool,
     /// Supports unmap and write zeroes if the file does. Default: true.
@@ -141,7 +143,7 @@ impl Product {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RingOptions {
-    /// I/Os in flight per core, 1 to [`RingOptions::MAX_DEPTH`].
+    /// I/Os in flight per core and bdev, 1 to [`RingOptions::MAX_DEPTH`].
     pub depth: u32,
     /// Registers the core's buffer pool with the kernel, if RLIMIT_MEMLOCK allows it.
     pub registered_buffers: bool,
@@ -165,8 +167,9 @@ impl Default for RingOptions {
     }
 }
 
-/// Opens the file or block device. Can block for about a second while another process holds the
-/// lock, so call it from the control plane.
+/// Opens the file or block device. Blocks for about a second while another process uses it, and for
+/// up to 12 s while the kernel still ends the I/O of one that was killed: call it from the control
+/// plane.
 pub fn create(config: Config) -> Result<Arc<UringBdev>, CreateError> {
     UringBdev::create(config).map(Arc::new)
 }

@@ -23,7 +23,8 @@ use crate::{Config, RingOptions};
 
 /// Longest wait for a file in use.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The same if its user has ended. Shorter than the patience of a call, whose error names no user.
+/// The same if its user has ended. Shorter than the time limit of an RPC call, whose error would
+/// not name the user.
 const PATIENCE_WITH_ENDED: Duration = Duration::from_secs(12);
 
 /// The alignment that direct I/O requires.
@@ -35,7 +36,7 @@ pub(crate) struct Direct {
     pub offset: u32,
 }
 
-/// The block layer's attributes in sysfs.
+/// The block layer's attributes in sysfs. Sizes in bytes; `chunk_sectors` in sectors of 512 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BlockFacts {
     pub write_cache: bool,
@@ -367,7 +368,7 @@ fn patiently<T, E>(
     }
 }
 
-/// True if no process has the id, or only its parent has not taken note of its end.
+/// True if no process has the id, or the process is a zombie.
 fn has_ended(pid: u32) -> bool {
     // 0: a process of another namespace.
     let Some(id) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {

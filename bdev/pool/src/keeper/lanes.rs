@@ -1,4 +1,4 @@
-//! Requests of lanes that the core has, and the I/O of the core's order in flight.
+//! Requests of lanes that the core has, and the I/O in flight that lanes do on its order.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -1,4 +1,5 @@
-//! The maps that lanes read: filled on demand, and kept like the core's.
+//! The maps that lanes read: filled on demand, and kept equal to the map of the core (the pool's
+//! decisions without I/O).
 
 use std::sync::Arc;
 

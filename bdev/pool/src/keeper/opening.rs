@@ -1,4 +1,5 @@
-//! From a disk to an open pool: an import, or a creation on a disk that is empty.
+//! Opens a pool: imports it from its disks, or creates it on a disk that is empty or may be
+//! overwritten.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! The upkeep of a pool that goes by time.
+//! The periodic work of a pool: settling records, checkpoints, deletions to be continued, and moves
+//! of units from a disk that leaves.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use nacre_reactor::Nanos;
 const SETTLE: Duration = Duration::from_secs(1);
 /// A checkpoint follows a change after this time.
 const CHECKPOINT: Duration = Duration::from_secs(5);
-/// Hidden versions are visited again in this interval.
+/// Hidden versions (deleted ones whose space is not free yet) are visited again in this interval.
 const RECLAIM: Duration = Duration::from_secs(30);
 /// Units leave a disk in this interval: so many bytes, and fewer while hosts have I/O in flight.
 const MOVES: Duration = Duration::from_millis(10);

@@ -1,4 +1,4 @@
-//! Executes the commands of an open volume ([`crate::Command`]): adds, removes and replaces
+//! Executes the commands of an open volume ([`crate::handle::Command`]): adds, removes and replaces
 //! replicas, resyncs, grows, thaws and closes.
 
 use std::rc::Rc;
@@ -487,7 +487,7 @@ impl Control {
     }
 }
 
-/// Two successors of one replica would both stay.
+/// Refuses a second successor of one replica: both would stay.
 fn must_be_first(record: &VolumeRecord, replaces: Option<Uuid>) -> Result<(), VolumeError> {
     let is_replaced = |one: &ReplicaRecord| one.replaces == replaces;
     if replaces.is_some() && record.replicas.iter().any(is_replaced) {

@@ -1,7 +1,7 @@
-//! State that the tasks of one open volume share. These tasks run on one reactor: they
-//! write the dirty-region log, resync, verify, and take failed replicas out. They share the
-//! volume's state, the signals that wake tasks, and the connections to lanes (the I/O queues of
-//! each core), operators and observers.
+//! State that the tasks of one open volume share. These tasks run on one reactor: they write the
+//! dirty-region log, resync, verify, and take failed replicas out. They share the volume's state,
+//! the signals that wake tasks, and the connections to lanes (the I/O queues of each core),
+//! operators and observers.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -80,7 +80,7 @@ impl Context {
         })
     }
 
-    /// Another holder has the volume: acknowledge nothing from now on.
+    /// Fences this holder, because another one has the volume: nothing is acknowledged from now on.
     pub(super) fn fence(&self, why: String) {
         if self.state.borrow().fenced.is_some() || Mutation::ForgetFence.is_active() {
             return;

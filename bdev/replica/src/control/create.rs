@@ -180,8 +180,8 @@ impl OfflineDisks {
         Ok(newest(&a, &b))
     }
 
-    /// Executes an irreversible operation on the replica of a closed volume. Excludes a holder that
-    /// has the volume open elsewhere, but not the next holder.
+    /// Executes an irreversible operation on the replica of a closed volume. On a device with
+    /// reservations, excludes a holder that has the volume open elsewhere, but not the next holder.
     async fn alone<T>(
         &self,
         replica: &OfflineReplica,
@@ -525,8 +525,8 @@ pub async fn delete(
 /// volume's name, typed by the operator.
 ///
 /// `seen` is the record's version when the volume was found closed, with no replica to open it
-/// from. If a later holder raised the epoch, it may have acknowledged writes that `replica` lacks,
-/// and the call is refused.
+/// from. The call is refused if the version has changed: a later holder may have acknowledged
+/// writes that `replica` lacks.
 #[allow(clippy::too_many_arguments)]
 pub async fn force_in_sync(
     core: &CoreHandle,

@@ -19,7 +19,7 @@ use slab::Slab;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// Most I/Os of one disk, in flight or waiting.
+/// Most completions that one poll of a disk collects.
 const DEPTH: usize = 64;
 
 pub(crate) struct Disk {

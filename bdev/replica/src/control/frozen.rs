@@ -1,5 +1,5 @@
-//! Thaws a frozen volume, one whose I/O fails because it has no usable in-sync replica. An operator
-//! may choose a replica that missed writes; the volume then serves its data.
+//! Thaws a frozen volume: one whose I/O waits, and then fails, because it has no usable in-sync
+//! replica. An operator may choose a replica that missed writes; the volume then serves its data.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -52,8 +52,9 @@ impl Membership {
         self.context.deadline() + WATCH * 2
     }
 
-    /// True unless a replica's label belongs to a later holder, or to another volume. An unreadable
-    /// label proves nothing: it may be about to be written.
+    /// Fails if a replica's label has a later epoch ([`Failure::Fenced`]), or belongs to another
+    /// replica ([`Failure::OtherReplica`]). An invalid label proves nothing: it may be about to be
+    /// written.
     pub(super) async fn is_still_ours(
         &self,
         slot: usize,

@@ -93,9 +93,9 @@ pub async fn open(
     open_prepared(core, pool, store, devices, observer, holder, &prepared).await
 }
 
-/// Opens a volume like [`open`], even one that may be in use already. Waiting I/O continues if
-/// the replicas keep the promised limits ([`VolumeHandle::keeps`]). If opening fails, the volume
-/// is as before, and opening can be retried.
+/// Opens a volume like [`open`], even one whose device may be in use already. Waiting I/O continues
+/// if the replicas keep the promised limits ([`Prepared::is_served_by`]). If opening fails, the
+/// device is as before, and opening can be retried.
 pub async fn open_prepared(
     core: &CoreHandle,
     pool: Pool,

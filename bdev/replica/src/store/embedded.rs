@@ -1,5 +1,5 @@
 //! The store without external services: one redb file, changed by one durable transaction per
-//! decision.
+//! call.
 //!
 //! A thread of its own does the work, so that no reactor waits for a disk. Records are JSON, so
 //! that [`dump`] can show them even to a reader that does not know their version.

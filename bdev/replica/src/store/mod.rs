@@ -58,7 +58,7 @@ pub enum StoreError {
     Newer { path: String, found: u64 },
 }
 
-/// Keeps [`VolumeRecord`]s. [`suite`] tests its further promises.
+/// Keeps [`VolumeRecord`]s. [`suite`] has the tests that every implementation must pass.
 ///
 /// A call is made when the method is called: dropping the future does not take it back.
 pub trait VolumeStore: Send + Sync + 'static {
@@ -76,15 +76,14 @@ pub trait VolumeStore: Send + Sync + 'static {
 
     fn delete(&self, id: Uuid, expected: Stamp) -> StoreFuture<()>;
 
-    /// True when other holders may use it. Then a holder must receive replies from it regularly, or
-    /// it stops acknowledging.
+    /// True when other holders may use the store. Then a holder without a lease of its node must
+    /// receive replies from the store regularly, or it stops acknowledging I/O.
     fn is_shared(&self) -> bool {
         true
     }
 }
 
-/// A swap that does not raise the version could not be distinguished from no swap: a bug of the
-/// caller.
+/// Panics if a swap does not raise the version: it could not be distinguished from no swap.
 pub fn assert_grows(expected: Stamp, next: &VolumeRecord) {
     assert!(
         next.version() > expected,

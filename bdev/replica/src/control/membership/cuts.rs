@@ -1,6 +1,5 @@
-//! Records in the store that a replica's device was truncated;
-//! [`truncation`](super::super::truncation) has the
-//! rules.
+//! Records in the store that a replica's device was truncated. The rules are in
+//! [`truncation`](super::super::truncation).
 
 use super::Membership;
 use crate::control::truncation::{Checked, Cut};

@@ -1,5 +1,5 @@
-//! Changes a volume's record (replicas, their states, settings): in the store, in the labels, and
-//! in the control's state. It is the only module that changes the store.
+//! Changes the record of an open volume (replicas, their states, settings): in the store, in the
+//! labels, and in the control's state. Only this module changes the record of an open volume.
 
 mod cuts;
 
