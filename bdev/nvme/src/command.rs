@@ -1,5 +1,5 @@
 //! Converts an I/O to a command of the NVM Command Set, and its completion to a bdev status. Pure
-//! functions, used by [`crate::pair`].
+//! functions, used by [`crate::queue_pair`].
 
 use nacre_bdev::{Flags, Op, Status};
 use nacre_nvmf_wire::commands::io::{CopyCommand, CopyFormat, DatasetManagement, WriteZeroes};
@@ -191,7 +191,7 @@ pub(crate) fn copy_piece(source: u64, lba: u64, blocks: u32, done: u32) -> (u64,
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Done(Status),
-    /// The driver or the controller aborted the command before its execution.
+    /// The driver or the controller aborted the command, which may have been executed in part.
     Aborted,
     /// The controller requests a retry, after the delay of CRD.
     Again {

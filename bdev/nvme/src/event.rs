@@ -18,8 +18,8 @@ impl Observer for () {
     fn event(&self, _event: Event) {}
 }
 
-#[derive(Clone)]
 /// A change of a controller or of its namespaces.
+#[derive(Clone)]
 pub enum Event {
     NamespaceAdded(Arc<NvmeBdev>),
     /// The namespace was removed: all its I/O completes with [`nacre_bdev::Status::Gone`].
@@ -67,7 +67,8 @@ impl std::fmt::Debug for Event {
     }
 }
 
-/// A health value crossed its threshold (`raised`), or returned to its normal range.
+/// A health value crossed its threshold (`raised`), or returned to its normal range. Critical
+/// warnings and media errors have no threshold: each change is an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HealthEvent {
     pub alert: HealthAlert,
@@ -92,7 +93,7 @@ pub enum HealthAlert {
     Critical {
         warnings: u8,
     },
-    /// Media errors counted since the controller was attached.
+    /// Media errors counted since the controller was attached. Never cleared.
     MediaErrors {
         new: u64,
     },
@@ -113,15 +114,15 @@ impl HealthAlert {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ResetReason {
-    /// A caller requested the reset.
+    /// A caller requested the reset, or a firmware update needs it.
     UserRequest,
-    /// A command did not complete, even after an abort and a queue reset.
+    /// A command did not complete in time, and the milder reactions failed or are not configured.
     Timeout,
     /// CSTS.CFS is set, or the controller cleared CSTS.RDY itself.
     ControllerFatal,
     /// A completion matches no outstanding command.
     ProtocolError,
-    /// The controller refused a command that the driver needs.
+    /// A queue pair could not be created or deleted.
     AdminFailed,
 }
 

@@ -24,8 +24,8 @@ pub struct FunctionError {
 /// One PCI function with an NVMe controller, owned by this process.
 ///
 /// All cores may access registers concurrently, but each register has one writer: the core of a
-/// queue pair writes its doorbells, the control writes all other registers. No call blocks, except
-/// [`Function::reset`] and [`Function::interrupts`].
+/// queue pair writes its doorbells, the control writes all other registers. Register accesses never
+/// block; [`Function::reset`] and [`Function::interrupts`] may take long.
 ///
 /// Ordering: stores to memory are visible to the controller before a later [`Function::write32`].
 /// The controller's stores before it completes a [`Function::read32`] are visible after that read.
@@ -99,6 +99,6 @@ pub trait Function: Send + Sync + 'static {
     /// have no effect.
     fn release(&self);
 
-    /// Resets the vector's descriptor. Returns true if the vector had fired.
+    /// Clears the vector's descriptor. Returns true if the vector had fired.
     fn acknowledge(&self, vector: u16) -> bool;
 }

@@ -11,7 +11,7 @@
 //!     │   └ Admin       the admin queue                                       (admin.rs)
 //!     └ NvmeBdev    a namespace as a block device                             (device.rs)
 //!         └ Channel     one core's queue to it: a lane of                     (channel.rs)
-//!             └ Pair        the core's NVMe queue pair: the data path   (pair/, ring.rs, data.rs)
+//!             └ Pair        the core's NVMe queue pair: the data path         (queue_pair/)
 //!
 //!   Shared      the state of a controller that all cores use                  (shared.rs)
 //!   Namespace   the attributes of a namespace that all cores use              (namespace.rs)

@@ -118,7 +118,7 @@ pub(crate) enum Request {
     Delete,
     /// The queue is empty and stays so until it is recreated, with interrupts (`on`) or without.
     Interrupts { on: bool },
-    /// A command has no completion. `stage` counts the earlier attempts.
+    /// A command did not complete in time. `stage` counts the earlier reports of it.
     Late {
         cid: u16,
         opcode: u8,
@@ -131,7 +131,7 @@ pub(crate) enum Request {
     UnknownCompletion { cid: u16 },
 }
 
-/// Incremented by all owners, read by [`crate::Controller::status`].
+/// Incremented by the owners and the control, read by [`crate::Controller::status`].
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub resets: AtomicU64,

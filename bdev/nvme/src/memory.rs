@@ -91,8 +91,8 @@ impl DmaMemory {
         self.shared.zero(offset, len);
     }
 
-    /// Loads the dword at `offset`, in the byte order of the machine. Later loads see at least the
-    /// memory contents of this load.
+    /// Loads the dword at `offset`, in the byte order of the machine. Later loads see all that the
+    /// controller wrote before that dword.
     #[inline]
     pub fn load(&self, offset: usize) -> u32 {
         self.shared.load(offset)

@@ -129,8 +129,8 @@ impl Namespace {
         self.ops.store(ops, Ordering::Relaxed);
     }
 
-    /// Adopts new properties of the same namespace; returns the names of the changed limits. I/O
-    /// that exceeds new limits ends with [`nacre_bdev::Status::Unsupported`].
+    /// Adopts new properties of the same namespace; describes the changed limits. I/O that exceeds
+    /// new limits ends with [`nacre_bdev::Status::Unsupported`].
     pub(crate) fn update(&self, properties: NamespaceProperties) -> Vec<String> {
         let before = self.properties();
         if *before == properties {

@@ -20,7 +20,8 @@ pub enum ActionOnTimeout {
 /// Thresholds for raising alerts about a drive's health.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HealthThresholds {
-    /// Composite temperature, degrees Celsius; `None`: the drive's own warning threshold (WCTEMP).
+    /// Composite temperature, degrees Celsius; `None`: the drive's own warning threshold (WCTEMP),
+    /// or 70 °C if it has none.
     pub temperature_c: Option<u16>,
     /// Percentage Used: consumed share of the drive's rated endurance, percent; may exceed 100.
     pub percentage_used: u8,
@@ -42,8 +43,8 @@ impl Default for HealthThresholds {
 pub struct DriveOptions {
     /// Prefix of the namespaces' names: `{name}n{nsid}`.
     pub name: String,
-    /// Entries of an I/O submission queue, one of which stays empty; at most the controller's
-    /// limit.
+    /// Entries of an I/O submission queue, one of which stays empty. The controller's limit, 4096
+    /// and [`DriveOptions::IO_QUEUE_DEPTH_MIN`] bound it.
     pub io_queue_depth: u16,
     /// Most I/O queue pairs: one per core that uses the drive.
     pub io_queues: u16,
@@ -70,7 +71,7 @@ pub struct DriveOptions {
 
 impl DriveOptions {
     pub const ADMIN_TIMEOUT_MIN: Duration = Duration::from_millis(100);
-    /// Fewest entries of a queue: two commands (a fused pair) and the empty entry.
+    /// Fewest entries of an I/O queue. One stays empty, and a fused pair takes two.
     pub const IO_QUEUE_DEPTH_MIN: u16 = 4;
 
     pub fn new(name: impl Into<String>) -> Self {

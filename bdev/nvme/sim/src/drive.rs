@@ -71,12 +71,12 @@ impl Drive {
         self.shared.state.lock().present
     }
 
-    /// The system announces the drive's removal.
+    /// Announces the drive's removal, as the system does.
     pub fn announce_removal(&self) {
         self.shared.state.lock().leaving = true;
     }
 
-    /// A short power failure: only stored data survives.
+    /// A short power failure: of its unflushed blocks, the cache keeps those that `keep` selects.
     pub fn power_cycle(&self, keep: CacheSurvival) {
         let state = &mut *self.shared.state.lock();
         state.exec.lose_power(keep, &mut state.random);
@@ -183,7 +183,7 @@ impl Drive {
         self.shared.state.lock().faults.rules.push(rule);
     }
 
-    /// Removes all fault rules, random faults and permanent failures.
+    /// Removes all fault rules, random faults and permanent failures; executes the held commands.
     pub fn heal(&self) {
         self.shared.state.lock().faults = Default::default();
         self.release();
@@ -244,8 +244,8 @@ impl Drive {
         self.shared.state.lock().faults.aborts_fail = on;
     }
 
-    /// The controller stops reading its shadow doorbells without setting the event index: later
-    /// writes to shadow doorbells have no effect until the register is written.
+    /// Makes the controller stop reading its shadow doorbells without setting the event index:
+    /// later writes to them have no effect until the register is written.
     pub fn lose_shadow_doorbells(&self, on: bool) {
         self.shared.state.lock().faults.careless = on;
     }

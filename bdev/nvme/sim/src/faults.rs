@@ -93,10 +93,11 @@ impl Rule {
     }
 }
 
-/// Rates of random faults, per million I/O commands.
+/// Rates of random faults, per million I/O commands. A command gets at most one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Chances {
-    /// A status without and with Do Not Retry; the command is not executed.
+    /// `retryable` and `fatal_status`: a status without and with Do Not Retry; the command is not
+    /// executed.
     pub retryable: u32,
     pub fatal_status: u32,
     pub done_but_status: u32,

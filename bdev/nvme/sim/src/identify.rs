@@ -86,7 +86,7 @@ impl Executor {
         })
     }
 
-    /// A namespace by its number; none if there could be one.
+    /// The attached namespace `nsid`; `None` if it does not exist, an error if it never can.
     fn active(&self, nsid: u32) -> Result<Option<&Namespace>, StatusCode> {
         if nsid == 0 || nsid > self.namespaces_max() {
             return Err(INVALID_NAMESPACE);

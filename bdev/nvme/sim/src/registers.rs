@@ -158,7 +158,7 @@ impl State {
         self.csts = self.csts.with_rdy(1);
     }
 
-    /// The state after a controller level reset: the admin queues' registers, and the stored data.
+    /// Resets all but the admin queues' registers and the stored data, as a controller level reset.
     pub(crate) fn clear(&mut self) {
         self.sqs.iter_mut().for_each(|sq| *sq = None);
         self.cqs.iter_mut().for_each(|cq| *cq = None);
@@ -176,7 +176,7 @@ impl State {
         self.csts = Csts(0);
     }
 
-    /// The controller resets itself: it must be disabled and enabled again.
+    /// Resets the controller by itself: the driver must disable and enable it again.
     pub(crate) fn reset_controller(&mut self) {
         self.clear();
         self.cc = self.cc.with_en(0);

@@ -43,7 +43,7 @@ enum Committed {
 
 impl Controller {
     /// Sends an image to the drive, which stores it in a slot of its choice, and resets the
-    /// controller to activate it. I/O in flight is sent again. Only one update runs at a time.
+    /// controller as [`Controller::reset`] does to activate it. Only one update runs at a time.
     pub async fn update_firmware(&self, image: Arc<[u8]>) -> Result<FirmwareUpdate, FirmwareError> {
         let updated = self.at_home(move |this, core| async move {
             let Ok(_only) = this.firmware.try_lock() else {

@@ -1,5 +1,5 @@
-//! Reads the SMART / Health log periodically and compares it with thresholds. Each alert is
-//! reported once when it is raised and once when it is cleared.
+//! Reads the SMART / Health log periodically and compares it with thresholds. Reports an alert once
+//! when raised and once when cleared, but critical warnings and media errors at each change.
 
 use std::sync::Arc;
 

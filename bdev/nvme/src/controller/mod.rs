@@ -1,5 +1,5 @@
 //! [`Controller`]: the handle of an attached drive for the engine. Its commands run in
-//! [`tasks`], its I/O in [`crate::pair`].
+//! [`tasks`], its I/O in [`crate::queue_pair`].
 
 mod bring_up;
 mod commands;
@@ -143,7 +143,8 @@ impl Controller {
         self.namespaces.lock().values().cloned().collect()
     }
 
-    /// Resets the controller (CC.EN) and then sends the commands in flight again.
+    /// Resets the controller (CC.EN). Then sends the commands in flight again, except compares and
+    /// compare-and-writes, which complete with [`nacre_bdev::Status::Aborted`].
     pub async fn reset(&self) -> Result<(), ControlError> {
         self.at_home(
             |this, core| async move { this.reset_for(&core, ResetReason::UserRequest).await },
@@ -163,7 +164,8 @@ impl Controller {
             .await
     }
 
-    /// Reads at most `entries` entries of the Error Information log, the newest first.
+    /// Reads the newest entries of the Error Information log, the newest first: at most `entries`,
+    /// and no more than the drive keeps or fit in a page (64).
     pub async fn error_log(&self, entries: usize) -> Result<Vec<ErrorEntry>, ControlError> {
         self.at_home(
             move |this, core| async move { this.commands(&core).read_errors(entries).await },
@@ -218,8 +220,8 @@ impl Controller {
         }
     }
 
-    /// Handles the return of the removed drive, which the caller has identified by its serial
-    /// number. Its namespaces become usable again.
+    /// Handles the return of a drive that was removed or has failed; its namespaces become usable
+    /// again. Fails if the drive at `function` has another serial number.
     pub async fn returned(&self, function: Arc<dyn Function>) -> Result<(), AttachError> {
         let Some(this) = self.this.upgrade() else {
             return Err(ControlError::Stopped.into());

@@ -15,8 +15,7 @@ use crate::phase::QueueState;
 use crate::ring::Rings;
 
 impl Commands<'_> {
-    /// Creates a queue pair, and lets its owner use it. The controller's phase must not be `Live`
-    /// meanwhile.
+    /// Creates a queue pair, and lets its owner use it. The phase of `link` must not be `Live`.
     pub(super) async fn make_queue(self, link: &Arc<Link>) -> Result<(), ControlError> {
         let properties = self.shared.properties();
         let function = self.shared.function();

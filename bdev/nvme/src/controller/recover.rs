@@ -199,7 +199,8 @@ impl Controller {
         self.shared.links.lock().remove(link.qid);
     }
 
-    /// Deletes and recreates a queue pair, which ends its commands. Their owner sends them again.
+    /// Deletes and recreates a queue pair, which ends its commands; its owner retries them. Resets
+    /// the controller if that fails.
     async fn reset_queue(self: &Arc<Self>, core: &CoreHandle, link: &Arc<Link>) {
         let guard = self.lifecycle.lock().await;
         if !self.shared.is_live() {
@@ -252,7 +253,8 @@ impl Controller {
         }
     }
 
-    /// Resets the controller, and the function if that fails. Commands in flight are sent again.
+    /// Resets the controller, and the function if that fails. The owners of the queue pairs then
+    /// retry the commands in flight.
     pub(crate) async fn reset_for(
         self: &Arc<Self>,
         core: &CoreHandle,
@@ -387,7 +389,7 @@ impl Controller {
         self.shared.function().release();
     }
 
-    /// Attaches a returned drive through `function`, if it is the same drive.
+    /// Attaches a drive that returned after a removal or a failure, if it is the same drive.
     pub(crate) async fn take_back(
         self: &Arc<Self>,
         core: &CoreHandle,

@@ -164,7 +164,7 @@ impl Pair {
         self.lanes.count() > 0
     }
 
-    /// True while a command is in flight.
+    /// True while a slot is in use: its command is in flight, or waits for a retry.
     pub(crate) fn holds(&self) -> bool {
         self.free.len() < self.slots.len()
     }

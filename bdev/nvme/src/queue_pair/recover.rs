@@ -44,7 +44,7 @@ impl Pair {
         }
     }
 
-    /// The controller has a new, empty queue: sends the commands in flight again.
+    /// Begins with a new, empty queue: retries or ends the commands that the old one interrupted.
     fn begin(&mut self) {
         self.grant = self.link.grant();
         let rings = &self.grant.rings;
@@ -65,7 +65,7 @@ impl Pair {
         }
     }
 
-    /// The old queue did not complete this slot's command, and never will.
+    /// Handles a command that the old queue never completes: retries it, or ends a fused pair.
     fn interrupted(&mut self, index: u16) {
         let slot = &self.slots[usize::from(index)];
         if slot.half == Half::First {

@@ -304,7 +304,7 @@ fn is(result: &io::Result<()>, code: i32) -> bool {
     matches!(result, Err(error) if error.raw_os_error() == Some(code))
 }
 
-/// Raises the soft limit on locked memory. Returns true if it was raised.
+/// Raises the soft limit on locked memory to the hard limit. Returns true if it was raised.
 fn raise_memlock() -> bool {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Memlock);
@@ -329,7 +329,7 @@ fn refusal(bytes: u64, source: io::Error) -> DmaError {
     }
 }
 
-/// Memory that counts towards the limit now.
+/// Bytes of memory that count towards the limit now; 0: unknown.
 fn locked() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib = |line: &str| line.split_whitespace().nth(1)?.parse::<u64>().ok();

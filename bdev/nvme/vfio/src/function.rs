@@ -132,8 +132,8 @@ impl VfioFunction {
         })
     }
 
-    /// Becomes readable when the system requests the drive's removal. The system waits until this
-    /// value is dropped.
+    /// Becomes readable when the system requests the drive's removal. The system then waits for
+    /// [`Function::release`], or until this value is dropped.
     pub fn removal_fd(&self) -> Option<RawFd> {
         self.request.as_ref().map(AsRawFd::as_raw_fd)
     }

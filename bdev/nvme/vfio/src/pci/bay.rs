@@ -42,7 +42,7 @@ impl fmt::Display for DiskName {
 
 impl DiskName {
     /// The disk of a device node, also by a link such as those of /dev/disk/by-id. `dev` is the
-    /// folder of the nodes; none for a file elsewhere.
+    /// folder of the nodes. `None`: `node` is elsewhere, or names no disk.
     pub fn of_node(dev: &Path, node: &Path) -> io::Result<Option<Self>> {
         if !node.starts_with(dev) {
             return Ok(None);

@@ -62,11 +62,12 @@ impl fmt::Display for Driver {
     }
 }
 
-/// Whether the drive's memory accesses are translated and checked.
+/// The drive's IOMMU group, if any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Iommu {
     None,
+    /// The IOMMU translates and checks the drive's memory accesses.
     Group(u32),
     /// A group of VFIO's no-IOMMU mode: accesses are not checked.
     NoIommu(u32),
@@ -144,7 +145,7 @@ impl Drive {
         Some(&self.controller.as_ref()?.serial)
     }
 
-    /// True while the kernel's driver may still identify the drive. So, too, for a drive without a
+    /// True while the kernel's driver may still identify the drive, and for a drive without a
     /// driver: the kernel has not probed it yet, or its driver has failed.
     pub fn is_coming_up(&self) -> bool {
         let state = self.controller.as_ref().map(|found| found.state.as_deref());
