@@ -1,4 +1,5 @@
-//! The accepting thread: accepts TCP connections on all listeners and hands each to a core.
+//! The accepting thread: accepts TCP connections on all listeners, performs TLS handshakes, and
+//! hands each connection to a core.
 //!
 //! This thread is not a reactor: it blocks in epoll. No other code of this transport blocks.
 
@@ -25,14 +26,14 @@ use crate::sealed::Sealed;
 use crate::socket::{self, Tuning};
 use crate::stats::Stats;
 
-/// Most messages in a core's inbox, and the attempts to find room in an inbox, 1 ms apart.
+/// Most messages in a core's inbox, and the most attempts to find room in an inbox, 1 ms apart.
 const INBOX: usize = 256;
 const INBOX_RETRIES: usize = 1000;
 /// Most connections accepted from one listener before the other listeners have their turn.
 const ACCEPT_BATCH: usize = 64;
-/// Interval of the checks whether fewer connections are pending.
+/// Sleep at `max_pending_connections` before the thread checks again.
 const PENDING_WAIT: Duration = Duration::from_millis(1);
-/// Time that every connection has to connect its queue before eviction, even when others wait.
+/// Shortest age at which a pending connection may be evicted for another.
 const PENDING_GRACE: Duration = Duration::from_secs(1);
 /// Shortest interval between two log lines with the same reason and peer.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
@@ -41,7 +42,7 @@ const STOP: u64 = u64::MAX;
 /// A flag in the epoll token; the other bits are the listener's id. The flag marks the IPv4
 /// socket of a listener on `::`.
 pub(crate) const IPV4_HALF: u64 = 1 << 63;
-/// A flag in the epoll token of a connection whose first bytes are awaited.
+/// A flag in the epoll token of a connection before or in its TLS handshake.
 pub(crate) const ARRIVING: u64 = 1 << 62;
 
 /// An accepted connection on its way to a core.
@@ -57,12 +58,12 @@ pub(crate) struct Incoming {
     pub sealed: Option<Box<Sealed>>,
 }
 
-/// The connections whose first bytes are awaited, by epoll token.
+/// The connections of listeners with TLS, from accept to the end of the handshake, by epoll token.
 #[derive(Default)]
 pub(crate) struct Arriving {
     pub connections: HashMap<u64, Arrival>,
     pub next: u64,
-    /// Connections that waited, and whose handshake begins now.
+    /// Tokens of connections that waited for other handshakes, and whose handshake begins now.
     pub turns: VecDeque<u64>,
 }
 
@@ -70,9 +71,9 @@ pub(crate) struct Arrival {
     pub incoming: Incoming,
     pub counts: Arc<ListenerCounters>,
     pub deadline: Nanos,
-    /// The turn of its handshake, from the first byte on.
+    /// When its handshake begins; `None` before the first byte.
     pub turn: Option<Admission>,
-    /// Begun when it is its turn.
+    /// `None` until the handshake begins.
     pub handshake: Option<Handshake>,
 }
 
@@ -160,11 +161,11 @@ pub(crate) struct Shared {
     pub pending: AtomicUsize,
     /// Pending connections closed to make room for others.
     pub evicted: AtomicU64,
-    /// Connections refused: at the limit, or with no core to take them.
+    /// Connections refused at `max_connections`, and those that no core took.
     pub rejected_limit: AtomicU64,
     pub rejected_no_core: AtomicU64,
     pub handshakes: HandshakeCounters,
-    /// Failed accepts: no file descriptors or no memory left.
+    /// Accepts that failed or were undone: no file descriptor, or no memory left.
     pub accept_errors: AtomicU64,
     pub watched: EventSet,
     pub stop: OwnedFd,
@@ -284,7 +285,7 @@ pub(crate) struct Acceptor<'a> {
     log_lines: Repeats<LogKey>,
 }
 
-/// Log lines about connections, written once per peer and reason.
+/// The kind of a log line about connections. Each is written at most once per [`LOG_INTERVAL`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum LogKey {
     /// A connection of this address failed because of TLS, for a reason of this kind.

@@ -12,7 +12,7 @@ use nacre_nvmf_wire::tcp::{ADMIN_IN_CAPSULE_BYTES, Digests, MIN_MAXH2CDATA};
 
 use crate::socket::Marking;
 
-/// Largest transfer of one command, in bytes: a power of two.
+/// The range of [`TcpConfig::max_io_size`], in bytes.
 pub const IO_SIZES: RangeInclusive<u32> = 4096..=1 << 24;
 const RX_BUFFER_SIZES: RangeInclusive<usize> = 4096..=64 << 20;
 
@@ -38,19 +38,22 @@ pub struct TcpConfig {
     /// them. 1 or more.
     pub backlog: i32,
     pub max_listeners: usize,
-    /// Longest time from the TCP connection to the ICReq PDU.
+    /// Longest time from the TCP connection to the ICReq PDU. On listeners with TLS: longest time
+    /// to the end of the TLS handshake, and then as long again to the ICReq PDU.
     pub icreq_timeout: Duration,
-    /// Longest time from the TCP connection to an accepted Connect command.
+    /// Longest time from the TCP connection, or the end of the TLS handshake, to an accepted
+    /// Connect command.
     pub connect_timeout: Duration,
-    /// Longest wait for the rest of a PDU, and for the data that an R2T requests.
+    /// Longest wait for the rest of a PDU, and for the next H2CData PDU that an R2T requests. The
+    /// wait for the first one is twice as long while the R2T is not known to have been sent.
     pub stall_timeout: Duration,
     /// Longest time that a connected queue may be silent. `None`: only the Keep Alive Timer ends
     /// a silent controller.
     pub idle_timeout: Option<Duration>,
     /// Time for the peer to acknowledge sent data, and to answer probes (TCP_USER_TIMEOUT).
     pub ack_timeout: Duration,
-    /// At the limit of AES-GCM (2^24.5 records with one key), TLS connections send a KeyUpdate, and
-    /// close where the peer exceeds the limit. False: only with peers that have sent a KeyUpdate.
+    /// Before the limit of AES-GCM (2^24.5 records with one key), TLS connections send a KeyUpdate.
+    /// They close if the host exceeds the limit. False: only with hosts that have sent a KeyUpdate.
     pub tls_key_updates: bool,
     /// PDU digests that the host may enable in ICReq (DGST).
     pub allow_header_digest: bool,

@@ -1,4 +1,5 @@
-//! The host side of NVMe/TCP: [`TcpHost`] runs the connection machine of one queue on a socket.
+//! The host side of NVMe/TCP: [`TcpHost`] runs the connection machine of one queue pair on a
+//! socket, over TLS if it has a PSK.
 
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
@@ -16,22 +17,24 @@ use crate::host_handshake::{HostHandshake, HostTls};
 use crate::sealed::Sealed;
 use crate::socket::{self, Marking, Tuning};
 
-/// Parameters of a connection.
+/// Options of one connection of the host side.
 #[derive(Debug, Clone)]
 pub struct TcpHostOptions {
     /// Digests, alignment, queue size, handshake timeout.
     pub machine: HostConfig,
-    /// Time limit of the TCP connection attempt.
+    /// Time limit of the TCP connection attempt, and then of the TLS handshake.
     pub connect_timeout: Duration,
     /// The address to connect from; `None`: the kernel's choice.
     pub source: Option<IpAddr>,
     /// The interface to connect through (needs CAP_NET_RAW on kernels before 5.7).
     pub interface: Option<String>,
     pub marking: Marking,
+    /// SO_SNDBUF and SO_RCVBUF in bytes; `None`: the kernel adjusts the sizes.
     pub send_buffer: Option<usize>,
     pub receive_buffer: Option<usize>,
     /// Time for the controller to acknowledge sent data (TCP_USER_TIMEOUT).
     pub ack_timeout: Duration,
+    /// Bytes of each of the two receive buffers, at least 1024.
     pub rx_buffer_size: usize,
     /// The PSK of TLS; `None`: no TLS.
     pub tls: Option<HostTls>,
@@ -55,8 +58,8 @@ impl Default for TcpHostOptions {
 }
 
 /// Starts to connect to a controller. The first event is the result: [`HostEvent::Ready`] or
-/// [`HostEvent::Closed`]. The error of this function is a failure of this machine, such as too many
-/// open files.
+/// [`HostEvent::Closed`]. An error of this function is local: too many open files, or a source or
+/// interface that this machine does not have.
 pub fn connect_host(address: SocketAddr, options: TcpHostOptions) -> std::io::Result<TcpHost> {
     let socket = socket::stream_socket(&address)?;
     let tuning = Tuning {
@@ -126,16 +129,17 @@ enum State {
     Gone(Option<Box<HostConn>>),
 }
 
-/// Counters of one queue's system calls.
+/// Counters of the system calls of one queue pair.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HostStats {
     pub receives: u64,
-    /// Receives without data.
+    /// Receives that found no data (EAGAIN).
     pub receives_empty: u64,
     pub sends: u64,
 }
 
-/// One queue pair of the host side.
+/// One queue pair of the host side: a TCP connection to a controller. Dropping it closes the
+/// connection and discards data that the controller has not acknowledged.
 pub struct TcpHost {
     address: SocketAddr,
     options: TcpHostOptions,
@@ -173,7 +177,7 @@ impl TcpHost {
         self.address
     }
 
-    /// The address on this side, once connected.
+    /// The local address and port. Before the connection exists they can be unspecified (zeros).
     pub fn local_address(&self) -> Option<SocketAddr> {
         rustix::net::getsockname(&self.socket).ok()?.try_into().ok()
     }

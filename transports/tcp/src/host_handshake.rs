@@ -14,19 +14,20 @@ use nacre_transport_tls::{Failure, Handshake, Outcome, Role};
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
-/// The PSK of a TLS connection, its identity, and the function that derives the retained key.
+/// The PSK of a TLS connection, its PSK identity, and the derivation of the TLS key from the PSK.
 #[derive(Debug, Clone)]
 pub struct HostTls {
     pub psk: Psk,
     pub identity: Identity,
     pub derivation: Derivation,
-    /// The thread that computes for the handshake; `None`: the polling thread does.
+    /// The thread that computes the steps of the handshake; `None`: the thread that polls the
+    /// connection computes them.
     pub helper: Option<Arc<Helper>>,
 }
 
 /// The result of a job.
 pub(crate) struct Turn {
-    /// Bytes for the controller, also after a failure.
+    /// Bytes to send to the controller; after a failure, possibly an alert.
     pub output: Vec<u8>,
     /// `Ok(None)`: the handshake waits for bytes of the controller.
     pub result: Result<Option<Outcome>, Failure>,
@@ -54,7 +55,7 @@ pub(crate) struct HostHandshake {
     owner: String,
 }
 
-/// The reason why the helper thread gets no job.
+/// The reason why a handshake cannot begin.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HandshakeStartError {
     #[error(transparent)]
@@ -129,7 +130,7 @@ impl HostHandshake {
         }
     }
 
-    /// The result of the last job, once.
+    /// The result of the last job, once. `None`: a job runs, or its result was taken.
     pub(crate) fn take(&mut self) -> Option<Box<Turn>> {
         let mut slot = self.shared.slot.lock();
         match std::mem::replace(&mut *slot, HandshakeSlot::Over) {

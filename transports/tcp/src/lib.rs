@@ -2,15 +2,15 @@
 //! machines.
 //!
 //! ```text
-//!   TcpPlug        listeners, one thread that accepts and does TLS handshakes, the choice of a
-//!                  core                                                          (shared)
+//!   TcpPlug        listeners; one thread accepts, does TLS handshakes and chooses the core
+//!                                                                       (one per process)
 //!     └ bounded inbox + wake ─▶ TcpTransport   all connections of one core       (one per core)
 //!                                 └ TargetConn + socket, records between them over TLS
-//!   TcpHost        one queue pair of the host side: HostConn + socket
+//!   TcpHost        one queue pair of the host side: HostConn + socket, with or without TLS
 //! ```
 //!
-//! A turn costs one receive per connection with input and one vectored send per connection with
-//! responses. This crate does not know PDUs.
+//! In a turn of the reactor, a connection usually costs one receive if it has input, and one
+//! vectored send if it has responses. `nacre_nvmf` parses and builds the PDUs.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Limits the TLS handshakes of each peer: those in flight, those that wait for their turn,
-//! and those that failed within a second.
+//! Limits the TLS handshakes of each peer ([`Origin`]: an IPv4 address or an IPv6 /64): those in
+//! flight, those that wait for one in flight to end, and those that failed within a second.
 //!
 //! A handshake costs the accepting thread 0.2 ms, and all hosts share that thread.
 
@@ -9,18 +9,18 @@ use std::time::Duration;
 
 use nacre_reactor::{Nanos, Origin};
 
-/// Of all pending connections, the handshakes of one origin are at most one in so many.
+/// Handshakes in flight of one origin: at most `max_pending_connections` / `PART`, rounded up.
 const PART: usize = 4;
-/// Of all pending connections, those of one origin that wait for a handshake of it to end are at
-/// most one in so many.
+/// Connections of one origin that wait for a handshake of it to end: at most
+/// `max_pending_connections` / `WAITING_PART`, rounded up.
 const WAITING_PART: usize = 2;
 /// Most failures of one origin in [`WINDOW`].
 const MAX_FAILURES: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(1);
-/// Origins whose failures are counted. Beyond it the count of the oldest is lost.
+/// Most origins whose failures are counted. Beyond it the count of the oldest is lost.
 const MAX_ORIGINS: usize = 4096;
 
-/// Why a handshake is not begun.
+/// The reason why a handshake does not begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error(
@@ -33,11 +33,11 @@ pub(crate) enum Refusal {
     Failures { most: u32 },
 }
 
-/// The turn of a connection that asks for a handshake.
+/// When the handshake of a connection begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Admission {
     Now,
-    /// [`Limits::end`] returns the connection when its turn has come.
+    /// The connection waits: [`Limits::end`] returns it when its handshake begins.
     Later,
 }
 
@@ -67,8 +67,9 @@ impl Limits {
         }
     }
 
-    /// Begins a handshake of this connection, now or when others have ended. Each one begun must be
-    /// ended, and each one that waits must get its turn or leave.
+    /// Begins the handshake of a connection (an id of the caller), now or after others of its
+    /// origin have ended. The caller calls [`Limits::end`] for each handshake that has begun, and
+    /// [`Limits::leave`] for a waiting connection that ends.
     pub(crate) fn begin(
         &mut self,
         peer: IpAddr,
@@ -93,7 +94,7 @@ impl Limits {
         Ok(Admission::Later)
     }
 
-    /// Refuses an address with too many failed handshakes.
+    /// An error if the origin of `peer` has [`MAX_FAILURES`] failed handshakes within [`WINDOW`].
     pub(crate) fn check_failures(&self, peer: IpAddr, now: Nanos) -> Result<(), Refusal> {
         let failing = self.origins.get(&peer.into());
         let failing = failing.filter(|one| one.failures >= MAX_FAILURES);
@@ -106,7 +107,8 @@ impl Limits {
         }
     }
 
-    /// Ends a handshake. Returns the connection whose turn it is now: its handshake has begun.
+    /// Ends a handshake of this peer. Returns the waiting connection of the same origin whose
+    /// handshake begins now, if there is one; it counts as in flight.
     pub(crate) fn end(&mut self, peer: IpAddr, failed: bool, now: Nanos) -> Option<u64> {
         let origin = Origin::from(peer);
         let of_origin = self.origins.entry(origin).or_default();
@@ -123,15 +125,15 @@ impl Limits {
         next
     }
 
-    /// A connection that waits has ended.
+    /// Removes a waiting connection, which has ended.
     pub(crate) fn leave(&mut self, peer: IpAddr, connection: u64) {
         if let Some(of_origin) = self.origins.get_mut(&peer.into()) {
             of_origin.waiting.retain(|waiting| *waiting != connection);
         }
     }
 
-    /// Forgets failures that are over; if these are not enough, the oldest. Handshakes in flight
-    /// are bounded elsewhere and stay.
+    /// At [`MAX_ORIGINS`], forgets failures older than [`WINDOW`]; without any, those of the oldest
+    /// origin. Origins with handshakes in flight stay: `max_pending_connections` bounds them.
     fn make_room(&mut self, now: Nanos) {
         if self.origins.len() < MAX_ORIGINS {
             return;

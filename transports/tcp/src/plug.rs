@@ -28,13 +28,13 @@ pub struct TcpPlug {
 }
 
 impl TcpPlug {
-    /// Makes a plug without TLS: see [`TcpPlug::with_psks`].
+    /// Makes a plug without TLS; otherwise as [`TcpPlug::with_psks`].
     pub fn new(config: TcpConfig) -> std::io::Result<Self> {
         Self::start(config, None)
     }
 
     /// Validates `config` and starts the accepting thread. An invalid `config` is `InvalidInput`.
-    /// TLS handshakes use these keys.
+    /// TLS handshakes use the keys of `psks`.
     pub fn with_psks(config: TcpConfig, psks: Arc<dyn PskSource>) -> std::io::Result<Self> {
         Self::start(config, Some(psks))
     }
@@ -328,7 +328,8 @@ impl Plug for TcpPlug {
     }
 }
 
-/// Prepares the TLS library for the first handshake, on a thread of its own: it takes 60 ms once.
+/// Prepares the TLS library for the first handshake, on a separate thread: this takes 60 ms, once
+/// per process.
 fn warm_up() {
     let work = || {
         if let Err(error) = nacre_transport_tls::warm_up() {

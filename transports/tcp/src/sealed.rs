@@ -1,5 +1,5 @@
-//! The TLS records of a connection, between its machine and its socket. [`Sealed::receive`] and
-//! [`Sealed::send`] replace the two system calls of the data path.
+//! The TLS record layer of one connection, between its connection machine and its socket.
+//! [`Sealed::receive`] and [`Sealed::send`] replace the two system calls of the data path.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
@@ -13,15 +13,15 @@ use rustix::net::RecvFlags;
 
 use crate::socket;
 
-/// Most receives in a row, so that a peer whose records have little data does not keep a core from
-/// its other connections.
+/// Most system calls of one [`Sealed::receive`], so that a peer whose records have little data does
+/// not keep a core from its other connections.
 const RECEIVES: u32 = 4;
 
 pub(crate) struct Sealed {
     session: Session,
     channel: Arc<SecureChannel>,
     failure: Option<Failure>,
-    /// Bytes were received since the kernel was last asked to acknowledge at once.
+    /// Bytes were received since the last [`Sealed::acknowledge`].
     has_received: bool,
 }
 
@@ -55,14 +55,14 @@ machine!(HostConn);
 
 /// The result of [`Sealed::send`], and its system calls and bytes.
 pub(crate) struct Sent {
-    /// `AGAIN`: the socket is full.
+    /// `AGAIN`: the socket's send buffer is full.
     pub result: Result<(), Errno>,
     pub sends: u64,
     pub bytes: u64,
 }
 
 impl Sealed {
-    /// `key_updates`: the peer takes KeyUpdates, and is to send them.
+    /// `key_updates`: the peer is known to support KeyUpdate ([`Session::use_key_updates`]).
     pub(crate) fn new(outcome: Outcome, key_updates: bool) -> Self {
         let mut session = outcome.session;
         if key_updates {
@@ -85,12 +85,12 @@ impl Sealed {
         &self.channel
     }
 
-    /// Why the last receive failed, if TLS is the reason.
+    /// The TLS failure that ended the connection, if there was one.
     pub(crate) fn failure(&self) -> Option<String> {
         self.failure.as_ref().map(Failure::to_string)
     }
 
-    /// True if a receive would give data without the socket.
+    /// True if the next receive returns data, an error or the end without a system call.
     pub(crate) fn has_input(&self) -> bool {
         self.session.has_input()
     }
@@ -103,8 +103,9 @@ impl Sealed {
         self.session.counts()
     }
 
-    /// Receives and opens records, until the slices are full or the socket is empty. 0: the peer
-    /// has closed its direction, by the end of the stream or by close_notify.
+    /// Receives and decrypts records until the slices are full, the socket is empty, or
+    /// [`RECEIVES`] is reached. Returns the bytes of data; 0: the peer has closed its direction, by
+    /// FIN or close_notify. Errors: `AGAIN` without data, `PROTO` for a TLS failure.
     pub(crate) fn receive(
         &mut self,
         from: BorrowedFd<'_>,
@@ -161,9 +162,9 @@ impl Sealed {
         }
     }
 
-    /// Has the kernel acknowledge at once the bytes received so far. To be called when the rest of
-    /// a command's data is missing: SPDK's send buffer for TLS has 4 KiB, so it sends no further
-    /// record before the acknowledgement, which the kernel delays by 40 ms.
+    /// Makes the kernel acknowledge the received bytes without delay (TCP_QUICKACK). Call it when
+    /// the rest of a command's data is missing: SPDK's send buffer for TLS has 4 KiB, so it sends
+    /// no further record before the acknowledgement, which the kernel delays by 40 ms.
     pub(crate) fn acknowledge(&mut self, socket: BorrowedFd<'_>) {
         if std::mem::take(&mut self.has_received) {
             let _ = rustix::net::sockopt::set_tcp_quickack(socket, true);
@@ -181,14 +182,15 @@ impl Sealed {
         Errno::PROTO
     }
 
-    /// Sends `close_notify`. All sealed bytes have left before.
+    /// Sends `close_notify`. The caller has sent all encrypted bytes before.
     pub(crate) fn close(&mut self, socket: BorrowedFd<'_>) {
         self.session.close(Alert::CLOSE_NOTIFY);
         let _ = socket::send(socket, &[IoSlice::new(self.session.ciphertext())]);
         self.session.discard_ciphertext();
     }
 
-    /// Seals and sends the queued bytes of the machine. `blocked`: the socket is known to be full.
+    /// Encrypts and sends the queued bytes of the machine. `blocked`: the socket's send buffer is
+    /// known to be full, so nothing is encrypted or sent.
     pub(crate) fn send(
         &mut self,
         to: BorrowedFd<'_>,

@@ -31,7 +31,7 @@ pub struct Marking {
     /// Type of Service byte (DSCP << 2); 0: the system's default.
     pub tos: u8,
     /// SO_PRIORITY, which a VLAN maps to the priority in its tag (`egress-qos-map`). `None`: the
-    /// kernel derives it from `tos`. 7 needs CAP_NET_ADMIN.
+    /// kernel derives it from `tos`. Values above 6 need CAP_NET_ADMIN.
     pub priority: Option<u8>,
 }
 
@@ -182,7 +182,6 @@ pub(crate) fn send(socket: BorrowedFd<'_>, slices: &[IoSlice<'_>]) -> rustix::io
     }
 }
 
-/// Returns the text of a system error.
 pub(crate) fn describe(errno: Errno) -> String {
     std::io::Error::from(errno).to_string()
 }

@@ -11,7 +11,7 @@ macro_rules! counters {
             $($(#[$doc])* pub $name: AtomicU64,)*
         }
 
-        /// What [`Stats`] said at one moment.
+        /// The values of [`Stats`] at one moment.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         pub struct StatsSnapshot {
             $($(#[$doc])* pub $name: u64,)*
@@ -36,31 +36,36 @@ macro_rules! counters {
 counters! {
     /// Connections taken over from the accepting thread.
     accepted,
-    /// Connections ended, by cause.
+    /// Connections ended, by cause. This one: the host closed the connection.
     closed_by_peer,
+    /// A system call failed, or TLS failed.
     closed_broken,
+    /// The host violated NVMe/TCP.
     closed_protocol,
     closed_timeout,
     closed_local,
+    /// Bytes of PDUs. Over TLS they are counted before encryption, without record headers and tags.
     bytes_received,
     bytes_sent,
     receives,
     /// Receives that found nothing.
     receives_empty,
-    /// Times that epoll was asked which sockets have something.
+    /// Calls of epoll_wait.
     looks,
     sends,
-    /// Sends that the kernel did not take in full.
+    /// Sends that the kernel took only in part. Over TLS, also those refused with EAGAIN.
     sends_partial,
     pdus_received,
     pdus_sent,
-    /// Connections over TLS, taken over and ended.
+    /// TLS connections taken over, and those of them that have ended.
     tls_opened,
     tls_closed,
     key_updates_sent,
     key_updates_received,
+    /// Keys used for more records than AES-GCM allows (2^24.5), in both directions.
     keys_past_limit,
-    /// Turns in which a connection waited with reading because there was no buffer.
+    /// Times that a connection stopped reading because its core had no buffer for the data of a
+    /// capsule, or because too many of its responses were not sent yet.
     waits,
 }
 

@@ -1,5 +1,6 @@
-//! The receive buffers of the TLS sessions of one thread. A session holds one only while it has
-//! unread bytes, so an idle connection has none.
+//! The buffers of the TLS sessions of one thread, for reuse. A session has an input buffer only
+//! while it has unread bytes, and an output buffer only while it has unsent bytes, so an idle
+//! connection has none.
 
 use std::cell::RefCell;
 
@@ -16,13 +17,13 @@ thread_local! {
     static SPARE: RefCell<SpareBuffers> = RefCell::default();
 }
 
-/// A buffer of `bytes` for received records. Its contents are those of an earlier session.
+/// A buffer of `bytes` for received records. It can contain bytes of another session.
 pub(crate) fn take_input(bytes: usize) -> Box<[u8]> {
     let spare = SPARE.with_borrow_mut(|spare| spare.input.pop());
     spare.unwrap_or_else(|| vec![0; bytes].into_boxed_slice())
 }
 
-/// An empty buffer with room for `bytes` of sealed records.
+/// An empty buffer with a capacity of `bytes`, for encrypted records.
 pub(crate) fn take_output(bytes: usize) -> Vec<u8> {
     let spare = SPARE.with_borrow_mut(|spare| spare.output.pop());
     spare.unwrap_or_else(|| Vec::with_capacity(bytes))

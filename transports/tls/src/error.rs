@@ -2,7 +2,8 @@
 
 use nacre_nvmf::tls::{Alert, HelloError, Refused};
 
-/// The end of a TLS connection that is not the peer's orderly close.
+/// The reason for the end of a TLS connection, other than an orderly close (close_notify) by the
+/// peer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     #[error("TLS: {0}")]
@@ -40,7 +41,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// The alert for the peer. `None`: the peer has ended the connection itself.
+    /// The alert to send to the peer. `None`: the peer has sent an alert itself.
     pub fn alert(&self) -> Option<Alert> {
         Some(match self {
             Self::Hello(error) => error.alert(),

@@ -11,11 +11,12 @@
 //!     4  at at to   a byte on its way is changed
 //!     5  n bytes    n bytes are put in front of those on their way
 //!     6  kind n bytes   the sender seals a record of this type
-//!     7             the receiver answers, and the sender reads the answer
+//!     7             the receiver sends 6 bytes of data, and the sender reads them
 //! ```
 //!
-//! It proves: no panic; no error where nothing was changed; the receiver reads what the sender
-//! sealed, in order, or less, whatever happens on the way; buffers have a bound.
+//! It checks: no panic; no error unless the input changed bytes or sealed other records than data;
+//! the receiver reads a prefix of the data that the sender sealed; the receiver's buffers stay
+//! within their bound.
 
 use std::io::{IoSlice, IoSliceMut};
 

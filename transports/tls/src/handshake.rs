@@ -1,8 +1,8 @@
 //! A TLS 1.3 handshake with a pre-shared key, without I/O: takes the peer's bytes, returns bytes
 //! for the peer, and ends in a [`Session`]. s2n-tls (the library) performs it.
 //!
-//! A target parses the ClientHello itself to choose the key by its PSK identity. Then the library
-//! gets the same bytes, and only that key.
+//! A target parses the ClientHello itself to choose the PSK by the identities that the host offers.
+//! Then s2n-tls gets the same bytes, and only that PSK.
 
 use std::sync::{Arc, OnceLock};
 
@@ -22,11 +22,11 @@ use crate::session::Session;
 const MOST_HELLO: usize = 16 << 10;
 const MOST_BYTES: usize = 64 << 10;
 
-/// This end of a handshake, and its keys.
+/// The role of this end in a handshake, and its keys.
 pub enum Role {
-    /// A target, which chooses among its keys.
+    /// A target (TLS server), which looks up the PSK identities that the host offers.
     Target(Arc<dyn PskSource>),
-    /// A host with its key.
+    /// A host (TLS client), which offers one PSK identity.
     Host {
         identity: Identity,
         psk: Psk,
@@ -112,7 +112,7 @@ impl Handshake {
         result
     }
 
-    /// Takes the bytes for the peer.
+    /// Takes the bytes to send to the peer; possibly none.
     pub fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.output)
     }
@@ -181,7 +181,8 @@ impl Handshake {
 }
 
 /// Performs one handshake between a host and a target in memory. The first handshake of a process
-/// takes 60 ms longer, because the library prepares its random generator.
+/// takes 60 ms longer, because s2n-tls prepares its random generator. Further calls return the
+/// result of the first.
 pub fn warm_up() -> Result<(), Failure> {
     static DONE: OnceLock<Result<(), Failure>> = OnceLock::new();
     DONE.get_or_init(shake_hands).clone()

@@ -1,19 +1,20 @@
 //! TLS 1.3 with pre-shared keys for NVMe/TCP, over bytes in memory.
 //!
 //! ```text
-//!   handshake   ClientHello -> a key that fits -> the library's handshake -> traffic secrets
+//!   handshake   ClientHello -> the PSK of its identity -> s2n-tls -> traffic secrets
 //!   library     s2n-tls over two buffers; the only unsafe code of this crate
-//!   records     seals and opens one record: AES-GCM, sequence numbers, KeyUpdate
-//!   session     a stream of records on both sides: bytes in, bytes out
-//!   buffers     the buffers of the sessions of a thread
+//!   records     encrypts and decrypts one record: AES-GCM, sequence numbers, key derivation
+//!   session     the record layer of a connection: both directions, KeyUpdate, alerts
+//!   buffers     the buffers of the sessions of a thread, for reuse
 //! ```
 //!
-//! The library does the handshake and never sees a data record: its key log gives the traffic
-//! secrets. So a connection has one copy of each byte in our buffers, and the library cannot send
-//! handshake messages later, which Linux hosts do not take.
+//! s2n-tls does the handshake and never sees a data record: its key log gives the traffic secrets.
+//! So our buffers hold one copy of each byte, and s2n-tls cannot send handshake messages later,
+//! which Linux hosts do not accept.
 //!
-//! Keys, identities and the ClientHello are `nacre_nvmf::tls`. This crate is apart from `nvmf`,
-//! because the library is C and takes its time to build. No sockets, no threads, no clock.
+//! `nacre_nvmf::tls` has the keys, the PSK identities and the parser of the ClientHello. This crate
+//! is separate from `nvmf` because s2n-tls is C and builds slowly. It has no sockets, threads or
+//! clock.
 
 mod buffers;
 mod error;

@@ -1,5 +1,4 @@
-//! One TLS handshake by s2n-tls, on two buffers in memory in place of a socket: the C callbacks,
-//! the owner of their state, and a safe interface.
+//! s2n-tls on two buffers in memory: its callbacks, the owner of their state, and a safe interface.
 //!
 //! s2n-tls receives, sends and logs keys through C callbacks with a pointer to our state. No safe
 //! interface of its bindings gives access to the traffic secrets or works without a socket.
@@ -25,16 +24,15 @@ use zeroize::Zeroize;
 
 use crate::error::Failure;
 
-/// The security policy of s2n-tls: TLS 1.3 only; X25519, P-256 and P-384; AES-128-GCM, AES-256-GCM
-/// and ChaCha20-Poly1305. NVMe/TCP does not use the last, so the caller must call
-/// [`Library::check`].
+/// TLS 1.3 only, X25519, P-256 and P-384, AES-128-GCM, AES-256-GCM and ChaCha20. NVMe/TCP does not
+/// use the last: the caller checks the suite.
 const POLICY: &str = "CloudFront-TLS-1-3-2025-no-pq";
 
 /// The data that the callbacks of a connection read and write.
 #[derive(Default)]
 struct Wires {
     input: Vec<u8>,
-    /// Bytes of `input` that the library has taken.
+    /// Bytes of `input` that s2n-tls has read.
     taken: usize,
     output: Vec<u8>,
     client: Option<Digest>,
@@ -48,7 +46,7 @@ pub(crate) struct Secrets {
     pub server: Digest,
 }
 
-/// One end of one handshake, with one PSK.
+/// One handshake, performed by s2n-tls.
 pub(crate) struct Library {
     /// Dropped before `wires`, which its callbacks use.
     connection: Option<Connection>,
@@ -130,9 +128,8 @@ impl Library {
         unsafe { self.wires.as_mut() }
     }
 
-    /// Continues the handshake with bytes of the peer, which may be none. Returns the secrets when
-    /// the handshake is finished; `None`: it needs more bytes. Also after an error,
-    /// [`Library::take_output`] may have bytes for the peer.
+    /// Continues the handshake with bytes of the peer. Returns the secrets when it is finished, and
+    /// `None` while it needs more bytes.
     pub(crate) fn step(&mut self, input: &[u8]) -> Result<Option<Secrets>, Failure> {
         self.wires().input.extend_from_slice(input);
         let Some(connection) = &mut self.connection else {
@@ -153,7 +150,7 @@ impl Library {
         }
     }
 
-    /// Fails with [`Failure::Suite`] if the handshake has agreed on another suite.
+    /// An error unless the handshake has agreed on this suite.
     pub(crate) fn check(&self, suite: Suite) -> Result<(), Failure> {
         let name = self.connection.as_ref().map(|c| c.cipher_suite());
         match name {
@@ -180,12 +177,12 @@ impl Library {
         }
     }
 
-    /// Removes and returns the bytes to send to the peer.
+    /// Takes the bytes to send to the peer.
     pub(crate) fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.wires().output)
     }
 
-    /// The bytes of the peer that the handshake has not used: those after its last message.
+    /// The received bytes that follow the handshake.
     pub(crate) fn rest(&mut self) -> &[u8] {
         let wires = self.wires();
         &wires.input[wires.taken..]

@@ -1,9 +1,9 @@
-//! Records of TLS 1.3 (RFC 8446, 5): their header, their encryption with AES-GCM ("seal") and
-//! decryption ("open"), and the keys of one direction.
+//! Encrypts (seals) and decrypts (opens) one TLS 1.3 record with the keys of one direction: header,
+//! AES-GCM, nonce from the record number (RFC 8446, 5).
 //!
 //! ```text
-//!   header, 5 bytes, in clear      encrypted
-//!   17h 03h 03h length[2]          data .. type  zeros ..   tag[16]
+//!   17 03 03 length    data .. 17    tag[16]       hexadecimal; the second 17, encrypted, is the
+//!                                                  real type of the record (here: data)
 //! ```
 //!
 //! Every encrypted record has content type 17h (application data) in its header. The content type
@@ -18,7 +18,7 @@ use crate::error::Failure;
 
 /// Bytes of a record's header: content type, version, length.
 pub(crate) const HEADER: usize = 5;
-/// Most bytes of data in a record (RFC 8446, 5.1).
+/// Most bytes of data in a record.
 pub(crate) const MOST_DATA: usize = 1 << 14;
 /// Bytes that [`Direction::seal`] adds after the data: the content type and the AEAD tag.
 pub(crate) const TRAILER: usize = 1 + 16;
@@ -34,8 +34,7 @@ pub(crate) mod kind {
     pub(crate) const DATA: u8 = 23;
 }
 
-/// Reads a record's header: its content type, and the number of bytes after the header. `None`:
-/// fewer than [`HEADER`] bytes.
+/// The type and the length field of a record. `None`: fewer than [`HEADER`] bytes.
 pub(crate) fn header(bytes: &[u8]) -> Option<(u8, usize)> {
     match bytes {
         // The version is to be ignored (RFC 8446, 5.1).
@@ -46,8 +45,7 @@ pub(crate) fn header(bytes: &[u8]) -> Option<(u8, usize)> {
     }
 }
 
-/// Builds a record in clear with this content type, for the handshake, or an alert before there are
-/// keys. `data` has at most [`MOST_DATA`] bytes.
+/// An unencrypted record: of a handshake, or an alert before there are keys.
 pub(crate) fn plain(kind: u8, data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u16).to_be_bytes();
     let mut record = vec![kind, 3, 3, length[0], length[1]];
@@ -55,14 +53,14 @@ pub(crate) fn plain(kind: u8, data: &[u8]) -> Vec<u8> {
     record
 }
 
-/// The keys of one direction of a connection, and the number of its next record.
+/// The keys and the record number of one direction of a connection.
 pub(crate) struct Direction {
     suite: Suite,
     /// The traffic secret, from which the key and the IV are derived.
     secret: Digest,
     key: LessSafeKey,
     iv: [u8; NONCE_LEN],
-    /// Sequence number of the next record (RFC 8446, 5.3).
+    /// Number of the next record, counted from 0 with each key.
     next: u64,
 }
 
@@ -87,8 +85,7 @@ impl Direction {
         })
     }
 
-    /// Replaces the keys by those that follow a KeyUpdate (RFC 8446, 7.2). Record numbers begin at
-    /// 0 again.
+    /// Replaces the keys by the next ones, after a KeyUpdate (RFC 8446, 7.2).
     pub(crate) fn update(&mut self) -> Result<(), Failure> {
         let hash = self.suite.hash();
         let secret = expand_label(hash, &self.secret, b"traffic upd", b"", hash.bytes());
@@ -117,9 +114,8 @@ impl Direction {
         Nonce::assume_unique_for_key(nonce)
     }
 
-    /// Encrypts `out[at..]`, data of this content type, in place, and appends the tag. The header
-    /// is written to the [`HEADER`] bytes before `at`, which the caller has reserved. The data has
-    /// at most [`MOST_DATA`] bytes.
+    /// Encrypts `out[at..]` in place as the data of a record, and appends type and tag. The header
+    /// goes into the [`HEADER`] bytes before `at`, which the caller has reserved.
     pub(crate) fn seal(&mut self, kind: u8, out: &mut Vec<u8>, at: usize) -> Result<(), Failure> {
         let start = at - HEADER;
         let length = ((out.len() - at + TRAILER) as u16).to_be_bytes();
@@ -135,11 +131,8 @@ impl Direction {
         Ok(())
     }
 
-    /// Decrypts a whole record, header included, in place. Returns the content type and the length
-    /// of its data, which begins after the header.
-    ///
-    /// [`Failure::Forged`]: the tag is wrong. [`Failure::Unexpected`]: there is no content type.
-    /// [`Failure::Long`]: there are more than [`MOST_DATA`] bytes of data.
+    /// Decrypts a whole record in place. Returns its type and the length of its data, which begins
+    /// after the header.
     pub(crate) fn open(&mut self, record: &mut [u8]) -> Result<(u8, usize), Failure> {
         let (header, sealed) = record
             .split_first_chunk_mut::<HEADER>()

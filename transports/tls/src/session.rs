@@ -1,20 +1,21 @@
-//! A TLS connection after its handshake: plain data on one side, records on the other.
+//! The record layer of a TLS connection after its handshake: plain data on one side, encrypted
+//! records on the other.
 //!
 //! ```text
 //!   socket ─▶ room, received ─▶ input ─▶ open in place ─▶ read ─▶ the machine's slices
 //!   socket ◀─ ciphertext, sent ◀─ output ◀─ seal ◀─ the machine's slices
 //! ```
 //!
-//! The machine above gets data only after its tag is verified. Every malformed record ends the
-//! connection.
+//! The NVMe/TCP connection machine gets data only after its tag is verified. Every malformed record
+//! ends the connection.
 //!
 //! AES-GCM may seal 2^24.5 records with one key. Before that limit a session sends a KeyUpdate, and
 //! asks the peer for one if the peer's key is near the limit. It does so only with peers that
 //! support KeyUpdate: those that have sent one, or all if [`Session::use_key_updates`] is set.
 //! Kernels up to 6.12 do not support KeyUpdate: a Linux host stops reading the connection until its
-//! I/O times out. With other peers the session continues, and counts the keys that are past the
-//! limit. The security margin decreases slowly: 2^32 records of full length give an attacker a
-//! chance of 2^-45.
+//! I/O times out. With peers without KeyUpdate the session continues, and counts the keys that are
+//! past the limit. The security margin decreases slowly: 2^32 records of full length give an
+//! attacker a chance of 2^-45.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -30,36 +31,36 @@ use crate::records::{
 /// Bytes of the buffer for received records: several of the longest, as one receive costs more
 /// than moving the part of a record at its end.
 const INPUT: usize = 8 * (HEADER + MOST_PROTECTED);
-/// Sealed bytes that may wait for the socket.
+/// Encrypted bytes that wait for the socket, from which on nothing more is encrypted.
 const OUTPUT: usize = 256 << 10;
 /// The last record begins below [`OUTPUT`]; messages without data may follow.
 const OUTPUT_BUFFER: usize = OUTPUT + HEADER + MOST_DATA + TRAILER + 128;
-/// The most memory of a session's buffers.
+/// The most memory of a session's buffers, in bytes.
 pub const MOST_BUFFER_BYTES: usize = INPUT + OUTPUT_BUFFER;
 /// Records with one key after which a KeyUpdate is due. The rest, up to the limit, is for records
 /// that an end seals while the request for a KeyUpdate is on its way.
 const UPDATE_DUE: u64 = MOST_RECORDS - (1 << 20);
-/// Records without data (KeyUpdate, tickets, empty ones) beyond the number of those with data. Also
-/// the most KeyUpdates in a period.
+/// Most records without data (KeyUpdate, tickets, empty ones) beyond the number of those with data.
+/// Also the most KeyUpdates received in [`UPDATES_PERIOD`].
 const MOST_WITHOUT_DATA: u32 = 64;
-/// Records with data after which KeyUpdates are counted anew.
+/// Records with data after which the count of KeyUpdates restarts.
 const UPDATES_PERIOD: u32 = 1024;
 const NEW_SESSION_TICKET: u8 = 4;
 const KEY_UPDATE: u8 = 24;
 
-/// The records of both directions.
+/// The record layer of one connection: decrypts received records, encrypts data to send.
 pub struct Session {
     receive: Direction,
     send: Direction,
-    /// Empty while no bytes are received; as `output`.
+    /// Received records. Empty, without memory, while there are none; `output` likewise.
     input: Box<[u8]>,
     /// Received bytes in `input` that are not taken yet.
     start: usize,
     end: usize,
-    /// Opened data in front of `start`.
+    /// The range of decrypted data in `input` that [`Session::read`] has not copied yet.
     opened: (usize, usize),
     output: Vec<u8>,
-    /// Bytes of `output` that have left.
+    /// Bytes of `output` that are sent.
     left: usize,
     without_data: u32,
     /// KeyUpdates received, and records with data, in this period.
@@ -68,9 +69,9 @@ pub struct Session {
     /// The peer has asked for new keys of our direction. One answer serves several requests (RFC
     /// 8446, 4.6.3).
     owes_update: bool,
-    /// The peer takes KeyUpdates, and sends them at the limit.
+    /// The peer supports KeyUpdate, and must send one before it reaches the limit.
     takes_updates: bool,
-    /// A KeyUpdate that asks for one has been sent, and is not answered.
+    /// A KeyUpdate that requests one of the peer has been sent, and is not answered.
     asked: bool,
     counts: SessionCounts,
     /// A failure behind data that [`Session::read`] returned; the next read returns the failure.
@@ -86,7 +87,7 @@ pub struct Session {
 pub struct SessionCounts {
     pub key_updates_sent: u64,
     pub key_updates_received: u64,
-    /// Keys, of both directions, with which more records were sealed than AES-GCM allows.
+    /// Keys, of both directions, used for more records than AES-GCM allows (2^24.5).
     pub keys_past_limit: u64,
 }
 
@@ -127,7 +128,8 @@ impl Session {
         Ok(session)
     }
 
-    /// Sends KeyUpdates at the limit of AES-GCM, and expects them of the peer.
+    /// Declares that the peer supports KeyUpdate: the session sends KeyUpdates before the limit of
+    /// AES-GCM, and fails with [`Failure::KeyLimit`] if the peer exceeds the limit.
     pub fn use_key_updates(&mut self) {
         self.takes_updates = true;
     }
@@ -136,8 +138,8 @@ impl Session {
         self.counts
     }
 
-    /// Where the next received bytes go. Never empty after [`Session::read`] has not filled its
-    /// slices.
+    /// The place for the next received bytes. Not empty if the last [`Session::read`] has not
+    /// filled its slices.
     pub fn room(&mut self) -> &mut [u8] {
         if self.input.is_empty() {
             self.input = buffers::take_input(INPUT);
@@ -151,12 +153,12 @@ impl Session {
         &mut self.input[self.end..]
     }
 
-    /// Bytes were received into [`Session::room`].
+    /// Notes that `count` bytes were received into [`Session::room`].
     pub fn received(&mut self, count: usize) {
         self.end += count;
     }
 
-    /// Returns the buffer for received bytes to the pool while it is empty.
+    /// Gives the input buffer back for reuse by this thread's sessions, if it is empty.
     pub fn return_input(&mut self) {
         if self.start == self.end && self.opened.0 == self.opened.1 && !self.input.is_empty() {
             buffers::give_input(std::mem::take(&mut self.input));
@@ -164,13 +166,13 @@ impl Session {
         }
     }
 
-    /// Memory of its buffers at present.
+    /// Bytes of memory of the buffers now, at most [`MOST_BUFFER_BYTES`].
     pub fn buffer_bytes(&self) -> usize {
         self.input.len() + self.output.capacity()
     }
 
-    /// Opens records into the slices and returns the bytes of data. Less than the slices take: no
-    /// whole record is left.
+    /// Decrypts records into the slices and returns the bytes of data. Fewer than the slices take:
+    /// no whole record is left, the peer has closed, or the next read returns a failure.
     pub fn read(&mut self, slices: &mut [IoSliceMut<'_>]) -> Result<usize, Failure> {
         if let Some(failure) = self.failed.take() {
             return Err(failure);
@@ -214,7 +216,7 @@ impl Session {
             || self.whole_record().is_some()
     }
 
-    /// The peer has said that no data follows (close_notify).
+    /// True if the peer has sent close_notify, and all data before it has been read.
     pub fn is_peer_closed(&self) -> bool {
         self.peer_closed && self.opened.0 == self.opened.1
     }
@@ -234,7 +236,7 @@ impl Session {
         (waiting.len() >= length).then_some(Ok(length))
     }
 
-    /// Opens the next record. `false`: it has not arrived as a whole.
+    /// Decrypts the next record. `false`: it has not arrived as a whole.
     fn open_next(&mut self) -> Result<bool, Failure> {
         let Some(length) = self.whole_record() else {
             return Ok(false);
@@ -332,7 +334,8 @@ impl Session {
         Ok(())
     }
 
-    /// Seals data of the slices, as much as there is room for, and returns its bytes.
+    /// Encrypts data of the slices, as much as there is room for, and returns its bytes. Sends a
+    /// KeyUpdate first if one is due. After [`Session::close`] it encrypts nothing.
     pub fn seal(&mut self, slices: &[IoSlice<'_>]) -> Result<usize, Failure> {
         if !self.closed {
             let asks = self.takes_updates && !self.asked && self.receive.count() >= UPDATE_DUE;
@@ -388,7 +391,7 @@ impl Session {
         }
     }
 
-    /// Seals one record of any type.
+    /// Encrypts one record of any type.
     pub(crate) fn put(&mut self, kind: u8, message: &[u8]) -> Result<(), Failure> {
         self.take_output_buffer();
         let at = self.output.len() + HEADER;
@@ -397,7 +400,7 @@ impl Session {
         self.send.seal(kind, &mut self.output, at)
     }
 
-    /// Ends our direction with an alert: close_notify, or that of a failure.
+    /// Ends the sending direction with an alert: close_notify, or the alert of a failure.
     pub fn close(&mut self, alert: Alert) {
         if !self.closed {
             let level = if alert.is_closure() { 1 } else { 2 };
@@ -407,12 +410,12 @@ impl Session {
         }
     }
 
-    /// Sealed bytes that the socket has not taken.
+    /// Encrypted bytes that are not sent yet.
     pub fn ciphertext(&self) -> &[u8] {
         &self.output[self.left..]
     }
 
-    /// Notes that the socket has taken `count` bytes of [`Session::ciphertext`].
+    /// Notes that `count` bytes of [`Session::ciphertext`] are sent.
     pub fn sent(&mut self, count: usize) {
         self.left += count;
         if self.left == self.output.len() {
@@ -420,7 +423,7 @@ impl Session {
         }
     }
 
-    /// Drops the sealed bytes: nothing more is sent.
+    /// Drops the encrypted bytes that are not sent.
     pub fn discard_ciphertext(&mut self) {
         let output = std::mem::take(&mut self.output);
         if output.capacity() > 0 {

@@ -14,10 +14,10 @@
 //! there, because a device accesses memory by address: the caller must keep the memory allocated.
 //! [`Lane`] and [`Receiver`] do that, and are safe.
 //!
-//! A device has two protection domains. The target's domain allows local access only: hosts never
-//! get a key of ours. The host side's domain allows remote reads and writes, because an NVMe/RDMA
-//! controller moves data that way. As a separate domain, its keys are of no use on the target's
-//! queue pairs.
+//! A device has two protection domains. The target's domain allows local access only (on iWARP
+//! also remote writes, see [`Access`]); hosts never get one of its keys. The host side's domain
+//! allows remote reads and writes, because an NVMe/RDMA controller moves data that way. As a
+//! separate domain, its keys are of no use on the target's queue pairs.
 //!
 //! [`netdev`] reads a network card's statistics and LLDP frames.
 

@@ -1,8 +1,8 @@
 //! Network queries that need unsafe system calls: a driver's own statistics (`ethtool -S`), LLDP
 //! frames, and datagrams with the DSCP of their arrival.
 //!
-//! None belongs to verbs. They are in this crate because it has the only unsafe code of the
-//! transports. Their parsers are in `nacre-transport-rdma-link`, which has none.
+//! None belongs to verbs. They are in this crate because it has the only unsafe code of the RDMA
+//! crates. The parser of LLDP frames is in `nacre-transport-rdma-link`, which has none.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -56,7 +56,8 @@ impl Statistics {
         Ok(statistics)
     }
 
-    /// Names and values, in the driver's order.
+    /// Names and values, in the driver's order. Fails with `Interrupted` if the driver changes its
+    /// statistics again and again meanwhile.
     pub fn read(&mut self) -> io::Result<Vec<(String, u64)>> {
         // Try twice, because the set may change between the two requests.
         for _ in 0..2 {
@@ -185,7 +186,8 @@ impl LldpSocket {
         Ok(Self { socket })
     }
 
-    /// Receives frames for the time `wait`; ends early after `enough` frames.
+    /// Receives frames for the time `wait`; ends early after `enough` frames. Frames start with the
+    /// Ethernet header.
     pub fn receive(&self, wait: Duration, enough: usize) -> io::Result<Vec<Vec<u8>>> {
         let deadline = Instant::now() + wait;
         let mut frames = Vec::new();

@@ -90,8 +90,8 @@ pub trait ProtectionDomain: Send + Sync {
 
 /// A completion queue of one or more queue pairs, with its completion channel.
 pub trait CompletionQueue: Send + Sync {
-    /// Polls completions, oldest first, into `into`. After an error (overflow, removed device) the
-    /// queue is unusable: close every queue pair on it.
+    /// Polls completions, oldest first, into `into`, and returns their number. After an error
+    /// (overflow, removed device) the queue is unusable: close every queue pair on it.
     fn poll(&self, into: &mut [WorkCompletion]) -> Result<usize, VerbsError>;
 
     /// Arms the notification: the next completion makes [`CompletionQueue::fd`] readable. An
@@ -118,7 +118,7 @@ pub trait CompletionQueue: Send + Sync {
 
 /// Receive requests shared by several queue pairs.
 pub trait SharedReceiveQueue: Send + Sync {
-    /// Posts a batch, with one doorbell.
+    /// Posts a batch, with one doorbell (`verbs`: one per 32 requests).
     ///
     /// # Safety
     ///
@@ -146,7 +146,8 @@ pub trait QueuePair: Send + Sync {
     /// The actual limits, at least as large as requested.
     fn caps(&self) -> QpCaps;
 
-    /// Posts a chain, with one doorbell. Its requests and their completions stay in order.
+    /// Posts a batch, with one doorbell (`verbs`: one per 32 requests). The requests and their
+    /// completions stay in order.
     ///
     /// # Safety
     ///

@@ -1,4 +1,4 @@
-//! A safe interface to posting work requests: rings that own the memory of their posted requests.
+//! A safe interface to verbs: queues and rings that own the memory of posted work requests.
 //!
 //! ```text
 //!   Queues   completion queue and shared receive queue of one reactor and device   (shared)
@@ -94,7 +94,7 @@ impl Queues {
         self.inner.srq.is_some()
     }
 
-    /// Returns the process-wide unique id of these queues.
+    /// The id of these queues, unique in the process.
     pub fn id(&self) -> u64 {
         self.inner.id
     }
@@ -103,8 +103,8 @@ impl Queues {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Creates the queue pair of a connection on these queues. Fails if their [`Receiver`] was
-    /// dropped.
+    /// Creates the queue pair of a connection on these queues. Fails after the [`Receiver`] of the
+    /// queues was dropped.
     pub fn create_qp(
         &self,
         cm: &mut dyn ConnectionManager,
@@ -150,7 +150,8 @@ impl Queues {
         self.inner.srq_entries
     }
 
-    /// Replaces the contents of `batch` by at most `limit` completions, and returns their number.
+    /// Polls at most `limit` completions into `batch`, which loses its former contents. Returns
+    /// their number.
     #[inline]
     pub fn poll(&self, batch: &mut Batch, limit: usize) -> Result<usize, VerbsError> {
         batch.at = 0;
@@ -203,14 +204,14 @@ impl Batch {
     }
 }
 
-/// A completion of a device. Passing it to its ring frees memory of that ring.
+/// A completion. Passing it to [`Lane::sent`], [`Lane::received`] or [`Receiver::received`] frees
+/// the memory of its request.
 pub struct Completion {
     wc: WorkCompletion,
     queues: u64,
 }
 
 impl Completion {
-    /// The work completion.
     #[inline]
     pub fn wc(&self) -> &WorkCompletion {
         &self.wc
@@ -260,7 +261,8 @@ impl Drop for Endpoint {
     }
 }
 
-/// A queue pair on its core, with its posted requests.
+/// A queue pair on its core, with a ring of posted send requests and, without a shared receive
+/// queue, a ring of receives.
 pub struct Lane {
     // Drop the queue pair first: the rings may drop their buffers once no device uses them.
     endpoint: Endpoint,
@@ -275,8 +277,8 @@ pub struct LaneConfig {
     pub index: u32,
     /// The slot of [`Buf::key`] that holds the keys of the queue pair's domain.
     pub key_slot: usize,
-    /// Memory for messages: `max_send_wr`, rounded up to a power of two, of `message_bytes` each.
-    /// The lane must have the only handle of this buffer.
+    /// Memory for messages: a power of two of places of `message_bytes` each. Fewer places than
+    /// `max_send_wr` limit the send queue to their number.
     pub messages: Buf,
     /// Length of the longest message of [`Lane::send`].
     pub message_bytes: u32,
@@ -319,7 +321,7 @@ impl Lane {
         &self.endpoint.queues
     }
 
-    /// Number of work requests that can still be queued. One entry more is kept for [`Lane::mark`].
+    /// Number of send requests that can still be queued.
     #[inline]
     pub fn room(&self) -> u32 {
         self.send.room()
@@ -339,15 +341,15 @@ impl Lane {
     /// that completes early ([`DeviceAttributes::completes_early`]).
     ///
     /// # Panics
-    /// When the send queue is full, as `read` and `send` do: check [`Lane::room`] first.
+    /// If the send queue is full, as `read` and `send` do: check [`Lane::room`] first.
     #[inline]
     pub fn write(&mut self, address: u64, rkey: u32, buf: Buf) -> Result<(), NotRegistered> {
         self.send
             .with_buf(SendOp::Write { address, rkey }, buf, false)
     }
 
-    /// Queues an RDMA READ from the peer's memory; signaled. [`NotRegistered`] is also the error
-    /// for a buffer with other handles.
+    /// Queues a signaled RDMA READ from the peer's memory. Fails also for a buffer with other
+    /// users.
     #[inline]
     pub fn read(&mut self, address: u64, rkey: u32, mut into: Buf) -> Result<(), NotRegistered> {
         // A shared buffer must not change while other holders read it.
@@ -358,11 +360,8 @@ impl Lane {
             .with_buf(SendOp::Read { address, rkey }, into, true)
     }
 
-    /// Queues a SEND of `message`, which is copied. `invalidate`: an rkey of the peer to
-    /// invalidate.
-    ///
-    /// # Panics
-    /// When the message is longer than [`LaneConfig::message_bytes`].
+    /// Queues a SEND of `message`, which is copied: at most [`LaneConfig::message_bytes`].
+    /// `invalidate`: an rkey of the peer to invalidate (SEND_WITH_INVALIDATE).
     #[inline]
     pub fn send(&mut self, message: &[u8], invalidate: Option<u32>) {
         self.send_with(message, invalidate, None)
@@ -398,9 +397,8 @@ impl Lane {
         self.send.needs_signal()
     }
 
-    /// Posts the queued requests, with one doorbell, and returns their number. After an error, the
-    /// requests that the device did not accept are lost without a completion: the caller must end
-    /// the queue pair.
+    /// Posts the queued requests in one batch, and returns their number. Requests that an error
+    /// leaves unposted are lost: end the queue pair.
     #[inline]
     pub fn post(&mut self) -> Result<usize, PostError> {
         self.send.post(&**self.endpoint.qp(), None)
@@ -436,7 +434,7 @@ impl Lane {
     }
 
     /// Posts free receive slots of a lane with its own receive ring. Returns their number. `data`:
-    /// the pool for buffers of [`RecvConfig::data_bytes`]; slots without a buffer are not posted.
+    /// the pool of the data buffers; slots without one stay free.
     pub fn post_recv(&mut self, data: Option<&Pool>) -> Result<usize, PostError> {
         let qp = &**self.endpoint.qp();
         match &mut self.recv {
@@ -477,15 +475,15 @@ impl Lane {
         done.wc.qp == self.number && done.queues == self.endpoint.queues.inner.id
     }
 
-    /// Queues a signaled request without data, whose completion shows that all earlier requests are
-    /// done. Does nothing if the last request is signaled already.
+    /// Queues a signaled WRITE without data, whose completion shows that all earlier requests are
+    /// done. Does nothing if the last queued request is signaled.
     pub fn mark(&mut self) {
         self.send.mark();
     }
 
-    /// Moves the queue pair to the error state: all posted requests complete as flushed. The lane
-    /// is idle once its last completion was polled and passed to [`Lane::sent`] or
-    /// [`Lane::received`]. After an error, only dropping the lane ends the queue pair.
+    /// Moves the queue pair to the error state: all posted requests flush. The lane is idle after
+    /// all their completions were passed to it. After an error, only dropping the lane ends the
+    /// queue pair.
     pub fn drain(&mut self) -> Result<(), VerbsError> {
         self.endpoint.qp().set_error()?;
         self.send.mark();
@@ -496,8 +494,8 @@ impl Lane {
         Ok(())
     }
 
-    /// Returns the queue pair, to be destroyed on a thread that may block. Fails for a lane with
-    /// outstanding requests, which must be dropped instead.
+    /// Returns the queue pair, to be destroyed on a thread that may block. Fails for a lane that is
+    /// not idle ([`Lane::is_idle`]), which must be dropped instead.
     pub fn retire(self) -> Result<Endpoint, Box<Self>> {
         if self.is_idle() {
             Ok(self.endpoint)
@@ -507,15 +505,15 @@ impl Lane {
     }
 }
 
-/// The ring of a shared receive queue. Once it is dropped, [`Queues::create_qp`] fails. A drop
-/// while queue pairs exist leaks its buffers.
+/// The ring of a shared receive queue. If queue pairs of its [`Queues`] exist when it is dropped,
+/// the memory of the ring is leaked, because a device may still write to it.
 pub struct Receiver {
     queues: Queues,
     ring: Option<RecvRing>,
 }
 
 impl Receiver {
-    /// `None`: these queues have no shared receive queue.
+    /// `None`: `queues` has no shared receive queue. `key_slot`: see [`LaneConfig::key_slot`].
     pub fn new(
         queues: &Queues,
         key_slot: usize,
@@ -531,7 +529,7 @@ impl Receiver {
         }))
     }
 
-    /// Posts free slots. Returns their number. `data`: as for [`Lane::post_recv`].
+    /// Posts free slots, as [`Lane::post_recv`]. Returns their number.
     #[inline]
     pub fn post(&mut self, data: Option<&Pool>) -> Result<usize, PostError> {
         let (Some(ring), Some(srq)) = (&mut self.ring, &self.queues.inner.srq) else {
@@ -588,7 +586,8 @@ impl<'a> Received<'a> {
         self.ring.header(self.slot)
     }
 
-    /// Takes the buffer with the data after the header. The ring posts another buffer in its place.
+    /// Takes the buffer with the data after the header; `None` without data buffers. The ring posts
+    /// another buffer in its place.
     #[inline]
     pub fn take_data(&mut self) -> Option<Buf> {
         self.ring.take_data(self.slot)

@@ -15,13 +15,14 @@ pub struct NotRegistered {
     pub len: usize,
 }
 
-/// Memory of a receive ring: each slot has a small header buffer and optionally a data buffer.
+/// Memory of a receive ring. Each slot receives one message: its first `header_bytes` bytes into a
+/// header buffer, the rest into a data buffer.
 pub struct RecvConfig {
     /// `entries` headers of `header_bytes` each.
     pub headers: Buf,
     pub header_bytes: u32,
     pub entries: u32,
-    /// Size of the buffers taken from `data`; 0: headers only.
+    /// Size of the data buffers, which come from the pool that each post gets; 0: headers only.
     pub data_bytes: u32,
 }
 
@@ -65,7 +66,7 @@ struct SignaledRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
     pub posted: u64,
-    /// The same doorbell posted WRITEs without a completion before this request, which covers them.
+    /// Unsignaled WRITEs precede this request in its batch; its completion covers them.
     pub wrote: bool,
 }
 
@@ -492,7 +493,7 @@ impl RecvRing {
         result.map(|()| taken)
     }
 
-    /// Returns a posted slot to the ring.
+    /// Marks a posted slot as completed. False if the slot is not posted.
     #[inline]
     pub(crate) fn complete(&mut self, slot: u32) -> bool {
         match self.posted_slots.get_mut(slot as usize) {

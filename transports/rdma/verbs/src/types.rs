@@ -32,7 +32,7 @@ pub struct DeviceAttributes {
     pub node_guid: u64,
     pub sys_image_guid: u64,
     pub firmware: String,
-    /// The vendor's number, and the vendor's number of the part.
+    /// `vendor_id` and `vendor_part_id`.
     pub vendor: (u32, u32),
     pub ports: u8,
     /// The NUMA node of the device, if known.
@@ -56,7 +56,8 @@ pub struct DeviceAttributes {
     pub max_srq: u32,
     pub max_srq_wr: u32,
     pub max_srq_sge: u32,
-    /// SEND_WITH_INVALIDATE and related operations (`IBV_DEVICE_MEM_MGT_EXTENSIONS`).
+    /// SEND_WITH_INVALIDATE works (`IBV_DEVICE_MEM_MGT_EXTENSIONS`). False also for siw and for
+    /// Broadcom's devices, which report it and fail.
     pub send_with_invalidate: bool,
     /// `None`: unknown, because the device's library or the kernel does not report it.
     pub on_demand_paging: Option<OnDemandPaging>,
@@ -73,8 +74,8 @@ impl DeviceAttributes {
     }
 }
 
-/// Memory that a device reads or writes without pinned pages. For information: memory is always
-/// pinned here.
+/// On-demand paging: access of a device to memory that is not pinned. For information only: this
+/// crate always pins memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OnDemandPaging {
     /// Regions of a chosen size.
@@ -98,14 +99,15 @@ pub enum PortState {
 /// Access rights of a protection domain's memory regions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// Only the local device may access them (local write). For the target.
+    /// Only the local device may access them (local write). For the target. On iWARP also remote
+    /// write, because the data of an RDMA READ arrives there as a write of the peer.
     Local,
     /// The peer may access them as well, with the rkey (local write, remote read, remote write).
     /// For the host.
     Remote,
 }
 
-/// The keys of a registered region, as `Buf::key` carries them.
+/// The keys of a registered memory region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MrKey {
     pub lkey: u32,
@@ -113,7 +115,8 @@ pub struct MrKey {
 }
 
 impl MrKey {
-    /// Packs both keys for [`nacre_hugepages::RegisterHook::register`].
+    /// Packs both keys for [`nacre_hugepages::RegisterHook::register`]: the rkey in the upper 32
+    /// bits. `Buf::key` returns this value.
     pub const fn to_bits(self) -> u64 {
         (self.rkey as u64) << 32 | self.lkey as u64
     }
@@ -139,8 +142,8 @@ pub struct Registrations {
 /// be longer than sent data.
 pub type PrivateData = ArrayVec<u8, MAX_PRIVATE_DATA>;
 
-/// Most private data of a connection manager message. InfiniBand's REP has 196 bytes; iWARP may
-/// allow more, and the rest is cut off.
+/// Most private data of a connection manager message, in bytes. InfiniBand's REP has 196; iWARP may
+/// allow more, and the rest of received data is cut off.
 pub const MAX_PRIVATE_DATA: usize = 196;
 
 /// Parameters of connect and accept (`rdma_conn_param`).

@@ -1,4 +1,5 @@
-//! Adds connections to a core, closes them with a reason, and removes them.
+//! Adds accepted connections to a core, evicts pending ones, fires timeouts, and removes ended
+//! connections.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use super::{Conn, Slot, TcpTransport, count_pdus};
 use crate::accept::{Incoming, ToCore};
 use crate::stats::add;
 
-/// New connections taken over in one turn.
+/// Most messages of the accepting thread (mostly new connections) that a core takes in one turn.
 const NEW_PER_TURN: usize = 16;
 
 impl TcpTransport {
@@ -92,7 +93,7 @@ impl TcpTransport {
         self.pending.push(index);
     }
 
-    /// Closes the connections that must make room.
+    /// Closes the pending connections that the accepting thread has marked as evicted.
     fn evict(&mut self) {
         let is_evicted = |slot: &Slot| {
             let pending = slot.conn.as_ref()?.unconnected.as_ref()?;
@@ -119,8 +120,7 @@ impl TcpTransport {
         self.shared.connections.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Fires expired timeouts. Costs a walk over all connections, at most as often as the shortest
-    /// running timeout.
+    /// Fires expired timeouts, and computes `next_deadline`. Visits all connections.
     pub(super) fn handle_timeouts(&mut self) {
         let mut next = Nanos::MAX;
         for (index, slot) in self.slots.iter_mut().enumerate() {

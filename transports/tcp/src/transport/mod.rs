@@ -41,14 +41,15 @@ mod connections;
 const HOT: usize = 4;
 /// Turns without data after which a socket is no longer hot.
 const HOT_TURNS: u32 = 4096;
-/// Most turns between two calls of epoll while hot sockets have input.
+/// Most turns without epoll between two calls of it, with at most [`HOT`] sockets.
 const EPOLL_EVERY: u32 = 16;
 /// Most time between two calls of epoll while some socket is not hot. Its next command waits for
 /// this time, or for one turn if turns take longer.
 const EPOLL_WITHIN: Duration = Duration::from_micros(20);
-/// Most events of one connection in one turn, so that one busy host does not starve the others.
+/// Most events of one connection each time it is served, so that one busy host does not starve the
+/// others.
 const EVENTS_PER_TURN: usize = 256;
-/// Most receives of one connection in one turn.
+/// Most receives of one connection each time it is served.
 const RECEIVES_PER_TURN: usize = 4;
 
 struct Conn {
@@ -65,7 +66,7 @@ struct Conn {
     opened: bool,
     /// Kind of the queue, once its Connect was accepted and the connection is no longer pending.
     established: Option<QueueKind>,
-    /// Entry among the pending connections, until the Connect is accepted.
+    /// The accepting thread's entry for this connection, until the Connect is accepted.
     unconnected: Option<Arc<Pending>>,
     /// True while the connection is on the list of those with data to send.
     dirty: bool,
@@ -87,7 +88,7 @@ struct Slot {
     conn: Option<Box<Conn>>,
 }
 
-/// All TCP connections of one core.
+/// All TCP connections of one core, as a [`Transport`] of the target.
 pub struct TcpTransport {
     shared: Arc<Shared>,
     core: Arc<CoreSlot>,
@@ -576,7 +577,8 @@ impl Transport for TcpTransport {
 }
 
 impl TcpTransport {
-    /// Serves the connections of the list `pending`.
+    /// Serves the connections of the list `pending`. If there is no room for more events, the rest
+    /// stays in the list, unserved connections first.
     fn serve_pending(&mut self, pools: &Pools, events: &mut Events) {
         std::mem::swap(&mut self.pending, &mut self.looked_at);
         for at in 0..self.looked_at.len() {

@@ -14,7 +14,7 @@ use crate::provider::{Device, ProtectionDomain};
 use crate::sys::verbs::*;
 use crate::types::{Access, AsyncEvent, DeviceAttributes, DeviceId, PortState, VerbsError};
 
-/// A GID of a port (`ibv_gid_entry`).
+/// A GID of a port (`ibv_gid_entry`). `raw` is in network byte order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gid {
     pub index: u32,
@@ -24,7 +24,7 @@ pub struct Gid {
     pub netdev: u32,
 }
 
-/// The protocol of a GID.
+/// The protocol of a GID (`ibv_gid_type`). iWARP devices report `Infiniband`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum GidType {
     Infiniband,

@@ -8,7 +8,7 @@ use crate::types::*;
 const RNR_ATTEMPTS: u32 = 4;
 
 impl State {
-    /// Everything that can move moves.
+    /// Executes all posted requests that can be executed, of all queue pairs.
     pub(super) fn progress_all(&mut self) {
         let mut round = std::mem::take(&mut self.round);
         loop {
@@ -28,7 +28,7 @@ impl State {
         self.round = round;
     }
 
-    /// Executes the oldest request of a queue pair. `false`: there is none, or it cannot yet.
+    /// Executes the oldest request of a queue pair. `false`: there is none, or it must wait.
     fn step(&mut self, number: u32) -> bool {
         let Some(qp) = self.qps.get_mut(&number) else {
             return false;
@@ -274,7 +274,7 @@ impl State {
         Ok(length)
     }
 
-    /// The oldest request of a queue pair is done.
+    /// Completes the oldest request of a queue pair.
     fn finish(&mut self, number: u32, status: WcStatus, bytes: u32) {
         let Some(qp) = self.qps.get_mut(&number) else {
             return;
@@ -329,8 +329,8 @@ impl State {
         }
     }
 
-    /// The receive of a started message completes. It is the last one of its queue pair, which has
-    /// ended.
+    /// Completes the receive of [`super::Fabric::begin_message`], the last one of its queue pair,
+    /// which has ended.
     pub(super) fn finish_message(&mut self, number: u32) {
         let Some(qp) = self.qps.get_mut(&number) else {
             return;
@@ -350,7 +350,8 @@ impl State {
         self.device_event(device, AsyncEvent::LastWqeReached { qp: qp_number });
     }
 
-    /// The completion queue reports nothing any longer, and its device raises an event.
+    /// Makes a completion queue fail: its entries are lost, and its device raises an event.
+    /// `silent`: polls find nothing instead of failing.
     pub(super) fn break_cq(&mut self, number: u32, silent: bool) {
         let Some(queue) = self.cqs.get_mut(&number).filter(|queue| !queue.dead) else {
             return;
@@ -364,7 +365,7 @@ impl State {
         self.device_event(device, AsyncEvent::CqError { cq: number });
     }
 
-    /// Ends a queue pair: everything posted completes as flushed, in order.
+    /// Moves a queue pair to the error state: all posted requests complete as flushed, in order.
     pub(super) fn flush(&mut self, number: u32) {
         let Some(qp) = self.qps.get_mut(&number) else {
             return;

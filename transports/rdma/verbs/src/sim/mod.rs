@@ -37,7 +37,7 @@ pub struct Fabric {
     state: Arc<Mutex<State>>,
 }
 
-/// Result of connection attempts to an address.
+/// The injected failure of connection attempts to an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConnectFault {
     AddressError,
@@ -315,7 +315,7 @@ impl State {
     }
 }
 
-/// Attributes of a typical adapter.
+/// Attributes of a typical RoCE adapter, for [`Fabric::add_device`].
 pub fn attributes(name: &str) -> DeviceAttributes {
     DeviceAttributes {
         name: name.into(),
@@ -401,8 +401,8 @@ impl Fabric {
         state.take_out(device);
     }
 
-    /// Removes a device like a software device, or one whose driver waits for its last user. Only
-    /// connections and listeners get an event; without them no user learns of the removal.
+    /// Removes a device without an asynchronous event, as rxe and siw do. Only connections and
+    /// listeners get an event, [`CmEventKind::DeviceRemoval`].
     pub fn remove_device_silently(&self, device: DeviceId) {
         self.state.lock().take_out(device);
     }
@@ -412,7 +412,8 @@ impl Fabric {
         self.state.lock().inline_sends
     }
 
-    /// Takes a port down or up; no message passes a port that is down.
+    /// Sets the state of a device's port, and raises [`AsyncEvent::PortActive`] or
+    /// [`AsyncEvent::PortError`]. Messages pass only active ports.
     pub fn set_port(&self, device: DeviceId, port: PortState) {
         let mut state = self.state.lock();
         if let Some(known) = state.devices.iter_mut().find(|known| known.id == device) {
@@ -426,7 +427,7 @@ impl Fabric {
         state.progress_all();
     }
 
-    /// Changes the addresses of a device.
+    /// Replaces the addresses of a device, and raises [`AsyncEvent::GidChange`].
     pub fn set_addresses(&self, device: DeviceId, addresses: &[IpAddr]) {
         let mut state = self.state.lock();
         if let Some(known) = state.devices.iter_mut().find(|known| known.id == device) {
@@ -445,7 +446,7 @@ impl Fabric {
         self.state.lock().cm_event(id, kind);
     }
 
-    /// Completes a request of this kind with `status`, after `skip` others.
+    /// Completes a request of this kind on queue pair `qp` with `status`, after `skip` others.
     pub fn inject_status(&self, qp: u32, target: Target, skip: u32, status: WcStatus) {
         let mut state = self.state.lock();
         if let Some(own) = state.numbered(qp)

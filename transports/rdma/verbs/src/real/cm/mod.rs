@@ -31,7 +31,7 @@ use crate::types::{
 };
 
 /// The RNR NAK timer: how long a peer waits before it repeats a SEND that found no posted receive.
-/// 14 means 0.64 ms (InfiniBand Architecture Specification, RNR NAK timer field encoding). The
+/// 14 means 1.28 ms (InfiniBand Architecture Specification, RNR NAK timer field encoding). The
 /// library's default, 0, means 655 ms.
 const MIN_RNR_TIMER: u8 = 14;
 
