@@ -25,14 +25,14 @@ pub struct TcpConnector {
     source: Source,
 }
 
-/// Secure channel concatenation: the PSK that the controller's authentication generates, and the
-/// names that its identity has.
+/// Secure channel concatenation: the PSK that the authentication of the admin queue generates, and
+/// the NQNs of its PSK identity.
 #[derive(Clone)]
 pub struct Concatenated {
     pub psk: Arc<GeneratedPsk>,
     pub host: Nqn,
     pub subsystem: Nqn,
-    /// The thread that computes for handshakes.
+    /// The thread that computes TLS handshakes; `None`: the polling thread computes them.
     pub helper: Option<Arc<Helper>>,
 }
 
@@ -81,19 +81,19 @@ impl TcpConnector {
         self
     }
 
-    /// Sets the time limit of a TCP connection attempt.
+    /// Sets the time limit of a TCP connection attempt, and then of the TLS handshake.
     pub fn within(mut self, connect_timeout: std::time::Duration) -> Self {
         self.options.connect_timeout = connect_timeout;
         self
     }
 
-    /// Sets the key of TLS; `None`: connections are in clear.
+    /// Sets the PSK of TLS; `None`: connections are in clear.
     pub fn secured(mut self, tls: Option<HostTls>) -> Self {
         self.options.tls = tls;
         self
     }
 
-    /// Uses TLS with the PSK that authentication generates.
+    /// Uses TLS with the PSK that authentication generates; `None`: does not.
     pub fn concatenated(mut self, concatenated: Option<Concatenated>) -> Self {
         self.concatenated = concatenated;
         self
@@ -121,8 +121,8 @@ impl Connector for TcpConnector {
     }
 }
 
-/// Connects queues to a controller over RDMA, and over TCP if a fallback is given. The dial
-/// request names the transport.
+/// Connects queues to a controller over RDMA, and over TCP if a fallback is given. The request for
+/// a queue (`WantedQueue`) names the transport.
 pub struct PathConnector {
     rdma: Arc<Rdma>,
     tcp: Option<TcpConnector>,

@@ -9,8 +9,8 @@
 //!   Session         a controller driven by one thread, for tools    (session.rs)
 //! ```
 //!
-//! The connectors implement [`nacre_nvmf::host::Connector`]. Attached controllers and tools use
-//! them; the choice between the transports is made in [`nacre_nvmf::host`].
+//! The connectors implement [`nacre_nvmf::host::Connector`]. [`nacre_nvmf::host`] chooses between
+//! the transports.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]

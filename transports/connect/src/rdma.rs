@@ -1,5 +1,5 @@
 //! The RDMA host side of the process: one management thread and the registered memory of all
-//! connections. It is opened at the first connection.
+//! connections. It opens at the first connection, or at [`Rdma::prepare`].
 //!
 //! If an RDMA device appears later, or the kernel module of the connection manager is loaded later,
 //! the next connection uses it.
@@ -46,7 +46,7 @@ pub struct Rdma {
 
 #[derive(Default)]
 struct Inner {
-    /// RDMA hosts, `Some` from the first connection on.
+    /// `Some` from the first connection or [`Rdma::prepare`] with a device on.
     hosts: Option<Arc<RdmaHosts>>,
     arenas: Vec<Arena>,
 }
@@ -61,6 +61,8 @@ impl Rdma {
         Ok(Self::over(provider, absence, tuning))
     }
 
+    /// Uses another provider of verbs. `absence`: the error for connections while there is no
+    /// device.
     pub fn over(provider: Arc<dyn Provider>, absence: Absence, tuning: RdmaTuning) -> Self {
         Self {
             provider,
@@ -71,14 +73,14 @@ impl Rdma {
         }
     }
 
-    /// Adds memory of other parts of the process that is the source or destination of data: every
-    /// device registers it, too.
+    /// Adds memory of other parts of the process for the data of commands. Every device registers
+    /// it.
     pub fn with_memory(self, arenas: Vec<Arena>) -> Self {
         self.inner.lock().arenas.extend(arenas);
         self
     }
 
-    /// Sends commands of up to `bytes` inline, their data in the capsule included.
+    /// Sends capsules of up to `bytes`, in-capsule data included, inline.
     pub fn inline_up_to(mut self, bytes: u32) -> Self {
         self.max_inline = bytes;
         self
@@ -126,7 +128,7 @@ impl Rdma {
         hosts.map_or(Vec::new(), |hosts| hosts.domains())
     }
 
-    /// The management thread, if there is a device for it to work with.
+    /// The host side, started at the first call. An error if there is no device.
     fn hosts(&self) -> Result<Arc<RdmaHosts>, io::Error> {
         // Looked at each time: that also lets go of devices that are gone.
         let devices = self.provider.devices().map_err(io::Error::other)?;

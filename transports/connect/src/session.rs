@@ -30,7 +30,7 @@ const NAP: Duration = Duration::from_micros(100);
 /// Attempts to read a discovery log that keeps changing.
 const DISCOVERY_ATTEMPTS: u32 = 8;
 
-/// The reason why the association was not established, or a command not executed.
+/// The reason why an association was not established, or why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     #[error("cannot connect to {remote}: {error}{}", remedy(.error))]
@@ -108,7 +108,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Bytes that a session needs from [`Connector::memory`].
+    /// Bytes that suffice for the memory of a session ([`Connector::memory`]).
     pub const MEMORY: usize = 512 << 10;
 
     /// Connects, and waits until the controller is enabled and identified. With one transport, the
@@ -193,8 +193,9 @@ impl Session {
         self.controller.poll(now)
     }
 
-    /// Executes one admin command, which returns `bytes` of data, and waits for it. `command` names
-    /// it in errors. A completion with an error status is [`SessionError::Refused`].
+    /// Executes one admin command, which returns `bytes` of data (0: none), and waits for its
+    /// completion. `command` names it in errors. A completion with an error status is
+    /// [`SessionError::Refused`].
     pub fn admin(
         &mut self,
         command: &'static str,
@@ -221,7 +222,7 @@ impl Session {
         Ok((answer.cqe, data))
     }
 
-    /// Executes Identify; returns 4096 bytes.
+    /// Executes an Identify command and returns its 4096 bytes.
     pub fn identify(&mut self, what: Identify, nsid: u32) -> Result<Vec<u8>, SessionError> {
         let sqe = what.to_sqe(0, nsid);
         Ok(self.admin("identify", sqe, identify::SIZE)?.1)
@@ -233,7 +234,7 @@ impl Session {
     }
 
     /// Reads the discovery log, all of it of one generation (GENCTR). Fails if the log changes
-    /// during each of `DISCOVERY_ATTEMPTS` attempts.
+    /// during each of 8 attempts.
     pub fn discovery_log(&mut self) -> Result<DiscoveryLog, SessionError> {
         let command = "discovery log";
         let mut refused = None;
@@ -258,7 +259,7 @@ impl Session {
             .map_err(|error| refused.unwrap_or(SessionError::Command { command, error }))
     }
 
-    /// Shuts the controller down, and waits a short time for it.
+    /// Shuts the controller down, and waits at most 2 s for it.
     pub fn disconnect(mut self) {
         let start = self.clock.now();
         self.controller.disconnect(start);

@@ -1,4 +1,5 @@
-//! Checks a connection request, creates its queue pair, and hands it to a core.
+//! Checks the connection request of a host, creates its queue pair, and hands the connection to the
+//! core with the lowest load.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

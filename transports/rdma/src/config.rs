@@ -12,16 +12,16 @@ use nacre_nvmf::transport::{
 use nacre_units::read;
 use serde::{Deserialize, Serialize};
 
-/// Most shared receives of one core and device: more than adapters support.
+/// The largest `srq_size`: more shared receives than adapters support.
 pub const MAX_SRQ_SIZE: u32 = 262_144;
 
-/// Largest transfer of one command, in bytes: a power of two.
+/// The range of [`RdmaConfig::max_io_size`], in bytes.
 pub const IO_SIZES: RangeInclusive<u32> = 4096..=1 << 23;
-/// Completions collected in one poll.
+/// The range of `poll_batch`.
 pub const POLL_BATCHES: RangeInclusive<u32> = 1..=1024;
-/// Descriptors of one command.
+/// The range of `max_sge`.
 pub const SGL_DESCRIPTORS: RangeInclusive<u8> = 1..=64;
-/// The shortest limit of a memory region.
+/// The smallest `max_mr_size`, in bytes.
 pub const MIN_MR_SIZE: u64 = GRAIN as u64;
 
 /// Declares [`RdmaSettings`] and [`RdmaConfig`] from one list. An entry has the words, the name,
@@ -83,9 +83,9 @@ macro_rules! settings {
             /// which all listeners share, have room for it. A value below `in_capsule_data_size`
             /// counts as `in_capsule_data_size`.
             pub listener_in_capsule_data_size: u32,
-            /// Largest transfer of one command, in bytes: a power of two, at least 4096.
+            /// Largest transfer of one command (MDTS), in bytes: a power of two in [`IO_SIZES`].
             pub max_io_size: u32,
-            /// Most commands of one queue pair.
+            /// Most commands of one queue pair, within `QUEUE_DEPTHS` of `nacre_nvmf::transport`.
             pub max_queue_depth: u16,
             pub max_listeners: usize,
             /// Time for the queue pair of an ending connection to flush. Afterwards the transport
@@ -145,7 +145,7 @@ settings! {
 }
 
 impl RdmaSettings {
-    /// Keys out of range, with the reason.
+    /// The keys that are out of range or contradict each other, each with the reason.
     pub fn problems(&self) -> Vec<(&'static str, String)> {
         let mut problems = Vec::new();
         for ConfigError::OutOfRange {
@@ -170,7 +170,7 @@ impl RdmaConfig {
         self.problems().into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// Invalid options.
+    /// The options that are out of range.
     pub fn problems(&self) -> Vec<ConfigError> {
         let mut problems = Vec::new();
         let mut check = |ok: bool, option, actual: u64, allowed: String| {
@@ -253,7 +253,7 @@ impl RdmaConfig {
         })
     }
 
-    /// `in_capsule`: of the listener.
+    /// The capabilities of a listener with `in_capsule` bytes of in-capsule data.
     pub(crate) fn caps(&self, in_capsule: u32) -> TransportCaps {
         // More descriptors than fit into a capsule cannot arrive; one is in the command itself.
         let fit = (in_capsule / 16).max(1);

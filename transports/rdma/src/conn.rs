@@ -38,12 +38,13 @@ pub(crate) struct Conn {
     /// Index of its device in the core's list.
     pub device: usize,
     pub since: Nanos,
-    /// The connection is established, and the target knows of it.
+    /// The connection manager has established the connection, or a command has arrived.
     pub live: bool,
+    /// `Event::Opened` was given to the target.
     pub opened: bool,
-    /// Its Connect was accepted.
+    /// The target has accepted the Connect command.
     pub established: bool,
-    /// Commands that arrived before the target knew of the connection.
+    /// Commands that arrived before `Event::Opened` was given.
     pub early: VecDeque<(Sqe, Option<Buf>)>,
     /// Fetches that failed before any READ.
     pub refused: VecDeque<(ReqTag, StatusCode)>,
@@ -51,7 +52,7 @@ pub(crate) struct Conn {
     reads: Reads,
     /// Descriptors that came in capsules, by command.
     lists: Lists,
-    /// A response has invalidated one of the host's registrations.
+    /// A response has invalidated one of the host's keys (SEND_WITH_INVALIDATE).
     pub invalidated: bool,
     /// The failure has been reported.
     pub failure_reported: bool,
@@ -62,9 +63,11 @@ pub(crate) struct Conn {
     pub draining: bool,
     /// The queue pair takes no further shared receive.
     pub last_receive: bool,
-    /// Polls since the last outstanding request completed.
+    /// Polls, while closing, since the last outstanding request completed.
     pub quiet: u8,
+    /// On the transport's list of connections with requests to post.
     pub dirty: bool,
+    /// On the transport's list of connections with events to report or an end to complete.
     pub attention: bool,
     /// Some of its own receives are not posted, for lack of buffers.
     pub starved: bool,
@@ -95,7 +98,7 @@ pub(crate) struct Limits {
     pub depth: usize,
     /// Most READs posted at the same time.
     pub read_depth: usize,
-    /// Responses may invalidate the host's registrations.
+    /// Responses may invalidate the host's keys.
     pub invalidate: bool,
     /// Capabilities of the connection, if its listener has options of its own.
     pub caps: Option<Box<TransportCaps>>,

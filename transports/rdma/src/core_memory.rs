@@ -1,4 +1,4 @@
-//! The memory of one core: the buffers for its commands, and its responses.
+//! The memory of one core for receives (commands and in-capsule data) and responses.
 //!
 //! All memory is allocated at start, for the devices present then. A device that appears later is
 //! refused if no memory is left.

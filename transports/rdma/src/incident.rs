@@ -1,5 +1,5 @@
-//! Failures that operators are notified of (incidents). At most [`KEPT`] are stored until the
-//! daemon takes them; further ones are only logged.
+//! Incidents: failures that operators are notified of. At most [`KEPT`] are stored until the daemon
+//! takes them; further ones are dropped.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -31,11 +31,11 @@ pub enum Incident {
         status: RejectStatus,
         why: String,
     },
-    /// Everything that used the device has ended.
+    /// A device in use failed, was removed, or lost its address.
     DeviceLost { device: String, why: &'static str },
 }
 
-/// Returns the name that `nacre rdma perf` uses.
+/// The name of an operation, as `nacre rdma perf` writes it.
 fn name(opcode: WcOpcode) -> &'static str {
     match opcode {
         WcOpcode::Send => "SEND",
@@ -47,7 +47,7 @@ fn name(opcode: WcOpcode) -> &'static str {
 }
 
 impl Incident {
-    /// The remedy, if known.
+    /// Advice for the operator.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::QueuePairFailed { status, .. } => status.remedy(),
@@ -64,7 +64,7 @@ impl Incident {
         }
     }
 
-    /// Two incidents of a peer or device with the same cause count as repeats.
+    /// The cause as text. Incidents of the same peer or device with the same cause are repeats.
     pub fn cause(&self) -> String {
         match self {
             Self::QueuePairFailed { status, .. } => status.name().to_owned(),
@@ -73,7 +73,7 @@ impl Incident {
         }
     }
 
-    /// The operation of the failed request.
+    /// The operation of a failed request, such as `RDMA WRITE`; `None` for other incidents.
     pub fn operation(&self) -> Option<&'static str> {
         match self {
             Self::QueuePairFailed { opcode, .. } => Some(name(*opcode)),

@@ -13,8 +13,8 @@
 //! A receive request has an SGE for the submission queue entry and, if in-capsule data is
 //! enabled, an SGE for that data. In-capsule data lands in an aligned buffer and is passed on
 //! without a copy. RDMA READ fetches data beyond the capsule, and RDMA WRITE returns data. A
-//! response and its preceding RDMA WRITEs form one chain. All work requests of a turn share one
-//! doorbell per connection.
+//! response and its preceding RDMA WRITEs are posted in one batch. All send requests of a turn
+//! usually share one doorbell per connection.
 //!
 //! A ring of `nacre_transport_rdma_verbs` owns every buffer that a device may still access by
 //! DMA. A connection that ends is drained to its last completion first.

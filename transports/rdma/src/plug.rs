@@ -33,8 +33,8 @@ pub struct RdmaPlug {
 }
 
 impl RdmaPlug {
-    /// Starts the management thread. `arenas` is all memory for data; [`RdmaPlug::add_arena`] adds
-    /// more.
+    /// Starts the management thread. An invalid `config` is `InvalidInput`. `arenas` is all memory
+    /// for data; [`RdmaPlug::add_arena`] adds more.
     pub fn new(
         config: RdmaConfig,
         provider: Arc<dyn Provider>,
@@ -101,12 +101,13 @@ impl RdmaPlug {
         self.shared.incidents.on(callback);
     }
 
-    /// The incidents since the last call, each once.
+    /// The incidents since the last call, at most 64; further ones are dropped.
     pub fn incidents(&self) -> Vec<Incident> {
         self.shared.incidents.take()
     }
 
-    /// Handles events since the last call.
+    /// Handles the pending events of the connection manager and of devices, and the messages of the
+    /// cores, as the management thread does.
     pub fn turn(&self) {
         self.control().turn(&self.shared);
     }
@@ -125,7 +126,7 @@ impl RdmaPlug {
         self.shared.memory.domains()
     }
 
-    /// The memory registered with each device in use, region by region.
+    /// The memory regions registered with each device in use, in the order of device names.
     pub fn memory_regions(&self) -> Vec<DomainInfo> {
         self.shared.memory.known()
     }
@@ -135,7 +136,7 @@ impl RdmaPlug {
         self.control().connections()
     }
 
-    /// Number of working listeners, and of all listeners.
+    /// Number of listeners that are up, and of all listeners.
     pub fn listening(&self) -> (usize, usize) {
         let control = self.control();
         let up = control

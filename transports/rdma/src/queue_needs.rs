@@ -15,8 +15,7 @@ pub struct QueueNeed {
 }
 
 impl QueueNeed {
-    /// The needs of a queue of `depth` commands, whose host answers `read_depth` READs at the same
-    /// time.
+    /// The needs of a queue of `depth` commands with `read_depth` outstanding RDMA READs.
     pub fn of(
         config: &RdmaConfig,
         attributes: &DeviceAttributes,
@@ -30,7 +29,7 @@ impl QueueNeed {
         }
     }
 
-    /// The needs without limits of the device or the host.
+    /// The needs if neither the device nor the host has a lower limit than `config`.
     pub fn unlimited(config: &RdmaConfig, depth: u32) -> Self {
         Self {
             sends: send_entries(config, depth, config.read_depth),
@@ -44,22 +43,23 @@ impl QueueNeed {
     }
 }
 
-/// The send queue has space for two writes and the send of each response; responses without space
-/// wait. The largest response fits if it is alone: it needs a write for each descriptor, one more
-/// where two buffers meet, the send itself, and a marker.
+/// Entries of the send queue: a WRITE and a SEND for each command, and the READs, rounded up to a
+/// power of two. Responses without space wait. The largest response fits if it is alone: a WRITE
+/// for each descriptor, one more where two buffers meet, the SEND, and a marker.
 fn send_entries(config: &RdmaConfig, depth: u32, read_depth: u8) -> u32 {
     let one = u32::from(config.max_sge) + 3;
     let all = 2 * depth + u32::from(read_depth);
     all.max(one).next_power_of_two()
 }
 
-/// Bytes of the responses that one connection can have in flight.
+/// Bytes of memory for the responses of one connection: 16 for each entry of its send queue.
 pub(crate) fn message_bytes(config: &RdmaConfig) -> usize {
     let entries = send_entries(config, config.max_queue_depth.into(), config.read_depth);
     entries as usize * Cqe::SIZE
 }
 
-/// Receives shared by the connections of a device on a core; `None`: each connection has its own.
+/// Entries of the shared receive queue of a device on a core; `None`: each connection has its own
+/// receive queue.
 pub fn shared_receives(config: &RdmaConfig, attributes: &DeviceAttributes) -> Option<u32> {
     let shared = config.srq_size > 0 && attributes.max_srq > 0;
     shared.then(|| config.srq_size.min(attributes.max_srq_wr))

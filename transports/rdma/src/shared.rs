@@ -25,10 +25,10 @@ use crate::stats::{Stats, StatsSnapshot};
 pub(crate) struct Domain {
     pub domain: Arc<dyn ProtectionDomain>,
     pub key_slot: usize,
-    /// What one memory region of the domain covers.
+    /// The size of one memory region of the domain.
     pub piece: Piece,
-    /// Responses may end the host's registrations (SEND_WITH_INVALIDATE). Cleared when the device,
-    /// which announces the operation, fails one.
+    /// Responses may invalidate the host's keys (SEND_WITH_INVALIDATE). Cleared if the device
+    /// reports the operation as supported and fails one.
     pub may_invalidate: Arc<AtomicBool>,
 }
 
@@ -46,12 +46,13 @@ pub struct RegionInfo {
 /// The memory registered with one device.
 pub struct DomainInfo {
     pub domain: Arc<dyn ProtectionDomain>,
-    /// The longest region: the smaller one of the configured limit and the device's limit.
+    /// The longest region in bytes: the largest power of two within both the configured limit and
+    /// the device's.
     pub max_mr_size: u64,
     pub regions: Vec<RegionInfo>,
 }
 
-/// The memory of all cores, and the domains it is registered with.
+/// The arenas of one plug or of the host side, and the domains that they are registered with.
 pub(crate) struct Memory {
     pub access: Access,
     /// Configured upper limit for the size of a region.
@@ -236,13 +237,13 @@ pub(crate) struct Incoming {
     pub may_invalidate: Arc<AtomicBool>,
 }
 
-/// The completion queue of a device on a core.
+/// The completion queue of one core on one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CompletionQueueInfo {
     pub core: usize,
     pub device: String,
     pub entries: u32,
-    /// Most completions that receives and the present queue pairs can make at once. At most
+    /// Most completions that receives and the present queue pairs can have pending. At most
     /// `entries`.
     pub reserved: u32,
 }
@@ -250,7 +251,7 @@ pub struct CompletionQueueInfo {
 /// A connection, as in the reply of `rdma_get_qpairs`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueuePairInfo {
-    /// The number that completions and the peer's diagnostics name it by.
+    /// The queue pair number (QPN). Different devices can use the same number.
     pub number: u32,
     pub device: String,
     pub listener: ListenerId,
@@ -278,13 +279,13 @@ pub enum QueuePairState {
     Ending,
 }
 
-/// Why the management side ends a connection.
+/// The reason why the management thread ends a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
     Peer,
     DeviceRemoved,
     AddressChanged,
-    /// The connection was never established.
+    /// The connection could not be established, or its queue pair failed: the name of the event.
     Failed(&'static str),
 }
 
@@ -309,7 +310,7 @@ pub(crate) enum ToControl {
     Ready(CmId),
     /// The core refused the connection for this reason. Its queue pair is destroyed.
     Refused(CmId, String),
-    /// No request is posted any longer. Returns the queue pair unless it is destroyed already.
+    /// The core has released the connection. Returns the queue pair unless it is destroyed already.
     Done(CmId, Option<Endpoint>),
 }
 
@@ -364,7 +365,7 @@ impl CoreSlot {
     }
 }
 
-/// Messages to a management thread, and what wakes it.
+/// Messages to a management thread, and the eventfd that wakes it.
 pub(crate) struct Mailbox<M> {
     messages: Mutex<VecDeque<M>>,
     pub wake: OwnedFd,

@@ -10,14 +10,12 @@ use nacre_nvmf::subsystems::{LATENCY_BUCKETS, latency_bucket};
 use nacre_nvmf_wire::rdma::RejectStatus;
 use nacre_transport_rdma_verbs::{CmEventKind, WcStatus};
 
-/// The buckets of [`Stats::batches`]: the most completions that a poll of the bucket returned. The
-/// first bucket has the polls without a completion.
+/// Upper bounds of the classes of the poll batch histogram, in completions per poll.
 pub const BATCH_CLASSES: [usize; 8] = [0, 1, 2, 4, 8, 16, 32, usize::MAX];
 
 const STATUSES: usize = WcStatus::ALL.len();
 
-/// The kinds of work requests whose latency is measured. Only signaled requests are timed: every
-/// READ, and some SENDs. The time of such a SEND also counts for the WRITEs before it.
+/// The kinds of work requests whose latency is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Timed {
     Send = 0,
@@ -38,9 +36,8 @@ impl Timed {
     }
 }
 
-/// Histogram of the times from the posting of work requests to their completions, by the clock that
-/// a reactor reads once per turn. It has the buckets of the latency of NVMe commands
-/// ([`LATENCY_BUCKETS`]), and the sum of the times.
+/// A histogram of the times from post to completion, in the buckets of [`LATENCY_BUCKETS`], and
+/// their sum.
 #[derive(Debug, Default)]
 pub struct Latency {
     sum_ns: AtomicU64,
@@ -56,7 +53,7 @@ impl Latency {
     }
 }
 
-/// The values of a [`Latency`], or sums of several.
+/// The values of [`Latency`] at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LatencySnapshot {
     /// Sum of all times.
@@ -71,9 +68,8 @@ impl LatencySnapshot {
         self.buckets.iter().sum()
     }
 
-    /// A quantile in microseconds: at least `fraction` (0 to 1) of all times are shorter. The value
-    /// is the upper end of a bucket; of the last bucket, which has none, the lower end. `None`:
-    /// nothing was measured.
+    /// The quantile `fraction` (0 to 1) of the times, in microseconds: the upper end of its bucket,
+    /// or the lower end of the last bucket. `None`: nothing was measured.
     pub fn quantile_us(&self, fraction: f64) -> Option<u64> {
         let wanted = (self.count() as f64 * fraction).ceil().max(1.0) as u64;
         let mut seen = 0;
@@ -110,14 +106,14 @@ macro_rules! counters {
             pub batches: [AtomicU64; BATCH_CLASSES.len()],
             /// Latency of work requests, indexed by [`Timed`].
             pub latency: [Latency; Timed::ALL.len()],
-            /// Gauge: receives of the shared receive queue, or of the connections' own queues.
+            /// Receive slots now, and those of them that are not posted for lack of buffers.
             pub receives: AtomicU64,
             /// Gauge: receives that were not posted at the end of the last turn, for lack of
             /// buffers.
             pub receives_waiting: AtomicU64,
         }
 
-        /// The values of a [`Stats`], or sums of several.
+        /// The values of [`Stats`] at one moment.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         pub struct StatsSnapshot {
             $($(#[$doc])* pub $name: u64,)*
@@ -143,7 +139,8 @@ macro_rules! counters {
         }
 
         impl StatsSnapshot {
-            /// Names and values of all fields but the histograms and `errors`.
+            /// Names and values of the single counters, for metrics: without `errors`, `batches`
+            /// and `latency`.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 let now = [
                     ("receives", self.receives),
@@ -171,7 +168,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Connections of hosts that were established.
+    /// Established connections.
     accepted,
     /// Connections that the host closed.
     closed_by_peer,
@@ -205,16 +202,16 @@ counters! {
     doorbells,
     /// Receives posted, to shared receive queues and to those of single connections.
     receives_posted,
-    /// Turns at whose end receives waited for buffers, which commands in flight hold: hosts have to
-    /// wait when none is posted (RNR).
+    /// Turns that ended with receives that are not posted, because commands in flight hold the
+    /// buffers. Hosts have to wait.
     receives_waited,
-    /// Batches of a connection after which READs still waited, for the negotiated number of READs
-    /// in flight, or for room in the send queue.
+    /// Posts of a connection's requests after which READs still waited, for the negotiated depth
+    /// or for room in the send queue.
     reads_waited,
     /// Responses that waited for room in the send queue.
     responses_waited,
-    /// Commands whose data pointer was refused, or whose data needs more work requests than a send
-    /// queue has.
+    /// Commands that failed because of their SGL, or because their response has too many RDMA
+    /// WRITEs for the send queue.
     sgl_refused,
     /// Queue pairs that were destroyed before all their work requests were flushed.
     drains_given_up,
@@ -226,8 +223,7 @@ impl StatsSnapshot {
         &self.latency[of as usize]
     }
 
-    /// Failed completions by the name of each status (`IBV_WC_…`), zeros included, without flushed
-    /// requests.
+    /// Failed completions by the C name of their status, zeros included. Flushes are left out.
     pub fn completion_errors(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let statuses = WcStatus::ALL.iter().zip(self.errors);
         let failures = statuses.filter(|(status, _)| {
@@ -236,7 +232,7 @@ impl StatsSnapshot {
         failures.map(|(status, count)| (status.name(), count))
     }
 
-    /// Work requests that failed after all retries: of the transport, or after RNR NAKs.
+    /// Completions with `IBV_WC_RETRY_EXC_ERR` or `IBV_WC_RNR_RETRY_EXC_ERR`.
     pub fn retry_exceeded(&self) -> u64 {
         let of = |status: WcStatus| self.errors[status as usize];
         of(WcStatus::RetryExceeded) + of(WcStatus::RnrRetryExceeded)
@@ -251,7 +247,7 @@ pub(crate) fn add(counter: &AtomicU64, n: u64) {
 }
 
 impl Stats {
-    /// Adds `more` to the gauge of receives, and subtracts `fewer`.
+    /// Adds `more` receive slots, and removes `fewer`.
     pub(crate) fn receives_are(&self, more: usize, fewer: usize) {
         let now = self.receives.load(Ordering::Relaxed) + more as u64;
         self.receives
@@ -274,10 +270,10 @@ impl Stats {
     }
 }
 
-/// The counters of the management thread: connection manager, devices and completion queues.
+/// Counters of the management thread.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ControlCounts {
-    /// Events of the connection manager, by the name of `rdma_event_str(3)`, or `other`.
+    /// Events of the connection manager, by the names of `rdma_event_str(3)`, or `other`.
     pub events: BTreeMap<&'static str, u64>,
     /// Asynchronous events of devices and ports.
     pub async_events: u64,
@@ -332,7 +328,7 @@ const EVENT_NAMES: [&str; 14] = [
     "other",
 ];
 
-/// Returns the name that `rdma_event_str(3)` returns, or `other` for an event without a variant.
+/// The name of an event, as `rdma_event_str(3)` returns it; `other` for unused ones.
 pub(crate) fn event_name(kind: &CmEventKind) -> &'static str {
     match kind {
         CmEventKind::AddressResolved { .. } => "RDMA_CM_EVENT_ADDR_RESOLVED",

@@ -10,7 +10,7 @@ use crate::driver::quirk;
 use crate::modules::{ModuleState, Modules};
 use crate::sysfs::{self, Roots};
 
-/// The first missing part.
+/// The reason why this machine has no RDMA device: the first missing part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "missing", rename_all = "snake_case")]
 pub enum NoDevice {
@@ -29,7 +29,7 @@ pub enum NoDevice {
     /// No RDMA card; soft-RoCE is possible, if its module exists.
     Hardware {
         soft: ModuleState,
-        /// An interface for soft-RoCE.
+        /// An interface for soft-RoCE; `NAME` if there is none.
         netdev: String,
         container: bool,
     },
@@ -79,7 +79,7 @@ impl NoDevice {
         })
     }
 
-    /// The command or the change that helps.
+    /// The command or the change that removes the cause.
     pub fn remedy(&self) -> String {
         const OTHER_KERNEL: &str = "install the kernel's package of further modules (such as linux-modules-extra), or use another kernel";
         match self {

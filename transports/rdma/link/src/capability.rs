@@ -19,8 +19,8 @@ pub struct CapabilityRequest {
     /// Use only this device, if set.
     pub device: Option<String>,
     pub port: Option<u8>,
-    /// Use this GID index instead of the first RoCE v2 entry of the address. A named index may also
-    /// be RoCE v1.
+    /// Use this GID index instead of the first entry of the address that is not RoCE v1. A named
+    /// index may also be RoCE v1.
     pub gid_index: Option<u16>,
     /// Permit soft-RoCE and soft-iWARP.
     pub allow_software: bool,
@@ -49,15 +49,15 @@ pub struct Chosen {
     pub software: bool,
 }
 
-/// Why RDMA is unavailable for an address. RPC, log, event and metric all use the text of
-/// [`Reason::word`].
+/// The reason why RDMA is unavailable for an address. RPC, log, event and metric all use the text
+/// of [`Reason::word`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 pub enum Reason {
     /// No RDMA device belongs to the interface.
     NoRdmaDev {
         netdev: String,
-        /// Existing devices, each with its interfaces.
+        /// Ports of the existing devices with their interfaces, such as `mlx5_0/1 (eth0)`.
         have: Vec<String>,
         /// The device or port named in the configuration, if any: `mlx5_0`, `mlx5_0/2`, `*/2`.
         pinned: Option<String>,
@@ -90,9 +90,11 @@ pub enum Reason {
         device: String,
         why: NoUverbs,
     },
+    /// The connection manager's node `/dev/infiniband/rdma_cm` is missing or not accessible.
     NoRdmaCm {
         access: Access,
     },
+    /// RLIMIT_MEMLOCK is too low: bytes to register, bytes registered already, and the limit.
     Memlock {
         needed: u64,
         pinned: u64,
@@ -100,7 +102,7 @@ pub enum Reason {
     },
 }
 
-/// Why a link cannot carry RDMA.
+/// The reason why a link cannot carry NVMe/RDMA.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unsupported {
@@ -114,7 +116,7 @@ pub enum Unsupported {
     LinkLayer,
 }
 
-/// Why verbs cannot be used.
+/// The reason why verbs cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NoUverbs {
@@ -133,7 +135,7 @@ pub enum NoUverbs {
     },
 }
 
-/// Whether a listener can use `want`.
+/// Finds the device, port and GID for a listener on `want`, or the reason why it cannot use RDMA.
 ///
 /// The checks go from the wire to the process: link, port, GID, kernel, limits. The first failure
 /// is the reason. The caller binds the address through the connection manager.
@@ -328,7 +330,7 @@ impl Reason {
         "memlock",
     ];
 
-    /// The facts that show the reason.
+    /// The facts that show the reason, for operators.
     pub fn evidence(&self) -> String {
         match self {
             Self::NoRdmaDev {
@@ -373,7 +375,7 @@ impl Reason {
         }
     }
 
-    /// The command or the change that helps.
+    /// The command or the change that removes the reason.
     pub fn remedy(&self) -> String {
         match self {
             Self::NoRdmaDev {

@@ -1,5 +1,5 @@
-//! The counters of an RDMA port: those of the port (`counters`) and those of the driver
-//! (`hw_counters`), read from sysfs.
+//! The counters of an RDMA port, read from sysfs: those of the port (`counters`), of the driver
+//! (`hw_counters`), and of the network interface; and the problems that they indicate.
 
 use std::path::Path;
 
@@ -40,7 +40,7 @@ pub enum Symptom {
 }
 
 impl Symptom {
-    /// The counters that are this sign, by the names of IBA, mlx5, rxe, bnxt_re and irdma.
+    /// The counters that indicate this symptom, by the names of IBA, mlx5, rxe, bnxt_re and irdma.
     pub const fn counters(self) -> &'static [&'static str] {
         match self {
             Self::Loss => &[
@@ -92,7 +92,7 @@ impl Symptom {
 
     pub const ALL: [Self; 4] = [Self::GivenUp, Self::Loss, Self::NotReady, Self::Damage];
 
-    /// The sign that a counter is; `None` for a counter of work, or an unknown one.
+    /// The symptom that a counter indicates; `None` for a counter of work, or an unknown one.
     pub fn of(counter: &str) -> Option<Self> {
         Self::ALL
             .into_iter()
@@ -100,8 +100,8 @@ impl Symptom {
     }
 }
 
-/// All counters of one port, in order. Reading them may ask the device, so they are not part of
-/// [`crate::Fabric`]. `netdev` adds the interface's.
+/// All counters of one port, sorted by group and name. Reading them may query the device, so they
+/// are not part of [`crate::Fabric`]. `netdev`: adds the counters of this interface.
 pub fn counters(
     sysfs_root: impl AsRef<Path>,
     device: &str,

@@ -35,11 +35,11 @@ impl fmt::Display for DriverKind {
 /// An RDMA driver, and its suitability for NVMe/RDMA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quirk {
-    /// The kernel module that makes the RDMA device.
+    /// The kernel module that creates the RDMA device.
     pub module: &'static str,
     /// A description for people.
     pub title: &'static str,
-    /// Has reliable-connected queue pairs, which NVMe/RDMA is made of.
+    /// Has reliable-connected queue pairs, which NVMe/RDMA needs.
     pub reliable_connected: bool,
     /// A note for operators.
     pub note: Option<&'static str>,

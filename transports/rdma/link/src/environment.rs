@@ -1,5 +1,5 @@
-//! The requirements of RDMA besides a device: access to the device nodes, the connection manager,
-//! and locked memory.
+//! The requirements of RDMA besides a device, as this process finds them: access to the device
+//! nodes and the connection manager, and locked memory.
 
 use std::path::{Path, PathBuf};
 
@@ -15,12 +15,12 @@ pub struct Environment {
     pub uverbs: Vec<Uverbs>,
     /// `/dev/infiniband/rdma_cm`.
     pub rdma_cm: Access,
-    /// Why libibverbs or librdmacm could not be loaded. Set by the code that tried.
+    /// The error of loading libibverbs or librdmacm. The caller sets it after trying.
     pub library: Option<String>,
     pub memlock: Memlock,
-    /// Bytes to register. 0: the limit is not checked.
+    /// Bytes that the caller will register; 0: the limit is not checked.
     pub memory_needed: u64,
-    /// Why there is no RDMA device, if there is none.
+    /// The reason why there is no RDMA device; `None` if there is one.
     pub no_device: Option<NoDevice>,
 }
 
@@ -45,7 +45,8 @@ pub enum Access {
     Absent,
 }
 
-/// The limit on this process's locked memory; RDMA counts registered memory separately.
+/// RLIMIT_MEMLOCK of this process, and its registered memory. The kernel compares registered memory
+/// alone with the limit, apart from mlock(2).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Memlock {
     /// The hard limit in bytes, to which the soft one is raised without privilege. None: no limit,

@@ -34,6 +34,7 @@ pub struct Device {
     pub ports: Vec<Port>,
 }
 
+/// A port of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Port {
     pub num: u8,
@@ -219,8 +220,8 @@ impl Port {
         self.state == PortState::Active
     }
 
-    /// True if a listener on the address of this entry would use it: of several entries, the
-    /// connection manager uses the first of its mode.
+    /// True if a listener on the address of `gid` would use this entry: of several entries with the
+    /// address, the connection manager uses the first of the type `roce_mode`.
     pub fn uses(&self, gid: &Gid) -> bool {
         let first = self.gids.iter().find(|other| {
             self.roce_mode.is_none_or(|mode| other.kind == mode)
@@ -230,6 +231,7 @@ impl Port {
         first.is_some_and(|first| first.index == gid.index)
     }
 
+    /// True if `netdev` is the interface of this port, or of one of its GIDs (a VLAN).
     pub fn carries(&self, netdev: &str) -> bool {
         let of = |gid: &Gid| gid.ndev.as_deref() == Some(netdev);
         self.netdev.as_deref() == Some(netdev) || self.gids.iter().any(of)

@@ -18,12 +18,13 @@ pub struct Gid {
     pub kind: GidKind,
     /// The network interface of the GID.
     pub ndev: Option<String>,
-    /// The IP address of a RoCE GID; an IPv4 address is mapped into IPv6. `None` for other types.
+    /// The IP address of a RoCE GID; an IPv4-mapped GID gives the IPv4 address. `None` for other
+    /// types.
     pub ip: Option<IpAddr>,
 }
 
-/// The type of an entry of a GID table, as the kernel of this machine shows it. The RDMA provider
-/// type of a listener follows from it.
+/// The type of an entry of a GID table, as the kernel of this machine shows it. The RDMA Provider
+/// Type of a listener in the discovery log (TSAS) follows from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GidKind {

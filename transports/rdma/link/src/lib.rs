@@ -1,15 +1,16 @@
-//! Information about RDMA devices from the kernel, without libibverbs.
+//! RDMA devices and the settings of their network cards, read from the kernel without libibverbs.
 //!
 //! Devices, ports, GIDs and their network interfaces come from sysfs ([`Fabric::read`]). Soft-RoCE
 //! links are added and deleted over RDMA netlink ([`netlink`]). The settings for a lossless
-//! Ethernet are in [`dcb`] (the card), [`ethtool`] (pause and counters) and [`lldp`] (the switch).
-//! [`icmp`] has the bytes of echo messages.
+//! Ethernet are in [`dcb`] (the card), [`ethtool`] (pause and counters) and [`lldp`] (the switch);
+//! [`plan`] computes the changes to the settings that [`qos`] describes. [`icmp`] has the bytes of
+//! echo messages.
 //! [`capability`] reports whether an address can have an RDMA listener, and if not, why. This crate
 //! opens no device, allocates no DMA memory and uses no verbs: it works where those do not, and
 //! reports why.
 //!
-//! Every function that reads the system takes the root of its files ([`Roots`]), so that a test can
-//! simulate a machine in a folder.
+//! Functions that read sysfs and procfs take the folder of these files ([`Roots`]), so that a test
+//! can simulate a machine in a folder.
 #![forbid(unsafe_code)]
 
 mod absence;

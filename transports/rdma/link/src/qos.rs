@@ -17,7 +17,7 @@ pub struct Class {
     pub share: Option<u8>,
 }
 
-/// The name of a field, and its least and its greatest value.
+/// The name of a field, its least value and its greatest value.
 pub type Range = (&'static str, u8, u8);
 
 const PRIO: Range = ("prio", 0, 7);
@@ -26,7 +26,7 @@ impl Class {
     /// The allowed range of each field.
     pub const RANGES: &[Range] = &[("dscp", 0, 63), PRIO, ("share", 1, 100)];
 
-    /// The byte of the IP header: DSCP, and no congestion bits.
+    /// The Type of Service byte: DSCP << 2, without ECN bits.
     pub fn tos(&self) -> Option<u8> {
         self.dscp.map(|dscp| dscp << 2)
     }
@@ -42,7 +42,7 @@ impl Class {
     }
 }
 
-/// All other traffic. It is not the daemon's to mark, and its share is the rest.
+/// All other traffic. The daemon does not mark it; it gets the rest of the bandwidth.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DefaultClass {
@@ -73,7 +73,7 @@ impl Qos {
         *self == Self::default()
     }
 
-    /// Storage and replication, if configured.
+    /// The configured classes of `storage` and `replication`, with these names.
     pub fn classes(&self) -> impl Iterator<Item = (&'static str, Class)> {
         let classes = [("storage", self.storage), ("replication", self.replication)];
         classes
@@ -85,13 +85,14 @@ impl Qos {
         self.default.prio.unwrap_or(0)
     }
 
-    /// The priorities that must pause.
+    /// The priorities with PFC: those of the classes if `lossless` is set.
     pub fn lossless_priorities(&self) -> Priorities {
         let priorities = self.classes().filter_map(|(_, class)| class.prio);
         priorities.filter(|_| self.lossless).collect()
     }
 
-    /// The priority and share of each class beside the default. Classes of one priority are one.
+    /// The configured share of each priority, in percent. If both classes have one priority, the
+    /// share of `replication` counts.
     pub fn shares(&self) -> [Option<u8>; PRIORITIES] {
         let mut shares = [None; PRIORITIES];
         for (_, class) in self.classes() {

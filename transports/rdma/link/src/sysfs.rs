@@ -1,4 +1,4 @@
-//! Reads single values from sysfs files.
+//! The folders of the kernel's file systems ([`Roots`]), and reading single values from sysfs.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -40,7 +40,7 @@ pub enum Verdict {
 /// Drivers whose makers recommend the largest Max_Read_Request_Size, 4096 bytes.
 const LARGE_READ_REQUESTS: &[&str] = &["mlx5_core", "mlx4_core", "bnxt_re", "bnxt_en"];
 
-/// The settings of a device. Empty for software devices.
+/// The settings of a device and of its machine. Empty for software devices.
 pub fn tuning(roots: &Roots, device: &Device) -> Vec<Setting> {
     if device.kind != DriverKind::Hardware {
         return Vec::new();

@@ -8,7 +8,7 @@ use nacre_transport_rdma_verbs::{WcStatus, WorkCompletion};
 
 use crate::error::{Failed, PerfError};
 
-/// How long to wait for a better explanation.
+/// How long to wait for an error that explains the failure better.
 const GRACE: Duration = Duration::from_millis(300);
 
 /// How well an error explains the end; better ones first.

@@ -165,7 +165,7 @@ impl PerfError {
     }
 }
 
-/// A request that ended with an error.
+/// A work request that completed with an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "Work completion error: {status} of a {opcode} on queue pair {qp} with {peer} (vendor error {vendor_error:#x}): {}; {}",

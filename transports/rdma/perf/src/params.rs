@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// The largest message. RC carries 2 GiB, but larger messages show nothing new.
+/// The largest message in bytes, 256 MiB. Reliable-connected queue pairs carry 2 GiB, but larger
+/// messages show nothing new.
 pub const MAX_MESSAGE: u32 = 1 << 28;
 pub const MAX_QUEUE_PAIRS: u16 = 256;
 pub const MAX_DEPTH: u16 = 4096;
@@ -91,9 +92,9 @@ pub struct Test {
     /// Messages before each size's measurement begins.
     pub warmup: u64,
     pub queue_pairs: u16,
-    /// Requests in flight on each queue pair; 1 for latency.
+    /// Most requests in flight on each queue pair, for bandwidth. Latency always has one.
     pub depth: u16,
-    /// Compare every byte.
+    /// Compare every byte that arrives with the expected one.
     pub verify: bool,
     /// Seed of the compared bytes.
     pub seed: u32,
@@ -115,7 +116,7 @@ impl Default for Test {
     }
 }
 
-/// Why a test is invalid.
+/// The reason why a test is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
     #[error("no message size is given")]
@@ -173,7 +174,7 @@ impl Test {
         self.sizes.iter().copied().max().unwrap_or(0)
     }
 
-    /// Requests in flight on one queue pair.
+    /// Most requests in flight on one queue pair: `depth`, or 1 for latency.
     pub fn under_way(&self) -> u16 {
         match self.measure {
             Measure::Bandwidth => self.depth,

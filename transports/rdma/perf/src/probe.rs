@@ -1,4 +1,5 @@
-//! Checks of a machine: a connection to any listener there, and data over a device of this machine.
+//! Checks for `nacre doctor`: a connection to a listener of another machine, and a test of a device
+//! of this machine.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -28,8 +29,9 @@ pub enum Answer {
 /// other reasons, such as that no program listens.
 const REJECTED_BY_CONSUMER: i32 = 28;
 
-/// Requests a reliable connection, with a queue pair and without private data, and ends it at once.
-/// Without a listener the result is [`PerfError::NobodyListens`]: the route works even so.
+/// Requests a connection with a queue pair and without private data, and ends it at once. If no
+/// program listens, the result is [`PerfError::NobodyListens`], which also shows that the route
+/// works.
 pub fn probe(
     provider: &dyn Provider,
     peer: SocketAddr,
@@ -82,8 +84,8 @@ pub fn probe(
     }
 }
 
-/// Tests the device with this address: a server and a client of this process exchange data over
-/// it.
+/// Runs `test` over the device with this address: between a server and a client of this process.
+/// `patience`: the time limit of connecting, and of each end for a message of the other.
 pub fn around(
     provider: &Arc<dyn Provider>,
     address: IpAddr,

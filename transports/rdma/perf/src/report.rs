@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use crate::params::{Measure, Op};
 
-/// Named in the output; the number rises when a member changes its meaning or goes away.
+/// The name and version of the schema of [`Report`]. The number rises when a member changes its
+/// meaning or is removed.
 pub const SCHEMA: &str = "nacre-rdma-perf/1";
 
 /// A whole run of a client.
@@ -19,7 +20,7 @@ pub struct Report {
     pub local: String,
     pub device: String,
     pub port: u8,
-    /// The device is emulated by the kernel, or simulated: the results say nothing about hardware.
+    /// The device is emulated by the kernel, or simulated: the results are not those of hardware.
     pub software: bool,
     pub op: Op,
     pub measure: Measure,
@@ -66,6 +67,7 @@ impl LatencyOf {
     }
 }
 
+/// Latencies in nanoseconds; all 0 without any.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Latency {
     pub min: u64,
@@ -79,7 +81,7 @@ pub struct Latency {
 /// Longest latency in the histogram.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// Latencies of one size.
+/// A histogram of latencies: precise to 0.1 %, longer ones than 600 s count as 600 s.
 pub struct Latencies(Histogram<u64>);
 
 impl Default for Latencies {

@@ -32,6 +32,7 @@ pub struct ServerOptions {
     pub memory: u64,
     pub max_queue_pairs: u16,
     pub max_depth: u16,
+    /// Type of Service byte (DSCP << 2); 0: the system's default.
     pub tos: u8,
     /// How long to poll for completions before sleeping.
     pub spin: Duration,
@@ -120,7 +121,8 @@ impl Server {
     }
 
     /// Serves clients until `stop` is set and reports each event to `report`. With
-    /// [`ServerOptions::once`], returns the outcome of the first client.
+    /// [`ServerOptions::once`], returns the outcome of the first client. Fails with
+    /// [`PerfError::NoListener`] when the devices of all listeners were removed.
     pub fn serve(
         &mut self,
         stop: &AtomicBool,

@@ -19,10 +19,12 @@ pub(crate) struct ServerQueuePair {
     pub index: u16,
     /// The memory that the client writes to or reads from.
     pub memory: Option<Buf>,
+    /// Messages received.
     pub received: u64,
-    /// Posted receives, and those that the client knows of.
+    /// Receives posted in total, and how many of them the client has been granted.
     pub posted: u64,
     pub allowed: u64,
+    /// Received messages that the last credit reported.
     pub confirmed: u64,
     /// A credit is in flight.
     pub credit_pending: bool,

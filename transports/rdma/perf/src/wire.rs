@@ -19,13 +19,13 @@ pub const VERSION: u16 = 1;
 /// InfiniBand's 92 bytes.
 pub const REQUEST_ROOM: usize = 56;
 
-/// The largest timeout for a message of the other end.
+/// The largest [`SessionParameters::peer_timeout_ms`].
 pub const MAX_PEER_TIMEOUT_MS: u32 = 600_000;
 
 /// Length of every message other than measured data.
 pub const MESSAGE_BYTES: usize = 64;
 
-/// Why received bytes are not a valid message.
+/// The reason why received bytes are not a valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     #[error("{there} bytes, at least {needed} are needed")]
@@ -160,7 +160,7 @@ pub struct SessionParameters {
     /// Length of the largest message of the test.
     pub message_bytes: u32,
     pub seed: u32,
-    /// Time without a message after which either side gives up the other.
+    /// Time without a message from the other end after which either end closes the session.
     pub peer_timeout_ms: u32,
 }
 
@@ -280,7 +280,7 @@ impl Request {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Accept {
     pub session: u32,
-    /// Key of the memory that the client may write to or read from.
+    /// R_Key, address and length of the memory that the client may write to or read from.
     pub rkey: u32,
     pub address: u64,
     pub bytes: u64,
@@ -350,7 +350,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Why a server refuses a connection.
+    /// The reason why a server refuses a connection.
     pub enum Refusal {
         /// `needed` is the client's version, `limit` the server's.
         Version = 1, "it speaks another version";
@@ -432,14 +432,14 @@ impl fmt::Display for Reject {
 }
 
 codes! {
-    /// Why one end closes a session.
+    /// The reason why one end closes a session.
     pub enum Ending {
         Done = 1, "it is done";
         Interrupted = 2, "it was stopped";
         /// The message carries the status of the completion.
         Completion = 3, "a request of its own failed";
         Mismatch = 4, "data differed from the expected data";
-        /// It heard nothing for too long.
+        /// No message arrived for `peer_timeout_ms`.
         Silence = 5, "it heard nothing for too long";
         Confused = 6, "it got something that it did not expect";
         Resources = 7, "it lacks something; its own output says what";
@@ -474,7 +474,8 @@ pub enum Message {
         allowed: u64,
         wrong: Option<Wrong>,
     },
-    /// The last message of either end. The client's contains its number of messages.
+    /// The last message of either end. `status`: the number of the `WcStatus` if `ending` is
+    /// [`Ending::Completion`]. `messages` and `bytes`: the client's totals.
     End {
         ending: Ending,
         status: u8,

@@ -31,7 +31,7 @@ use crate::incident::Incident;
 use crate::shared::{Ended, QueuePairInfo, QueuePairState, Shared, ToControl, ToCore};
 use crate::stats::{ControlCounts, event_name};
 
-/// Interval after which the log repeats the refusal of a host.
+/// Shortest interval between log lines about refusals of the same host for the same reason.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Interval of attempts to restore a listener that lost its device.
 const RELISTEN: Duration = Duration::from_millis(500);
@@ -40,7 +40,7 @@ pub(crate) struct Listener {
     /// Address with the port in use.
     pub address: SocketAddr,
     pub options: CmOptions,
-    /// Most data of a command, in bytes.
+    /// Most in-capsule data of an I/O command, in bytes.
     pub in_capsule: u32,
     /// `None` while its device is gone: listening is retried every [`RELISTEN`].
     pub id: Option<CmId>,

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   ADDR_RESOLVE ─▶ ROUTE_RESOLVE ─▶ (queue pair, receives) ─▶ CONNECT ─▶ established
-//!        └───────────────┴──────────────────────────────────────┴─▶ wait, again; or give up
+//!        └───────────────┴──────────────────────────────────────┴─▶ failed: retry or report
 //! ```
 
 use std::collections::HashMap;
@@ -64,7 +64,7 @@ struct Attempt {
     /// The last attempt was rejected by a running target.
     refused: bool,
     established: bool,
-    /// The reactor that uses the queue pair has it, and will return it.
+    /// A reactor has the queue pair, and will return it.
     at_core: bool,
     device: Option<DeviceId>,
     read_depth: u8,

@@ -34,14 +34,14 @@ use crate::shared::{Mailbox, Memory};
 use connect::Connects;
 pub use queue::RdmaHost;
 
-/// How to connect one queue pair.
+/// Options of one queue pair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RdmaHostOptions {
     /// 0: the admin queue.
     pub qid: u16,
-    /// Entries of the queue, at most those of the dialer.
+    /// Entries of the queue: 2 to those of the dialer.
     pub entries: u16,
-    /// The controller of an I/O queue, once known.
+    /// The controller ID of an I/O queue; 0 for the admin queue.
     pub cntlid: u16,
     /// The local address; `None`: the route decides.
     pub source: Option<IpAddr>,
@@ -52,16 +52,17 @@ pub struct RdmaHostOptions {
     pub retry_delay: Duration,
     /// RDMA READs of the controller that this side answers at the same time.
     pub read_depth: u8,
-    /// Commands of up to this number of bytes are sent inline, their data in the capsule included.
-    /// Devices lower it to their limit.
+    /// Capsules of up to this number of bytes, in-capsule data included, are sent inline. Devices
+    /// lower it to their limit.
     pub max_inline: u32,
+    /// Type of Service byte (DSCP << 2); 0: the system's default.
     pub tos: u8,
     /// Time for an ending queue pair to flush.
     pub drain_timeout: Duration,
 }
 
 impl RdmaHostOptions {
-    /// Bytes of a command capsule without in-capsule data.
+    /// The default of `max_inline`: bytes of a command capsule without in-capsule data.
     pub const MAX_INLINE: u32 = Sqe::SIZE as u32;
 
     pub fn new(qid: u16, entries: u16) -> Self {
@@ -96,7 +97,7 @@ enum QueueMessage {
 struct Link {
     news: Mutex<VecDeque<QueueMessage>>,
     wake: std::os::fd::OwnedFd,
-    /// No caller waits for the result.
+    /// The queue pair is closed: no caller waits for the result.
     abandoned: AtomicBool,
 }
 
@@ -146,7 +147,8 @@ struct HostShared {
     stopping: AtomicBool,
 }
 
-/// The host side of RDMA in this process.
+/// The host side of RDMA in this process: connects queue pairs to controllers. Dropping it stops
+/// the management thread.
 pub struct RdmaHosts {
     shared: Arc<HostShared>,
     connects: Arc<Mutex<Connects>>,
@@ -155,7 +157,7 @@ pub struct RdmaHosts {
 
 impl RdmaHosts {
     /// Starts the management thread. `arenas` is all memory that data is sent from or received
-    /// into.
+    /// into; [`RdmaHosts::add_arena`] adds more.
     pub fn new(provider: Arc<dyn Provider>, arenas: Vec<Arena>) -> std::io::Result<Self> {
         let mut hosts = Self::without_thread(provider, arenas)?;
         let (shared, connects) = (Arc::clone(&hosts.shared), Arc::clone(&hosts.connects));
@@ -232,7 +234,7 @@ impl RdmaHosts {
         })
     }
 
-    /// The memory registered with each device in use.
+    /// All arenas. Each is registered with every device in use.
     pub fn arenas(&self) -> Vec<Arena> {
         self.shared.memory.arenas()
     }
@@ -277,7 +279,7 @@ impl Drop for RegisteredArena {
     }
 }
 
-/// Creates queue pairs on one core: the RDMA implementation of `Dial`.
+/// Connects the queue pairs of one core, and has the memory of their rings.
 pub struct RdmaDialer {
     shared: Arc<HostShared>,
     memory: Rc<RingMemory>,
@@ -286,6 +288,7 @@ pub struct RdmaDialer {
 
 impl RdmaDialer {
     /// Begins to connect. The first event of the queue pair is the result: `Ready` or `Closed`.
+    /// `options.entries` out of range is `InvalidInput`.
     pub fn connect(
         &self,
         address: SocketAddr,

@@ -28,7 +28,7 @@ pub(super) fn send_entries(entries: u16) -> u32 {
     (2 * u32::from(entries)).next_power_of_two()
 }
 
-/// The host's end of one queue.
+/// The host's end of one NVMe/RDMA queue.
 pub struct RdmaHost {
     shared: Arc<HostShared>,
     link: Arc<Link>,

@@ -174,8 +174,8 @@ impl RdmaTransport {
         }
     }
 
-    /// Closes connections past their deadline. Runs at most as often as the shortest running
-    /// timeout.
+    /// Closes connections past their deadline, and computes the next deadline. Visits all
+    /// connections.
     pub(super) fn handle_timeouts(&mut self) {
         self.next_deadline = Nanos::MAX;
         let patience = self.connect_patience();
@@ -197,7 +197,7 @@ impl RdmaTransport {
         }
     }
 
-    /// A failed completion queue closes its connections.
+    /// Closes all connections of a device whose completion or shared receive queue failed.
     pub(super) fn device_failed(&mut self, at: usize, why: &str) {
         let Some(device) = self.devices[at].as_mut().filter(|device| !device.dead) else {
             return;

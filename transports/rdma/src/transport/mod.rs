@@ -1,4 +1,5 @@
-//! The I/O half of the RDMA transport: all RDMA connections of one core.
+//! The target side of the RDMA transport on one core: polls completions, passes commands to the
+//! target, and posts the RDMA READs, WRITEs and responses of all connections of the core.
 
 mod ending;
 mod incoming;
@@ -73,7 +74,7 @@ struct Slot {
     conn: Option<Box<Conn>>,
 }
 
-/// All RDMA connections of one core.
+/// All RDMA connections of one core, as a [`Transport`] of the target.
 pub struct RdmaTransport {
     shared: Arc<Shared>,
     core: Arc<CoreSlot>,
@@ -87,8 +88,9 @@ pub struct RdmaTransport {
     /// Counters by device index. They survive a removal of the device.
     stats: Vec<Arc<Stats>>,
     batch: Batch,
-    /// Connections with requests to post, events to report, or an end to complete.
+    /// Connections with requests to post.
     dirty: Vec<u32>,
+    /// Connections with events to report, or an end to complete.
     attention: Vec<u32>,
     looked_at: Vec<u32>,
     next_deadline: Nanos,

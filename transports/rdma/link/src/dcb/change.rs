@@ -32,7 +32,7 @@ pub enum Change {
 ///
 /// In a request with several application entries, the kernel stops at the first one that fails and
 /// keeps the ones before it. Therefore each entry has a request of its own, and a failure undoes
-/// the earlier entries.
+/// the earlier entries. Adding an existing entry and deleting a missing one succeed.
 pub fn apply(interface: &str, change: &Change) -> Result<(), DcbError> {
     let (apps, adds) = match change {
         Change::AddApps(apps) => (apps, true),

@@ -109,13 +109,17 @@ impl Algorithm {
 /// `class_of` (`prio_tc`) by priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ets {
+    /// The port accepts the peer's settings over DCBX.
     pub willing: bool,
     /// Number of traffic classes of the device (`ets_cap`); 0: the driver does not report it.
     pub classes: u8,
+    /// The device supports the credit-based shaper (`cbs`).
     pub credit_shaper: bool,
     /// Percent of the bandwidth (`tc_tx_bw`); only of classes whose algorithm is ETS.
     pub share: [u8; PRIORITIES],
+    /// `tc_tsa`.
     pub algorithm: [Algorithm; PRIORITIES],
+    /// The class of each priority (`prio_tc`).
     pub class_of: [u8; PRIORITIES],
 }
 
@@ -349,8 +353,8 @@ impl App {
     }
 }
 
-/// Receive buffers of a port (`struct dcbnl_buffer`): the buffer of each priority, and the size of
-/// each buffer.
+/// Receive buffers of a port (`struct dcbnl_buffer`): the buffer of each priority, the size of each
+/// buffer, and the total size, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Buffers {
     pub buffer_of: [u8; PRIORITIES],
@@ -520,7 +524,7 @@ fn apps(bytes: &[u8]) -> Option<Vec<App>> {
         .collect()
 }
 
-/// Why DCB settings could not be read or changed.
+/// The reason why DCB settings could not be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum DcbError {
     #[error("the driver of {interface} has no DCB")]

@@ -5,8 +5,9 @@
 //!   TLV: type 7 bits, length 9 bits, value; type 127: OUI 3, subtype 1, value
 //! ```
 //!
-//! Any machine of the network segment can send such a frame: a TLV that runs past the frame, a
-//! missing end and a second ETS or PFC are refused. Settings are compared, never negotiated.
+//! Any machine of the network segment can send such a frame. Refused are frames with a TLV that
+//! runs past the end, a wrong length, a wrong order, no end TLV, or a repeated ETS or PFC. Settings
+//! are compared, never negotiated.
 
 use std::fmt;
 
@@ -27,7 +28,7 @@ pub struct AnnouncedPfc {
     pub enabled: Priorities,
 }
 
-/// A neighbour: a switch's port, in the newest frame from it.
+/// A neighbour, usually a port of a switch, as one frame announces it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Neighbour {
     pub chassis: String,
@@ -41,19 +42,20 @@ pub struct Neighbour {
     pub ets: Option<Ets>,
     pub recommended_ets: Option<Ets>,
     pub apps: Vec<App>,
-    /// The older DCBX of Convergence Enhanced Ethernet is there too.
+    /// The frame also has the older DCBX of Convergence Enhanced Ethernet.
     pub cee: bool,
+    /// Maximum frame size in bytes (IEEE 802.3).
     pub max_frame: Option<u16>,
 }
 
 impl Neighbour {
-    /// True if the switch announces any setting of IEEE 802.1Qaz.
+    /// True if the frame announces PFC, ETS or application priorities (IEEE 802.1Qaz).
     pub fn has_dcbx(&self) -> bool {
         self.pfc.is_some() || self.ets.is_some() || !self.apps.is_empty()
     }
 }
 
-/// Why a frame is not accepted.
+/// The reason why a frame is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadFrame {
     #[error("it is not LLDP")]

@@ -30,7 +30,7 @@ use crate::sysfs::Roots;
 const DEVICE_NAME_MAX: usize = 64;
 const NETDEV_NAME_MAX: usize = 16;
 
-/// Why a link was not added or deleted.
+/// The reason why a link was not added or deleted.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     #[error(

@@ -1,9 +1,10 @@
-//! Computes the steps from the present settings to the requested classes ([`Qos`]). Each step is a
-//! netlink change and an equivalent command, and has an undo.
+//! Computes the steps from the present DCB settings of an interface to the requested traffic
+//! classes ([`Qos`]). A step is a netlink change with its undo, or a vendor's command that the
+//! operator has to run. [`command`] gives the equivalent command of a change.
 //!
-//! Order: DCBX to the host, whole-port pause off, buffers, ETS, old entries removed, new entries,
-//! trust, and PFC last, so that no pause affects a class that still carries all traffic. The undo
-//! runs in the reverse order.
+//! Order: the vendor's command, DCBX to the host, whole-port pause off, buffers, ETS, old entries
+//! removed, new entries, trust, and PFC last, so that no pause affects a class that still carries
+//! all traffic. The undo runs in the reverse order.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,12 +13,12 @@ use crate::dcb::{Pfc, Selector};
 use crate::ethtool::{self, Pause};
 use crate::qos::Qos;
 
-/// One step.
+/// One step of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
     pub about: String,
     pub action: Action,
-    /// The change that undoes the step.
+    /// The change that undoes the step; for a vendor's command, an empty [`Action::Vendor`].
     pub undo: Action,
 }
 
@@ -269,7 +270,7 @@ fn buffers(dcb: &Dcb, qos: &Qos) -> Option<(Buffers, Buffers)> {
     Some((before, after))
 }
 
-/// A failed step, and the result of undoing those before it.
+/// A failed step, and the result of undoing the steps before it.
 #[derive(Debug, thiserror::Error)]
 #[error("{about}: {}", self.in_words())]
 pub struct Failed {
@@ -289,7 +290,7 @@ impl Failed {
     }
 }
 
-/// Makes the changes in order. After a failure, undoes those already made.
+/// Makes the changes in order, each by `make`. After a failure, undoes the changes already made.
 pub fn apply(
     steps: &[Step],
     make: &mut dyn FnMut(&Action) -> Result<(), String>,
@@ -317,7 +318,8 @@ pub fn undo(steps: &[Step], make: &mut dyn FnMut(&Action) -> Result<(), String>)
     left
 }
 
-/// Makes one change on the running machine. A vendor's command is left to the operator.
+/// Makes one change on the running machine. Does nothing for a vendor's command, which the operator
+/// runs.
 pub fn make(interface: &str, action: &Action) -> Result<(), String> {
     match action {
         Action::Dcb(change) => {

@@ -26,9 +26,10 @@ pub struct ClientOptions {
     pub source: Option<IpAddr>,
     /// Time limit for address resolution, route resolution and connect of one connection together.
     pub cm_timeout: Duration,
-    /// How long a busy server, which serves another client, is retried.
+    /// How long to retry a server that serves another client.
     pub wait: Duration,
-    /// Time without a message after which either side gives up the other.
+    /// Time without a message from the other end after which either end closes the session: 1 ms to
+    /// 10 minutes.
     pub peer_timeout: Duration,
     /// Limit for the test's memory on this machine, in bytes.
     pub memory: u64,
@@ -36,12 +37,12 @@ pub struct ClientOptions {
     pub tos: u8,
     /// How long to poll for completions before sleeping.
     pub spin: Duration,
-    /// Post requests only in bursts. `None`: always.
+    /// Post requests in bursts. `None`: all the time.
     pub bursts: Option<Bursts>,
     pub test: Test,
 }
 
-/// Times of a load that comes in bursts.
+/// Requests are posted for the time `on`, then none for the time `off`, and so on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bursts {
     pub on: Duration,
@@ -73,7 +74,7 @@ impl ClientOptions {
     }
 }
 
-/// Progress of a run.
+/// Progress of the measurement of one message size, reported every 200 ms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     pub size: u32,
@@ -94,7 +95,8 @@ const FAREWELL: Duration = Duration::from_millis(200);
 /// Interval at which a busy client checks the connection manager and the clock.
 const TICK: Duration = Duration::from_millis(5);
 
-/// Runs a test. Setting `stop` ends it early, with the results so far.
+/// Runs a test. Setting `stop` ends it early, with the results so far, or
+/// [`PerfError::Interrupted`] without any.
 pub fn measure(
     provider: &dyn Provider,
     options: &ClientOptions,
