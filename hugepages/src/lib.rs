@@ -1,5 +1,5 @@
-//! The one source of DMA memory: arenas of the largest available pages, and buffer pools of fixed
-//! size on them.
+//! The one source of DMA memory: arenas on the largest available pages, and pools of fixed buffers
+//! on them.
 //!
 //! ```text
 //! Arena   one mapping (1 GiB, 2 MiB, transparent or plain locked pages) on one NUMA node
@@ -8,7 +8,7 @@
 //!    └ Pool    fixed buffer classes on a slice, owned by one core, no atomics
 //!       └ Buf     a counted handle on one buffer (or a part of it); the last one gives it back
 //! Shared  memory that several cores and the kernel read and write at once (RAM disks)
-//! └ MemoryView  a part of it, to send it from where it is
+//! └ MemoryView  a part of it, to send it without a copy
 //! ```
 //!
 //! All other crates get memory that a device may touch from here.

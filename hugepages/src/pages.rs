@@ -53,13 +53,12 @@ impl fmt::Display for PageKind {
     }
 }
 
-/// The kinds of pages that an arena or a RAM disk may use.
+/// The kinds of pages that an arena may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum HugepagePolicy {
-    /// The best available: 1 GiB, else 2 MiB, else transparent, else plain. Skips pages for which
-    /// rounding up the size wastes more than 2 MiB and more than an eighth of it. A RAM disk skips
-    /// the hugetlb pool.
+    /// The best available: 1 GiB, else 2 MiB, else transparent, else plain. Skips kinds whose
+    /// rounding would waste more than an eighth of the request, and more than 2 MiB.
     #[default]
     #[cfg_attr(feature = "serde", serde(rename = "auto"))]
     Auto,

@@ -15,14 +15,16 @@ pub struct ArenaOptions {
     /// Minimum size in bytes; rounded up to whole pages.
     pub bytes: u64,
     pub hugepages: HugepagePolicy,
-    /// The NUMA node for the memory. `None`: any node.
+    /// The NUMA node for the memory: strict for hugetlb pages, preferred for others. `None`: any
+    /// node.
     pub numa_node: Option<u32>,
     /// Fail instead of using memory that may be swapped out. If false, locking is tried and the
     /// report says whether it succeeded.
     pub require_lock: bool,
     /// Populate every page now, so that none is missing later.
     pub populate: bool,
-    /// Bytes that this process is going to allocate in addition. Remedies ask for enough for both.
+    /// Bytes that this process is going to allocate in addition. The commands in errors ask for
+    /// enough for both.
     pub beside: u64,
 }
 

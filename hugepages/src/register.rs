@@ -95,7 +95,7 @@ pub trait RegisterHook: Send + Sync {
     fn unregister(&self, region: &RegionInfo, key: u64);
 }
 
-/// Why a region could not be registered with a device.
+/// The reason why memory could not be registered with a device.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
     #[error("there is no device slot {slot}; there are {DEVICE_SLOTS}")]

@@ -49,8 +49,8 @@ impl AsFd for Bell {
 
 /// Wakes a reactor from any thread, so that it calls its pollers again.
 ///
-/// Write the data for the pollers first, then wake. Cheap when the reactor is awake; many wakes of
-/// a sleeping reactor make one system call.
+/// Write the data for the pollers first, then wake. Waking an awake reactor makes no system call,
+/// and many wakes of a sleeping reactor make one.
 #[derive(Clone)]
 pub struct ReactorWaker(pub(crate) Arc<Bell>);
 

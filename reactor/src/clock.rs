@@ -64,7 +64,7 @@ impl Clock {
         })
     }
 
-    /// About 20 ns for the real clock (vDSO, no system call).
+    /// The present time. Reading the real clock takes about 20 ns (vDSO, no system call).
     pub fn now(&self) -> Nanos {
         match &self.0 {
             Source::Monotonic { epoch_ns } => Nanos(monotonic_ns().saturating_sub(*epoch_ns)),

@@ -8,7 +8,7 @@ use std::time::Duration;
 #[cfg_attr(feature = "serde", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 pub enum Mode {
-    /// Never sleeps: lowest latency, uses a whole core.
+    /// Never sleeps: lowest latency, but uses a whole core all the time.
     Poll,
     /// Polls for `busy_poll_us`, or up to eight times as long, then sleeps. On a core shared with
     /// another busy thread, it sleeps after 20 µs.
@@ -28,10 +28,11 @@ pub struct ReactorConfig {
     /// Minimum time in microseconds that an idle adaptive reactor polls before sleeping. The actual
     /// time grows up to eight times while work arrives soon after falling asleep. The default, 100
     /// µs, is longer than a loopback round trip and most flash reads, so a busy reactor does not
-    /// sleep; ten wake-ups a second cost 0.1 % of a core.
+    /// sleep. Polling after ten wake-ups a second then costs 0.1 % of a core.
     pub busy_poll_us: u64,
     /// Most items that one poller may handle in one turn.
     pub poll_budget: u32,
+    /// Most messages in the mailbox, at least 1.
     pub mailbox_capacity: usize,
     /// A turn longer than this counts as a stall; `None`: the watchdog's default limit.
     pub watchdog_limit: Option<Duration>,
@@ -52,7 +53,7 @@ impl Default for ReactorConfig {
 }
 
 impl Mode {
-    /// The word in files and calls.
+    /// The name in configuration files and RPC.
     pub fn word(self) -> &'static str {
         match self {
             Self::Poll => "poll",

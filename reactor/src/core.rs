@@ -84,8 +84,8 @@ impl CoreHandle {
         self.inner.now.get()
     }
 
-    /// Calls `poller` in every turn, starting with this one. Its wake descriptors are watched
-    /// immediately.
+    /// Calls `poller` in every turn, from this turn on, or from the next one if this turn's pollers
+    /// have run already. Its wake descriptors are watched immediately.
     pub fn add_poller(&self, poller: Box<dyn Poller>) -> Result<PollerId, WakeFdError> {
         let inner = &self.inner;
         let id = PollerId(inner.next_poller.get());
@@ -139,7 +139,8 @@ impl CoreHandle {
         self.inner.tasks.spawn(self.inner.label(place), future)
     }
 
-    /// Resolves in the first turn at or after `deadline`.
+    /// A future that resolves at or after `deadline`: the timer fires in the first turn that begins
+    /// then, and wakes the future for the next turn.
     pub fn timer_at(&self, deadline: Nanos) -> Timer {
         Timer {
             core: self.clone(),
@@ -148,12 +149,13 @@ impl CoreHandle {
         }
     }
 
-    /// Resolves when `delay` has passed since the start of this turn.
+    /// A future that resolves when `delay` has passed since the start of this turn, as
+    /// [`CoreHandle::timer_at`].
     pub fn after(&self, delay: Duration) -> Timer {
         self.timer_at(self.now() + delay)
     }
 
-    /// Runs `future` for at most `limit`, and drops it then. The error is [`Elapsed`].
+    /// Runs `future` for at most `limit`. Then it drops the future and fails with [`Elapsed`].
     pub async fn timeout<F: Future>(
         &self,
         limit: Duration,

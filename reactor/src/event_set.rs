@@ -22,7 +22,7 @@ bitflags::bitflags! {
     pub struct Interest: u8 {
         const READ = 1;
         const WRITE = 2;
-        /// Report a change once, not as long as it lasts.
+        /// Report a change once, not as long as it lasts (EPOLLET).
         const EDGE = 4;
     }
 }
@@ -47,7 +47,7 @@ impl EventSet {
         })
     }
 
-    /// A descriptor leaves the set by [`EventSet::delete`], or when its last duplicate is closed.
+    /// Watches a descriptor until [`EventSet::delete`], or until its last duplicate is closed.
     ///
     /// Linux refuses sets in sets that are more than five deep, the reactor's own included (ELOOP).
     pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> std::io::Result<()> {
@@ -79,7 +79,8 @@ impl EventSet {
     }
 
     /// Replaces the contents of `events` with the descriptors that are ready, at most its capacity.
-    /// Waits up to `timeout`, which is always zero on a reactor. Returns the number of events.
+    /// Waits up to `timeout`, which must be zero on a reactor; a signal ends the wait early.
+    /// Returns the number of events.
     pub fn wait(&self, events: &mut Events, timeout: Duration) -> std::io::Result<usize> {
         let timeout = Timespec::try_from(timeout).ok();
         events.list.clear();

@@ -1,11 +1,12 @@
-//! The unit by which limits count the clients of a network.
+//! The unit by which limits count peers: an IPv4 address or an IPv6 network.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// The client that an address stands for, as far as limits are concerned: an IPv4 address, or the
-/// first 64 bits of an IPv6 address, because one machine may use all addresses of its network. A
-/// link-local address counts alone: all machines of a link share that network.
+/// The unit by which limits count connections of a peer: an IPv4 address, or the first 64 bits of
+/// an IPv6 address, because one machine may use all addresses of its network. A link-local IPv6
+/// address counts alone, because all machines of a link share that network. IPv4-mapped addresses
+/// are IPv4 addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Origin(IpAddr);
 

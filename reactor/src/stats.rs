@@ -34,12 +34,12 @@ pub struct ReactorStats {
     pub sleeps: u64,
     /// Sleeps that ended before their deadline.
     pub wakeups: u64,
-    /// Yields that gave the core to another busy thread for a slice.
+    /// Yields of an idle reactor during which another thread used the core for 1 ms or longer.
     pub core_taken: u64,
     pub messages: u64,
     pub futures_run: u64,
     pub timers_fired: u64,
-    /// Existing local futures, timers and messages.
+    /// Local futures that have not ended, pending timers, and messages in the mailbox.
     pub tasks: usize,
     pub timers: usize,
     pub mailbox_len: usize,
@@ -59,7 +59,7 @@ pub struct PollerStats {
     pub items: u64,
 }
 
-/// A turn that exceeded the watchdog's limit.
+/// A turn that took longer than the watchdog's limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stall {
     pub reactor: String,
@@ -194,7 +194,8 @@ pub(crate) struct PollerCounters {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LabelId(pub(crate) u32);
 
-/// Names of numbered items. Locked for additions, removals and queries, not in each turn.
+/// The names of pollers, and the source locations of messages and futures. Locked for additions,
+/// removals and queries, not in each turn.
 #[derive(Default)]
 pub(crate) struct Directory {
     inner: Mutex<DirectoryInner>,

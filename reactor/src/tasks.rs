@@ -222,7 +222,7 @@ pub struct LocalTask<T> {
 }
 
 impl<T> LocalTask<T> {
-    /// Drops the future in the next turn.
+    /// Cancels the future: the reactor drops it when it runs its futures next.
     pub fn cancel(mut self) {
         drop(self.task.take());
     }

@@ -22,15 +22,16 @@ use crate::turn::SleepDecision;
 /// Turns after which [`TestCore::run_until_idle`] panics.
 const MAX_TURNS: usize = 1_000_000;
 
+/// A reactor without a thread, in virtual time. It dereferences to its [`CoreHandle`].
 pub struct TestCore {
     core: Core,
     clock: VirtualClock,
 }
 
-/// Result of an attempt to sleep.
+/// The result of [`TestCore::try_sleep`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SleepAttempt {
-    /// The core has work, or a poller is busy.
+    /// The core has work, or a poller is [`crate::Idle::Busy`].
     Refused,
     /// A real reactor would sleep until this time, or until a wake-up.
     Until(Option<Nanos>),

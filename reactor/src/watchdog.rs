@@ -1,9 +1,9 @@
 //! The watchdog: reports reactors whose turn takes too long, with the code that blocks it.
 //!
-//! One thread checks all reactors at half the limit. It reads the statistics that they publish,
-//! which costs them nothing. A sleeping reactor is not stalled. A reactor whose thread is not
-//! scheduled appears stalled; the report then contains the time for which it waited for a core, if
-//! the kernel provides it.
+//! One thread checks all reactors at intervals of half the shortest limit. It reads the statistics
+//! that they publish, which costs them nothing. A sleeping reactor is not stalled. A reactor whose
+//! thread is not scheduled appears stalled; the report then contains the time for which it waited
+//! for a core, if the kernel provides it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -53,7 +53,8 @@ struct Watched {
 }
 
 impl Watchdog {
-    /// Checks `handles` for turns longer than `limit` (or the reactor's own `watchdog_limit`).
+    /// Starts to check `handles` for turns longer than `limit`, or than the reactor's own
+    /// `watchdog_limit`.
     pub fn start(handles: Vec<ReactorHandle>, limit: Duration) -> std::io::Result<Self> {
         let watched: Vec<Watched> = handles
             .into_iter()

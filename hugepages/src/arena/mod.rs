@@ -12,8 +12,8 @@ use crate::plan::{ArenaOptions, Plan, Purpose, check_lock, explain, plan};
 use crate::register::{DEVICE_SLOTS, Piece, RegionInfo, RegisterError, RegisterHook};
 use crate::system::{Facts, System};
 
-/// DMA memory on one NUMA node. Clones share the memory. It is unmapped when the last slice, pool
-/// and buffer on it are gone.
+/// DMA memory on one NUMA node. Clones share the memory. It is unmapped when the last clone, slice,
+/// pool and buffer of it are dropped.
 #[derive(Clone)]
 pub struct Arena {
     inner: Arc<ArenaInner>,
@@ -30,11 +30,11 @@ struct ArenaInner {
 pub(crate) const SLICE_ALIGN: usize = 4096;
 
 impl Arena {
-    /// Allocates the best available memory: 1 GiB pages, else 2 MiB, else transparent, else plain.
+    /// Allocates memory on the best available pages that [`ArenaOptions::hugepages`] allows.
     ///
     /// # Errors
-    /// If `options` requires a page size, node or lock that this machine cannot provide, or if
-    /// there is not enough plain memory.
+    /// If `options` has no bytes, or requires a page size, node or lock that this machine cannot
+    /// provide, or if there is not enough memory.
     pub fn allocate(options: ArenaOptions) -> Result<Self, ArenaError> {
         let (mapping, report) = allocate(&options, Purpose::Dma)?;
         let inner = ArenaInner {
@@ -47,7 +47,7 @@ impl Arena {
         })
     }
 
-    /// The page size of the arena, and the commands that would provide larger pages.
+    /// The kind of pages of the arena, and the reasons why they are not better, with remedies.
     pub fn report(&self) -> &ArenaReport {
         &self.inner.report
     }
@@ -99,8 +99,9 @@ impl Arena {
         self.inner.mapping.regions.all()
     }
 
-    /// Registers the whole arena with a device under a free slot; on an error nothing stays
-    /// registered. [`Arena::unregister`] undoes it, at the latest when the memory is unmapped.
+    /// Registers the whole arena with a device in `slot`, which must be free. After an error
+    /// nothing stays registered. The registration ends with [`Arena::unregister`], at the latest
+    /// when the memory is unmapped.
     pub fn register(&self, slot: usize, hook: Arc<dyn RegisterHook>) -> Result<(), RegisterError> {
         self.register_in(slot, hook, Piece::LONGEST)
     }
@@ -132,7 +133,8 @@ impl Arena {
     }
 }
 
-/// Registers several arenas with one device under the same slot. Returns the slot.
+/// Registers several arenas with one device in a slot that is free in all of them, and returns the
+/// slot. After an error nothing stays registered.
 pub fn register_all(
     arenas: &[Arena],
     hook: &Arc<dyn RegisterHook>,

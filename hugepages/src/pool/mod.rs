@@ -23,7 +23,7 @@ use crate::register::{GRAIN, REGION_MAX, RegionId, RegionInfo, Regions};
 /// One size class of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClassSpec {
-    /// Bytes per buffer, a multiple of 512.
+    /// Bytes per buffer: 1 to 1 GiB, rounded up to a multiple of 512.
     pub size: usize,
     /// Number of buffers.
     pub count: usize,
@@ -37,9 +37,10 @@ pub struct ClassStats {
     pub free: usize,
     /// The lowest value that `free` ever had.
     pub low_water: usize,
-    /// Requests served, in total.
+    /// Buffers that this class has provided, in total.
     pub acquired: u64,
-    /// Requests refused because the class was empty.
+    /// Requests refused for lack of a free buffer, counted in the smallest class that is large
+    /// enough for the request.
     pub exhausted: u64,
 }
 
@@ -50,7 +51,7 @@ struct Class {
     base: NonNull<u8>,
     /// Live handles per slot; a slot with none is on the free list.
     refs: Box<[Cell<u32>]>,
-    /// How many of them came from [`Buf::split_off`]. No byte is covered by more than `refs -
+    /// Those of them that came from [`Buf::split_off`]. No byte is covered by more than `refs -
     /// splits` handles: a clone increments `refs`, a split increments both, and a drop decrements
     /// `refs`, and `splits` while it is above zero. So a difference of 1 proves that no two handles
     /// overlap.
@@ -103,7 +104,8 @@ impl Pool {
     /// A pool on ordinary heap memory, for tests and for tools without a device.
     ///
     /// # Panics
-    /// If a class is invalid (a buffer of zero bytes, or a size above the address space).
+    /// If a class is invalid: a buffer of 0 bytes or of more than 1 GiB, or more memory than the
+    /// address space has.
     pub fn heap(classes: &[ClassSpec]) -> Self {
         let len = Self::bytes_for(classes)
             .next_multiple_of(SLICE_ALIGN)
@@ -410,7 +412,8 @@ impl Buf {
         unsafe { class.base.as_ptr().add(at) }
     }
 
-    /// The registration key of the device in `slot`, if one key covers all of this buffer.
+    /// The registration key of the device in `slot`. `None`: not registered, or no single key
+    /// covers all of this buffer.
     #[inline]
     pub fn key(&self, slot: usize) -> Option<u64> {
         self.pool.regions.key(self.as_ptr(), self.len(), slot)

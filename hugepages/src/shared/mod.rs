@@ -53,9 +53,9 @@ const RELEASE_MIN: usize = 64 * 1024;
 impl Shared {
     /// Allocates `bytes` zero bytes; pages are populated at the first write.
     ///
-    /// With [`HugepagePolicy::Auto`] the pages are transparent huge pages: hugetlb pages are left
-    /// to arenas, and a RAM disk can be released in parts. A policy that requires hugetlb pages
-    /// populates all of them at once.
+    /// With [`HugepagePolicy::Auto`] the pages are transparent huge pages, else plain ones: hugetlb
+    /// pages are left to arenas, and a RAM disk can be released in parts. A policy that requires
+    /// hugetlb pages populates all of them at once.
     pub fn allocate(bytes: u64, policy: HugepagePolicy) -> Result<Self, ArenaError> {
         let options = ArenaOptions {
             hugepages: policy,
@@ -65,7 +65,8 @@ impl Shared {
         Self::allocate_with(options)
     }
 
-    /// Like [`Shared::allocate`], with a node and populating on request. Locked only if required.
+    /// Like [`Shared::allocate`], with a NUMA node, and populated on request. Locked only if
+    /// [`ArenaOptions::require_lock`] is set.
     pub fn allocate_with(options: ArenaOptions) -> Result<Self, ArenaError> {
         let (mapping, report) = allocate(&options, Purpose::RamDisk)?;
         let release_unit = match report.pages {
@@ -160,8 +161,8 @@ impl Shared {
         unsafe { AtomicU32::from_ptr(at) }
     }
 
-    /// The key of the device in `slot` for these bytes, and the offset of the first byte in its
-    /// region, as for [`MemoryView::key`].
+    /// The registration key of the device in `slot` for these bytes, and the offset of the first
+    /// byte in its region. `None`: not registered, or the bytes cross two regions.
     pub fn key(&self, offset: usize, len: usize, slot: usize) -> Option<(u64, usize)> {
         let base = NonNull::new(self.at(offset, len))?;
         let regions = &self.mapping.regions;
@@ -204,7 +205,8 @@ impl Shared {
         unsafe { opaque::copy(from, to, len) }
     }
 
-    /// Zeroes a range, releasing whole pages to the system where possible.
+    /// Zeroes a range. Releases its whole pages to the system if they are 64 KiB or more, not
+    /// locked and not hugetlb pages, and if no device has ever registered the memory.
     pub fn discard(&self, offset: usize, len: usize) {
         // Check the range now rather than half way.
         self.at(offset, len);
@@ -409,8 +411,8 @@ impl MemoryView {
         }
     }
 
-    /// The key of the device in `slot`, and the offset of the first byte in its region. `None` also
-    /// if the part crosses two regions: slice it then.
+    /// The registration key of the device in `slot`, and the offset of the first byte in its
+    /// region. `None`: not registered, or the part crosses two regions; slice it then.
     pub fn key(&self, slot: usize) -> Option<(u64, usize)> {
         self.shared.key(self.offset, self.len, slot)
     }

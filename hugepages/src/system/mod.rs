@@ -20,8 +20,8 @@ pub struct NodePages {
     pub total: u64,
     /// Unused pages, some of which may be reserved already.
     pub free: u64,
-    /// Free pages that are reserved. The kernel counts them for the whole machine, so with several
-    /// nodes this is 0 on each.
+    /// Free pages that are promised to existing mappings. The kernel counts them for the whole
+    /// machine, so with several nodes this is 0 on each.
     pub reserved: u64,
     /// Pages above the configured number, taken from ordinary memory.
     pub surplus: u64,
@@ -37,7 +37,8 @@ impl NodePages {
     }
 }
 
-/// The huge page pools of every NUMA node, smallest pages first.
+/// The huge page pools, node by node, each with the smallest pages first. Those of the whole
+/// machine if the kernel names no NUMA nodes.
 pub fn show() -> Vec<NodePages> {
     System::real().show()
 }
@@ -48,7 +49,8 @@ pub fn machine_memory() -> Option<u64> {
 }
 
 /// Sets a pool of huge pages, of one node or of the whole machine, to `pages` pages of `size`
-/// bytes. Returns the number of pages in the pool afterwards, never less than requested.
+/// bytes. Needs root. Returns the number of pages in the pool afterwards, never less than
+/// requested; if the kernel provides fewer, restores the former number and fails.
 pub fn reserve(size: u64, pages: u64, node: Option<u32>) -> Result<u64, ReserveError> {
     System::real().reserve(size, pages, node)
 }
