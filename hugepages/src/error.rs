@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use crate::pages::{KIB, human};
 
-/// Why an arena or shared memory could not be allocated as requested.
+/// The reason why an arena or shared memory could not be allocated as requested.
 ///
 /// [`crate::ArenaReport`] uses the same values to explain why the pages are not better.
 #[derive(Debug, thiserror::Error)]
@@ -113,7 +113,7 @@ pub enum ArenaError {
     },
 }
 
-/// Why the kernel's pool of huge pages could not be resized.
+/// The reason why the kernel's pool of huge pages could not be resized.
 #[derive(Debug, thiserror::Error)]
 pub enum ReserveError {
     #[error("this kernel has no {} pages; it has {}", human(*size), sizes(.there))]

@@ -1,5 +1,5 @@
 //! One anonymous mapping with pages of one kind on one NUMA node (`mmap`, `mbind`, `madvise`,
-//! `mlock`). An arena consists of such mappings.
+//! `mlock`). An arena has one such mapping, as has the memory of a RAM disk.
 
 use std::ffi::c_void;
 use std::fmt;

@@ -18,8 +18,8 @@ pub struct ArenaOptions {
     /// The NUMA node for the memory: strict for hugetlb pages, preferred for others. `None`: any
     /// node.
     pub numa_node: Option<u32>,
-    /// Fail instead of using memory that may be swapped out. If false, locking is tried and the
-    /// report says whether it succeeded.
+    /// Fail instead of using memory that may be swapped out. If false, an [`crate::Arena`] tries to
+    /// lock its memory, and its report says whether it succeeded; [`crate::Shared`] does not try.
     pub require_lock: bool,
     /// Populate every page now, so that none is missing later.
     pub populate: bool,

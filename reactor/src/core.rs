@@ -310,7 +310,7 @@ impl Timer {
         self.deadline
     }
 
-    /// Changes the deadline.
+    /// Changes the deadline. Nothing wakes a waiting future until the timer is polled again.
     pub fn reset(&mut self, deadline: Nanos) {
         self.leave();
         self.deadline = deadline;

@@ -91,7 +91,8 @@ impl ReactorHandle {
         self.answer(self.send_from(place, Box::new(message)).map(|()| receiver))
     }
 
-    /// Runs `f` on the reactor and blocks until its result arrives. Do not call this on a reactor.
+    /// Runs `f` on the reactor and blocks until its result arrives. On a reactor it fails with
+    /// [`CallError::OnReactor`].
     #[track_caller]
     pub fn call<F, R>(&self, f: F) -> Result<R, CallError>
     where

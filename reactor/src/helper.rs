@@ -1,9 +1,9 @@
 //! A helper thread for work that would take too long in a reactor's turn.
 //!
-//! Jobs wait in a bounded queue per owner, and the queues are served round-robin: an owner with
-//! many jobs delays only its own. The thread runs with a lower priority than the reactors. A thread
-//! started by a reactor would inherit the reactor's core, so management starts it with
-//! [`Helper::start`].
+//! Each owner has a queue of jobs, and the queues are served round-robin, so that an owner with many
+//! jobs hardly delays others. The number of waiting jobs of all owners together has a bound. The
+//! thread runs with a lower priority than the reactors. A thread started by a reactor would inherit
+//! the reactor's core, so management starts it with [`Helper::start`].
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,7 +24,7 @@ pub struct Helper {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The error of a full queue: `max` jobs are waiting.
+/// The error of a helper with `max` waiting jobs, of all owners together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the helper thread has all of its {max} waiting jobs")]
 pub struct HelperFull {

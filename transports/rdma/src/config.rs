@@ -37,7 +37,8 @@ macro_rules! settings {
         #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(default, deny_unknown_fields)]
         pub struct RdmaSettings {
-            /// Defaults of listeners, like the next two. None: derived from the listener's address.
+            /// The RDMA device, its port and the GID index of listeners that name none. `None`:
+            /// derived from the listener's address.
             pub device: Option<String>,
             pub port: Option<u8>,
             pub gid_index: Option<u16>,
@@ -110,35 +111,36 @@ macro_rules! settings {
 }
 
 settings! {
-    /// Queue pairs of the whole transport; each core reserves memory for this many.
+    /// Most queue pairs of the whole transport, 1 or more. Each core reserves memory for the
+    /// responses of this many.
     max_qpairs: u32 = 1024;
-    /// Bytes of in-capsule data per write, a multiple of 16.
+    /// Largest in-capsule data of a command, in bytes: a multiple of 16, at most 1 MiB.
     in_capsule_data_size: u32 = 4096,
         serde(deserialize_with = "read::bytes");
-    /// Receive buffers per core and device, shared by its queue pairs; 0: separate buffers per
-    /// queue pair.
+    /// Receive buffers per core and device, shared by its queue pairs: at most 262,144. 0: separate
+    /// buffers per queue pair.
     srq_size: u32 = 2048;
-    /// Initial completion queue entries per core and device.
+    /// Initial completion queue entries per core and device, 1 or more.
     cq_size: u32 = 4096;
-    /// Maximum number of data descriptors per command (MSDBD).
+    /// Maximum number of data descriptors per command (MSDBD), 1 to 64.
     max_sge: u8 = 16;
-    /// Bytes sent inline; a response has 16.
+    /// Messages of up to this number of bytes are sent inline; a response has 16.
     max_inline_data: u32 = 64,
         serde(deserialize_with = "read::bytes");
-    /// Outstanding RDMA READs per queue pair.
+    /// Most outstanding RDMA READs per queue pair, 1 or more.
     read_depth: u8 = 16;
     /// Maximum bytes per memory region. A longer arena is registered in pieces of the largest power
     /// of two within both this and the device's own limit.
     max_mr_size: u64 = REGION_MAX as u64,
         serde(deserialize_with = "read::bytes");
-    /// Maximum completions per poll.
+    /// Maximum completions per poll, 1 to 1024.
     poll_batch: u32 = 64;
-    /// Maximum number of pending connection requests.
+    /// Backlog of each listener: pending connection requests, 1 or more.
     backlog: u16 = 128;
     /// Time limit from the connection to its successful Connect command.
     connect_timeout_ms: u64 = 20_000,
         serde(deserialize_with = "read::millis");
-    /// DSCP << 2.
+    /// Type of Service byte (DSCP << 2) of sent packets; 0: the system's default.
     tos: u8 = 0;
     /// Local ACK timeout, 4.096 us * 2^n; none: the connection manager's value.
     ack_timeout: Option<u8> = None;

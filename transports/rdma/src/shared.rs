@@ -220,7 +220,7 @@ pub(crate) struct Incoming {
     pub device: DeviceId,
     pub key_slot: usize,
     pub listener: ListenerId,
-    /// Data that an I/O command may carry, in bytes.
+    /// Most in-capsule data of an I/O command, in bytes.
     pub in_capsule: u32,
     /// From the connection request. IOCCSZ does not apply to commands of admin queues.
     pub kind: QueueKind,

@@ -100,7 +100,7 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub struct Stats {
             $($(#[$doc])* pub $name: AtomicU64,)*
-            /// Failed completions by status (`WcStatus as usize`), without flushed requests.
+            /// Failed completions by the number of their [`WcStatus`]. Flushes are not counted.
             pub errors: [AtomicU64; STATUSES],
             /// Polls of the completion queue by their completions; see [`BATCH_CLASSES`].
             pub batches: [AtomicU64; BATCH_CLASSES.len()],
@@ -168,15 +168,15 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Established connections.
+    /// Connections established since the start.
     accepted,
-    /// Connections that the host closed.
+    /// Connections ended, by cause. This one: the host disconnected.
     closed_by_peer,
-    /// Connections that ended by a failed work request, a device or another error.
+    /// A request, the queue pair, its queues or its device failed.
     closed_broken,
-    /// Connections whose host violated the protocol.
+    /// The host violated NVMe/RDMA.
     closed_protocol,
-    /// Connections on which no Connect succeeded in time, or that did not drain in time.
+    /// The host did not connect its queue in time, or the queue did not drain in time.
     closed_timeout,
     /// Connections that this side closed.
     closed_local,

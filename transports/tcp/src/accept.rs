@@ -145,7 +145,7 @@ pub(crate) struct HandshakeCounters {
     pub succeeded: AtomicU64,
     /// Also connections in clear where TLS is required.
     pub failed: AtomicU64,
-    /// Not begun: the address has too many in flight, or too many that failed.
+    /// Not begun: too many connections of the address wait, or too many failed.
     pub limited: AtomicU64,
 }
 

@@ -31,7 +31,7 @@ use crate::records::{
 /// Bytes of the buffer for received records: several of the longest, as one receive costs more
 /// than moving the part of a record at its end.
 const INPUT: usize = 8 * (HEADER + MOST_PROTECTED);
-/// Encrypted bytes that wait for the socket, from which on nothing more is encrypted.
+/// While this number of encrypted bytes waits for the socket, nothing more is encrypted.
 const OUTPUT: usize = 256 << 10;
 /// The last record begins below [`OUTPUT`]; messages without data may follow.
 const OUTPUT_BUFFER: usize = OUTPUT + HEADER + MOST_DATA + TRAILER + 128;

@@ -19,6 +19,7 @@ pub enum ModuleState {
 }
 
 impl ModuleState {
+    /// True if the module is loaded or built in.
     pub fn is_there(self) -> bool {
         matches!(self, Self::Loaded | Self::BuiltIn)
     }

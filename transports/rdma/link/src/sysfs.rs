@@ -36,8 +36,8 @@ impl Default for Roots {
     }
 }
 
-/// The file's text without the white space around it. None if it cannot be read, which for an
-/// attribute in sysfs means that the device does not have it, or is going.
+/// The file's text without the white space around it. `None` if it cannot be read: the device does
+/// not have this attribute, or is being removed.
 pub(crate) fn text(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     Some(text.trim().to_owned())

@@ -8,6 +8,7 @@ use tempfile::TempDir;
 
 use crate::Roots;
 
+/// A temporary folder with the files of a simulated machine; the methods add and remove files.
 pub struct Tree {
     root: TempDir,
 }

@@ -29,8 +29,8 @@ const STATISTICS_MAX: usize = 1 << 16;
 /// of the call, and a change of channels adds some.
 const STATISTICS_MARGIN: usize = 4096;
 
-/// The statistics of one interface's driver. Their names are read once, because the kernel holds a
-/// global lock for each call.
+/// The statistics of one interface's driver. Their names are read once, and again when their number
+/// changes, because the kernel holds a global lock for each call.
 #[derive(Debug)]
 pub struct Statistics {
     interface: String,

@@ -31,7 +31,7 @@ pub trait Provider: Send + Sync {
     fn device(&self, id: DeviceId) -> Result<Arc<dyn Device>, VerbsError>;
 
     /// Creates a connection manager with its own event channel. Fails if the kernel has no RDMA
-    /// connection manager.
+    /// connection manager, or if this process may not open it.
     fn connection_manager(&self) -> Result<Box<dyn ConnectionManager>, VerbsError>;
 }
 

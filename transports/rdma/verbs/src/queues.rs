@@ -390,8 +390,8 @@ impl Lane {
         self.send.signal_last();
     }
 
-    /// True if no requested completion will free the newest buffer, or more than half of the send
-    /// queue is not signaled: a reason to call `signal_last`.
+    /// True if the ring holds buffers that no requested completion will free, or if more than half
+    /// of the send queue is unsignaled: a reason to call `signal_last`.
     #[inline]
     pub fn needs_signal(&self) -> bool {
         self.send.needs_signal()

@@ -154,9 +154,9 @@ pub struct ConnParams {
     pub responder_resources: u8,
     /// Outstanding RDMA READs of this side.
     pub initiator_depth: u8,
-    /// 0..=7. Set by the connecting side.
+    /// Retries of a request that is not acknowledged, 0 to 7. Set by the connecting side.
     pub retry_count: u8,
-    /// 0..=7; 7 retries forever.
+    /// Retries of a SEND that finds no posted receive (RNR NAK), 0 to 7; 7 retries forever.
     pub rnr_retry_count: u8,
 }
 
@@ -348,6 +348,7 @@ pub struct QpCaps {
     pub max_recv_wr: u32,
     pub max_send_sge: u32,
     pub max_recv_sge: u32,
+    /// Largest inline data of a send request, in bytes.
     pub max_inline: u32,
 }
 

@@ -15,7 +15,8 @@ use crate::params::Op;
 use crate::wire::{Accept, Refusal, Request, SessionParameters};
 
 impl Client<'_> {
-    /// All connections.
+    /// Opens the control connection, with retries while the server is busy, and then the connection
+    /// of each queue pair.
     pub(super) fn open(&mut self) -> Result<(), PerfError> {
         let give_up = Instant::now() + self.options.wait;
         loop {
@@ -92,7 +93,8 @@ impl Client<'_> {
         }
     }
 
-    /// A queue pair that is gone may have left some, and the queue is only so large.
+    /// Drops the completions that a destroyed queue pair has left in the completion queue, so that
+    /// the queue does not overflow.
     fn forget_completions(&mut self) {
         if let Some(end) = &self.end {
             while end
