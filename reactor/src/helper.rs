@@ -1,9 +1,9 @@
 //! A helper thread for work that would take too long in a reactor's turn.
 //!
-//! Each owner has a queue of jobs, and the queues are served round-robin, so that an owner with many
-//! jobs hardly delays others. The number of waiting jobs of all owners together has a bound. The
-//! thread runs with a lower priority than the reactors. A thread started by a reactor would inherit
-//! the reactor's core, so management starts it with [`Helper::start`].
+//! Each owner has a queue of jobs, and the queues are served round-robin, so that an owner with
+//! many jobs hardly delays others. The number of waiting jobs of all owners together has a bound.
+//! The thread runs with a lower priority than the reactors. A thread started by a reactor would
+//! inherit the reactor's core, so management starts it with [`Helper::start`].
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
