@@ -14,8 +14,9 @@ use super::injection::{InjectionChanges, InjectionQueues};
 use super::namespace::NamespaceInfo;
 use crate::transport::TransportType;
 
-/// State shared by a controller and its I/O queues. The controller's core writes it. An I/O queue
-/// reads it once per turn without a lock; it locks only to connect.
+/// State shared by a controller and its I/O queues. The controller's core writes most of it. An I/O
+/// queue reads it once per turn without a lock; it locks only to connect, and to adopt a changed
+/// [`Link::version`].
 #[derive(Debug, Default)]
 pub struct Link {
     /// Incremented at each start and each end of an association, so odd while there is one. The bit
@@ -54,7 +55,7 @@ impl fmt::Debug for Waker {
 /// Bit of the generation: the association ends for a move as soon as no command is in flight.
 const MOVING: u64 = 1 << 63;
 
-/// The attributes of the controller and of its namespaces, as read in the last association.
+/// The attributes of the controller and of its namespaces, as read in the latest association.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LinkState {
     /// The transport of the association, if there are two: I/O queues must use the same.
@@ -252,7 +253,8 @@ impl Link {
         self.all_losses.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// True if there was no association for longer than [`super::HostOptions::fast_io_fail`].
+    /// True while there has been no association for longer than
+    /// [`super::HostOptions::fast_io_fail`].
     #[inline]
     pub fn is_away(&self) -> bool {
         self.away.load(Ordering::Acquire)

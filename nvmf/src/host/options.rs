@@ -81,14 +81,14 @@ impl ControllerId {
     }
 }
 
-/// Options of a host. The defaults are those of Linux, except for a shorter first reconnect delay.
+/// Options of a host for one controller.
 #[derive(Debug, Clone)]
 pub struct HostOptions {
     pub hostnqn: Nqn,
     pub hostid: [u8; 16],
     pub subnqn: Nqn,
-    /// The controller to request. With `paths` and [`ControllerId::Static`], the host changes to
-    /// a better path only after a loss.
+    /// The controller to request. With `paths` and [`ControllerId::Static`], the host returns to
+    /// the preferred transport only after a loss.
     pub controller: ControllerId,
     /// Entries of each I/O queue; clamped to the controller's maximum.
     pub queue_entries: u16,
@@ -99,7 +99,8 @@ pub struct HostOptions {
     /// Disable submission queue flow control (Base 6.3), so that the target can complete reads
     /// without a response capsule.
     pub disable_sq_flow_control: bool,
-    /// Longest time to connect and enable, and then to read each namespace.
+    /// Longest time to connect, enable and identify the controller, and then to read each
+    /// namespace.
     pub connect_timeout: Duration,
     /// Longest time for an admin command.
     pub admin_timeout: Duration,
@@ -120,9 +121,10 @@ pub struct HostOptions {
     /// The two transports and their delays, which replace `reconnect_delay`. `None`: one transport.
     pub paths: Option<PathOptions>,
     /// Keys for DH-HMAC-CHAP: of this host, and of the controller for bidirectional authentication.
+    /// `None`: the host does not authenticate itself.
     pub authentication: Option<HostAuth>,
-    /// Secure channel concatenation: authentication makes the PSK of TLS. The transport reads it
-    /// here. `None`: without it.
+    /// Secure channel concatenation: authentication generates the PSK of TLS, which the transport
+    /// reads here. `None`: without it.
     pub concatenation: Option<Arc<GeneratedPsk>>,
 }
 

@@ -2,8 +2,8 @@
 //! and the namespaces that the host may access.
 //!
 //! The controller itself (registers, features, event requests) lives on the core of its admin
-//! queue. The data path takes no lock here: an I/O queue reads `phase` and `view_version`, and
-//! locks only to adopt a new view.
+//! queue. An I/O queue reads `phase` and `view_version` without a lock. It locks only to adopt a
+//! new view and to record a failed command.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -269,8 +269,9 @@ impl Association {
             .any(|queue| queue.secure.is_none())
     }
 
-    /// Refuses the channel of an I/O queue, if the admin queue has a generated PSK: all queues must
-    /// use that one, or the one that replaced it.
+    /// True if a queue with this TLS channel may join the association. If authentication on the
+    /// admin queue generated a PSK, or the admin queue's channel uses a generated one, the channel
+    /// must use one of these two.
     pub(crate) fn takes_channel(&self, channel: Option<&SecureChannel>) -> bool {
         let own = self.generated.lock().clone();
         let queues = self.queues.lock();
@@ -285,7 +286,8 @@ impl Association {
         })
     }
 
-    /// True if the controller is in use, and `holds` of each of its queues.
+    /// True if the controller is ready and has an I/O queue, and `holds` is true of each of its
+    /// queues.
     pub(crate) fn all_queues(&self, holds: impl FnMut(&QueueInfo) -> bool) -> bool {
         let queues = self.queues.lock();
         self.phase() == Phase::Ready && queues.len() > 1 && queues.values().all(holds)
@@ -318,8 +320,8 @@ impl Association {
         self.authenticated.load(Ordering::Acquire)
     }
 
-    /// Notes the PSK that the authentication of the admin queue generated, and returns the one
-    /// before.
+    /// Stores the PSK that the authentication of the admin queue generated. Returns the previous
+    /// one.
     pub(crate) fn set_generated(&self, psk: Arc<Psk>) -> Option<Arc<Psk>> {
         self.generated.lock().replace(psk)
     }
@@ -478,7 +480,7 @@ impl Association {
         totals
     }
 
-    /// Commands that failed because data could not be read or written.
+    /// Commands that failed with an unrecovered media or data integrity error (SMART log).
     pub fn media_errors(&self) -> u64 {
         self.media_errors.load(Ordering::Relaxed)
     }
@@ -510,7 +512,8 @@ impl Association {
     }
 }
 
-/// True for unrecovered media errors (Base figure 207); false for Compare Failure.
+/// True for unrecovered media and data integrity errors (Base figure 207); false for Compare
+/// Failure.
 fn is_media_error(status: StatusCode) -> bool {
     let code = status.code();
     code == StatusCode::UNRECOVERED_READ_ERROR

@@ -54,7 +54,7 @@ pub struct AuthFailure {
     pub times: u64,
 }
 
-/// A host proved that it has its key.
+/// The latest proof of a host that it has its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Access {
     pub at: SystemTime,
@@ -98,7 +98,7 @@ impl Authentication {
         self.offer.lock().clone()
     }
 
-    /// Sets the hash functions and groups for later transactions.
+    /// Sets the hash functions and groups for future transactions.
     pub fn set_offer(&self, offer: Offer) {
         *self.offer.lock() = offer;
     }
@@ -114,7 +114,7 @@ impl Authentication {
         self.failures.lock().drain(..).collect()
     }
 
-    /// Connections that failed for a reason of TLS since the last call, oldest first.
+    /// TLS connections that failed since the last call, oldest first.
     pub fn take_tls_failures(&self) -> Vec<TlsFailure> {
         self.tls_failures.lock().drain(..).collect()
     }
@@ -124,7 +124,8 @@ impl Authentication {
         self.counted.lock().remove(&(origin(peer), host.clone()));
     }
 
-    /// Notes that a host proved on a queue that it has its key.
+    /// Records that a host proved on a queue that it has its key. A new host is not recorded if the
+    /// limit of [`MAX_COUNTED`] is reached.
     pub(crate) fn note_access(&self, subsystem: &Nqn, host: &Nqn, peer: &Address) {
         let mut accesses = self.accesses.lock();
         let names = (subsystem.clone(), host.clone());
@@ -138,14 +139,15 @@ impl Authentication {
         accesses.insert(names, access);
     }
 
-    /// When a host proved last that it has its key.
+    /// The latest proof of a host that it has its key.
     pub fn last_access(&self, subsystem: &Nqn, host: &Nqn) -> Option<Access> {
         let names = (subsystem.clone(), host.clone());
         self.accesses.lock().get(&names).cloned()
     }
 
-    /// Counts a failure. Returns the delay before its report to the host. Counts per host and
-    /// origin, so that guesses from one machine do not delay the host at other addresses.
+    /// Counts a failure. Returns the delay before the controller reports it to the host, which only
+    /// wrong keys have. They count per host and origin, so that guesses from one machine do not
+    /// delay the host at other addresses.
     pub(crate) fn note_failure(
         &self,
         host: &Nqn,
@@ -182,18 +184,18 @@ impl Authentication {
         }
     }
 
-    /// Keeps a failure for an event.
+    /// Stores a failure for [`Authentication::take_failures`].
     pub(crate) fn report(&self, failure: AuthFailure) {
         push_bounded(&mut self.failures.lock(), failure);
     }
 
-    /// The same for a failure of TLS.
+    /// Stores a failure for [`Authentication::take_tls_failures`].
     pub(crate) fn report_tls(&self, failure: TlsFailure) {
         push_bounded(&mut self.tls_failures.lock(), failure);
     }
 }
 
-/// The oldest failure goes if management does not fetch them.
+/// Adds a failure. A full list drops its oldest one.
 fn push_bounded<T>(failures: &mut VecDeque<T>, failure: T) {
     if failures.len() >= MAX_FAILURES {
         failures.pop_front();
@@ -201,7 +203,7 @@ fn push_bounded<T>(failures: &mut VecDeque<T>, failure: T) {
     failures.push_back(failure);
 }
 
-/// The address without the port, which differs with each connection.
+/// The address without the port, which differs between connections.
 pub(crate) fn of_peer(peer: &Address) -> String {
     match peer {
         Address::Ip(address) => address.ip().to_string(),
@@ -209,7 +211,7 @@ pub(crate) fn of_peer(peer: &Address) -> String {
     }
 }
 
-/// The peer as limits count it.
+/// The address to which limits of failures and unauthenticated queues apply.
 pub(crate) fn origin(peer: &Address) -> String {
     match peer {
         Address::Ip(address) => Origin::from(address.ip()).to_string(),

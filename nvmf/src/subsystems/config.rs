@@ -29,7 +29,7 @@ pub struct TargetConfig {
     pub copy_ranges: u8,
     /// Largest Copy, in blocks, in all and per range.
     pub copy_blocks: u16,
-    /// Largest Write Zeroes, in bytes; rounded down to a power of two of 4096 (WZSL).
+    /// Largest Write Zeroes, in bytes; rounded down to 4096 times a power of two (WZSL).
     pub write_zeroes_bytes: u64,
     /// Largest Verify, in bytes; rounded down likewise (VSL).
     pub verify_bytes: u64,
@@ -42,7 +42,8 @@ pub struct TargetConfig {
     /// The first GENCTR of the discovery log. It must be above all values before a restart, or a
     /// host could take a changed log for the same.
     pub discovery_generation: u64,
-    /// The discovery service's own port, opened on every address that a subsystem is served on.
+    /// The port of the discovery service, opened on every address that a subsystem is served on.
+    /// `None`: no such port.
     pub discovery_port: Option<u16>,
     /// Discovery log entries name only listeners of the asking connection's transport type.
     pub discovery_same_transport: bool,
@@ -63,7 +64,7 @@ pub struct QueueLimits {
     pub max_io_queues: u16,
     /// Keep-alive granularity in units of 100 ms (KAS).
     pub keep_alive_granularity: u16,
-    /// Shortest keep-alive timeout granted; a shorter one is raised to it.
+    /// Shortest keep-alive timeout granted; a shorter one is raised to it. 0 (disabled) stays 0.
     pub min_keep_alive_ms: u32,
 }
 

@@ -25,8 +25,8 @@ pub struct GroupHandle {
     counts: Arc<GroupCounts>,
 }
 
-/// Counters of a group since its start. Updated when queues are created or deleted, and by the
-/// upkeep, not by the data path.
+/// Counters of a group since its start. Updated when queues are created or deleted and by the
+/// upkeep; `copied_bytes` also by the data path.
 #[derive(Debug, Default)]
 pub struct GroupCounts {
     /// Connections without a controller, at the last upkeep.

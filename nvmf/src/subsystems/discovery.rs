@@ -6,9 +6,9 @@
 //! ```
 //!
 //! Pure functions. The contents depend on the host (the snapshot has only the subsystems that it
-//! may use) and on its connection: a listener on every address is listed under the address that the
-//! host itself has reached. Hosts on this machine see loopback addresses, and hosts on the same
-//! link see link-local ones.
+//! may use) and on its connection. A listener on the unspecified address is listed under the local
+//! address of the connection. Loopback addresses are listed only for hosts on this machine, and
+//! link-local ones only for hosts on the same link.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -31,7 +31,8 @@ pub struct Snapshot {
     pub generation: u64,
     /// Subsystems that the host may connect to.
     pub subsystems: Vec<Reachable>,
-    /// Listeners that were added to the discovery subsystem, which also serves all other listeners.
+    /// Listeners that were added to the discovery subsystem, which serves hosts on all other
+    /// listeners too.
     pub discovery: Vec<SubsystemListener>,
     pub discovery_nqn: Nqn,
     pub referrals: Vec<Referral>,
@@ -51,7 +52,7 @@ pub struct Referral {
     pub transport: TransportType,
     pub address: Address,
     pub subnqn: Nqn,
-    /// `subnqn` is a discovery subsystem's; only its well-known name shows that by itself.
+    /// `subnqn` names a discovery subsystem. Ignored for the well-known discovery NQN.
     pub discovery: bool,
     pub secure_channel: bool,
 }
@@ -66,12 +67,13 @@ pub struct Reachable {
     pub has_psk: bool,
     /// The host must use secure channel concatenation: it begins in clear, and then uses TLS.
     pub must_concat: bool,
-    /// False: only other targets serve the subsystem, and know whether the host has a PSK.
+    /// False: only other targets serve the subsystem, so it is not known whether the host has a
+    /// PSK.
     pub knows_host: bool,
 }
 
 impl Reachable {
-    /// Without ports.
+    /// A subsystem without ports.
     pub fn new(nqn: Nqn) -> Self {
         Self {
             nqn,
@@ -98,8 +100,9 @@ impl Reachable {
         }
     }
 
-    /// How the host connects to a port: with this TREQ over TLS, or in clear. A host with a PSK is
-    /// served over TLS only, and another host in clear only.
+    /// How the host connects to a port with this TLS policy: with TLS if it has a PSK, in clear and
+    /// then with TLS if it must use concatenation, otherwise in clear. If it is unknown whether the
+    /// host has a PSK, a port that requires TLS is listed with TLS.
     fn channel(&self, policy: TlsPolicy) -> PortChannel {
         // Hosts take TREQ "not required" with TLS for concatenation (nvme-cli 3.0).
         let of_host = match (self.has_psk, self.must_concat) {
@@ -143,7 +146,8 @@ pub struct Record {
     pub fabric: RdmaProviderType,
 }
 
-/// The entries of a log: the discovery subsystem itself, then subsystems, then referrals.
+/// The entries of a log: the discovery subsystem itself, then subsystems, then referrals. Of
+/// entries with the same NQN, transport and address, except referrals, only the first is listed.
 pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
     let mut records = Vec::new();
     let own = SubsystemListener {
@@ -240,8 +244,7 @@ fn entry(
     checked(with_port(record, port_id(listener.id)))
 }
 
-/// The entry of another target's port. Its address is elsewhere, as that of a referral, so that
-/// [`Snapshot::same_address`] does not count.
+/// The entry of another target's port. [`Snapshot::same_address`] does not apply to it.
 fn elsewhere(
     snapshot: &Snapshot,
     asker: &Asker,
@@ -260,7 +263,7 @@ fn with_port(mut record: Record, port: u16) -> Record {
     record
 }
 
-/// `None`: the filters leave the place out.
+/// `None`: a filter excludes the address.
 fn described_at(
     snapshot: &Snapshot,
     asker: &Asker,
@@ -350,7 +353,7 @@ fn checked(record: Record) -> Option<Record> {
     }
 }
 
-/// The address of a listener for the requesting host.
+/// The address of a listener for the requesting host; `None`: the host cannot reach it.
 fn reached(address: &Address, asker: &Asker) -> Option<Address> {
     let Address::Ip(bound) = address else {
         return Some(address.clone());
@@ -400,7 +403,8 @@ fn port_of(address: &Address) -> Option<u16> {
     }
 }
 
-/// PORTID: the same for all subsystems on a listener, for as long as it is there.
+/// PORTID of a listener: the same for all subsystems and for the listener's life (the ID modulo
+/// 65536).
 fn port_id(listener: ListenerId) -> u16 {
     listener.0 as u16
 }
@@ -421,7 +425,7 @@ pub struct BeyondEnd {
     pub length: u64,
 }
 
-/// Header and entries are pieces of one size.
+/// Bytes of the header, and of each entry.
 const PIECE: u64 = DiscoveryEntry::SIZE as u64;
 
 /// Bytes of the whole page.
@@ -429,9 +433,9 @@ pub fn page_bytes(records: usize) -> u64 {
     PIECE * (records as u64 + 1)
 }
 
-/// Writes the part of the page that begins at `offset`; bytes beyond its end stay unchanged. Only
-/// the entries in that part are made, so that reading a long log in pieces costs no more than
-/// reading it whole.
+/// Writes the part of the page that begins at `offset`, up to the end of `out` or of the page;
+/// further bytes of `out` stay unchanged. Only the entries in that part are built, so reading a
+/// long log in pieces costs no more than reading it at once.
 pub fn write_page(
     generation: u64,
     records: &[Record],
@@ -460,7 +464,7 @@ pub fn write_page(
 }
 
 impl Record {
-    /// The record of a port that the host uses over this channel.
+    /// The record of a port that the host reaches over this channel; `None`: refused.
     fn over(self, channel: PortChannel) -> Option<Self> {
         match channel {
             PortChannel::Refused => None,
@@ -469,7 +473,7 @@ impl Record {
         }
     }
 
-    /// The record of a listener that the host uses TLS on, with this TREQ.
+    /// The record with TLS and this TREQ; unchanged for `None`.
     fn secured(mut self, secure_channel: Option<u8>) -> Self {
         if let Some(requirement) = secure_channel {
             self.secure_channel = true;

@@ -7,8 +7,8 @@
 //!         └ Association       the shared state of one controller and its queues
 //! ```
 //!
-//! A change of this state sets the attention flag of the affected cores, through their
-//! [`GroupHandle`]. No code here runs on the data path.
+//! A change wakes the affected cores through their [`GroupHandle`]; each one adopts it in its
+//! upkeep. The data path reads immutable snapshots ([`namespace::View`]) and updates statistics.
 
 pub mod ana;
 pub mod association;

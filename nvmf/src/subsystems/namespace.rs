@@ -23,7 +23,7 @@ pub struct Backing {
 }
 
 impl Backing {
-    /// A bdev that `open` opens, for example through the registry.
+    /// A bdev whose per-core queues `open` opens.
     pub fn new(bdev: Arc<dyn Bdev>, open: Arc<OpenQueue>) -> Self {
         Self { bdev, open }
     }
@@ -59,8 +59,8 @@ static SERIALS: AtomicU64 = AtomicU64::new(0);
 /// A namespace of one subsystem, shared by all cores.
 pub struct Namespace {
     pub nsid: u32,
-    /// Unique among all namespaces of the process, including later ones with the same NSID. Not
-    /// zero.
+    /// Differs from that of every other namespace of the process, including later ones with the
+    /// same NSID. Not zero.
     pub(crate) serial: u64,
     pub ids: NamespaceIds,
     ana_group: AtomicU32,
@@ -72,8 +72,8 @@ pub struct Namespace {
     pub(crate) immediate: bool,
     /// The bdev may execute I/O synchronously ([`Queue::run_sync`]).
     pub(crate) is_sync: bool,
-    /// Per core: the slot of its queue to the bdev in the core's table, plus one; 0: not open. Only
-    /// the core itself writes it.
+    /// Per core: the index of its queue to the bdev in the core's table, plus one; 0: not open.
+    /// Only that core writes it.
     slots: Box<[AtomicU32]>,
 }
 
@@ -134,9 +134,9 @@ impl Namespace {
 pub struct View {
     /// Indexed by NSID minus one.
     namespaces: Vec<Option<Seen>>,
-    /// The ANA state of a namespace does not allow commands.
+    /// The ANA state of a namespace does not allow I/O commands.
     blocked: bool,
-    /// Why the ANA state of the listener allows no commands, whatever the namespace.
+    /// The status for I/O commands if the ANA state of the listener does not allow them.
     no_access: Option<StatusCode>,
 }
 
@@ -146,7 +146,7 @@ struct Seen {
 }
 
 impl View {
-    /// `listener`: the ANA state of its groups without a state of their own.
+    /// `listener`: the ANA state for groups without a state of their own.
     pub(crate) fn new(
         visible: impl Iterator<Item = (Arc<Namespace>, AnaState)>,
         listener: AnaState,
@@ -168,9 +168,9 @@ impl View {
         }
     }
 
-    /// The status for a command to a namespace that the controller does not have. Where the
-    /// listener allows no commands, the namespace may be on its way to another target: the host
-    /// should use another path, and not give up.
+    /// The status for a command to a namespace that the controller does not have. If the ANA state
+    /// of the listener does not allow commands, the status makes the host use another path: the
+    /// namespace may be about to move to another target.
     pub(crate) fn absent(&self) -> StatusCode {
         let unknown = StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
         self.no_access.unwrap_or(unknown)
@@ -200,7 +200,7 @@ impl View {
         }
     }
 
-    /// The status for a command for all namespaces, if the ANA state of one does not allow it.
+    /// The status for a command to all namespaces, if the ANA state of one does not allow it.
     pub(crate) fn refusal_of_all(&self) -> Option<StatusCode> {
         if !self.blocked {
             return None;
@@ -209,7 +209,7 @@ impl View {
         all.filter_map(|seen| ana::refusal(seen.access)).next()
     }
 
-    /// True if every namespace has the same ANA state in both views.
+    /// True if both views have the same NSIDs with the same ANA states.
     pub(crate) fn same_access(&self, other: &Self) -> bool {
         let accesses = |view: &Self| {
             let all = view.namespaces.iter().flatten();

@@ -12,8 +12,8 @@ pub enum Kind {
     Other = 2,
 }
 
-/// Latency buckets: bucket `i` counts commands that took less than `2^i` microseconds (the last one
-/// all that took longer).
+/// Number of latency buckets. Bucket `i` counts commands that took less than `2^i` microseconds and
+/// do not belong to a lower bucket; the last one counts all longer ones.
 pub const LATENCY_BUCKETS: usize = 26;
 
 /// The bucket of a latency in nanoseconds.

@@ -9,13 +9,13 @@
 //!   receive buffer   [ consumed | start .. unread .. end | free ]
 //! ```
 //!
-//! The core lends the receive buffer ([`RxBuffers`]) while it holds bytes that cannot be handled
-//! yet, and gets it back otherwise. So idle connections hold no buffer, and busy ones share a few,
-//! which stay in the processor's cache. The remainder is less than one PDU header; the connection
-//! carries it until more arrives.
+//! A connection has a receive buffer of the core ([`RxBuffers`]) only while the buffer holds bytes
+//! that cannot be handled yet. So idle connections hold none, and busy ones share a few, which stay
+//! in the processor's cache. A rest shorter than a PDU header is stored in the connection until
+//! more arrives.
 //!
 //! The layer above may get parts of the buffer ([`Rx::part`]) instead of copies. While a part is in
-//! use, the buffer is neither received into nor lent again; another buffer replaces it.
+//! use, another buffer replaces this one for receiving.
 //!
 //! # Guesses
 //!
@@ -40,37 +40,37 @@ use std::io::IoSliceMut;
 use arrayvec::ArrayVec;
 use nacre_hugepages::{Buf, ClassSpec, Pool};
 
-/// Guesses per receive.
+/// Most guesses per receive.
 pub const MAX_GUESSES: usize = 64;
-/// The same while there may be nothing to receive: one receive still gets the completions of a few
-/// commands.
+/// Most guesses after a receive without data: enough for the completions of a few commands.
 const FEW_GUESSES: usize = 4;
 
 /// The I/O vector of one receive: the rest of a payload, then guesses.
 pub type RecvSlices<'a> = ArrayVec<IoSliceMut<'a>, { 1 + 2 * MAX_GUESSES }>;
 
-/// Largest PDU header with its digest and padding: PDO is one byte.
+/// Largest PDU header with its digest and padding: the field PDO has one byte.
 pub const MAX_HEADER: usize = 256;
 
-/// Bytes of a receive buffer beyond the count, enough for commands and a little data.
+/// Bytes of a receive buffer beyond the count of [`RxBuffers`], enough for commands and a little
+/// data.
 const SMALL: usize = 4 << 10;
 
 /// The receive buffers of one core.
 pub struct RxBuffers {
-    /// The last returned buffer is used first: the fewer are used in turn, the more of them the
-    /// cache holds. A part of one may still have a user.
+    /// The last returned buffer is used first, so that few buffers are in turn and the cache holds
+    /// them. Parts of a buffer in this list may still be in use.
     free: Vec<Buf>,
-    /// So many are kept in part that no more should be: see [`Rx::may_part`].
+    /// More than a quarter of the buffers have parts in use: see [`Rx::may_part`].
     crowded: bool,
     count: usize,
     bytes: usize,
-    /// How many may still be made.
+    /// Number of buffers that may still be allocated.
     unmade: usize,
 }
 
 impl RxBuffers {
-    /// Creates a set of at most `count` buffers of `bytes` each. Allocates two now, and more only
-    /// when connections have to wait with input that cannot be handled yet.
+    /// Creates a set of at most `count` buffers of `bytes` each. Allocates up to two now, and more
+    /// only when connections hold buffers with input that cannot be handled yet, or parts.
     pub fn new(count: usize, bytes: usize) -> Self {
         assert!(
             count > 0 && bytes >= 4 * MAX_HEADER,
@@ -109,8 +109,8 @@ impl RxBuffers {
         one_buffer(self.bytes)
     }
 
-    /// A small one beyond the count, for a connection that must be served though all others are
-    /// taken.
+    /// A small buffer beyond the count, for a connection that must be served although all others
+    /// are taken.
     #[cold]
     fn lease_small(&self) -> Option<Buf> {
         // Smaller than the others in any case: it must not become one of them.
@@ -125,7 +125,7 @@ impl RxBuffers {
     }
 }
 
-/// Each in memory of its own, so that only buffers that were needed exist.
+/// Each buffer has memory of its own, so that only buffers that were needed exist.
 fn one_buffer(bytes: usize) -> Option<Buf> {
     let size = bytes.next_multiple_of(512);
     Pool::heap(&[ClassSpec { size, count: 1 }]).acquire(bytes)
@@ -145,7 +145,7 @@ pub struct Guess {
     pub len: usize,
 }
 
-/// The receiving half of a connection, below the meaning of PDUs.
+/// The receiving half of a connection. It does not interpret PDUs.
 pub struct Rx {
     buffer: Option<Buf>,
     start: usize,
@@ -158,9 +158,9 @@ pub struct Rx {
     /// part of it that was checked.
     guess_area: usize,
     guess_at: usize,
-    /// Receive buffer that the guesses would take in one piece.
+    /// Bytes of receive buffer that the guesses need if they are put back into one piece.
     guess_room: usize,
-    /// Bytes received by guess and not judged yet.
+    /// Bytes received by guess and not checked yet.
     guessed: usize,
     /// Guesses that the next receive may use.
     guess_limit: usize,
@@ -191,15 +191,16 @@ impl Rx {
         }
     }
 
-    /// Whether this connection has a receive buffer even if waiting connections hold all others.
-    /// Only for as many connections as there are controllers: no plan includes this memory.
+    /// Sets whether this connection gets a small buffer of its own when other connections hold all
+    /// receive buffers. Only for a few connections, such as admin queues: memory plans do not
+    /// include it.
     pub fn set_urgent(&mut self, urgent: bool) {
         self.urgent = urgent;
     }
 
-    /// Where the next bytes go, in this order, at most `window` of them into the receive buffer.
-    /// `false` when every receive buffer of the core is taken by connections that wait: try again
-    /// next turn.
+    /// Fills `out` with the memory for the next bytes, in this order; at most `window` bytes of it
+    /// are in the receive buffer. Returns false if other connections hold every receive buffer of
+    /// the core: try again in the next turn.
     #[inline]
     pub fn slices<'a>(
         &'a mut self,
@@ -298,7 +299,7 @@ impl Rx {
         debug_assert!(n == 0 || self.buffer.as_ref().is_some_and(|b| self.end <= b.len()));
     }
 
-    /// There was nothing to receive.
+    /// Records that a receive got no data.
     #[inline]
     pub fn found_nothing(&mut self) {
         self.guess_limit = FEW_GUESSES;
@@ -314,7 +315,8 @@ impl Rx {
     }
 
     /// Guesses that the next PDU after the guessed ones has a header of `header` bytes and this
-    /// payload. Hands it back when there is no room for it.
+    /// payload. Returns the guess as the error if there is no room, or if earlier guesses have
+    /// another header length.
     #[inline]
     pub fn guess(&mut self, buffers: &RxBuffers, header: usize, guess: Guess) -> Result<(), Guess> {
         debug_assert!(self.may_guess());
@@ -333,7 +335,8 @@ impl Rx {
         Ok(())
     }
 
-    /// The guess for the bytes at hand. Handle it before any other bytes.
+    /// Identifier, header bytes and payload bytes of the guess for the received bytes. Handle it
+    /// before any other bytes.
     #[inline]
     pub fn guessed(&self) -> Option<(u16, usize, usize)> {
         if self.guessed == 0 {
@@ -343,13 +346,14 @@ impl Rx {
         Some((guess.id, self.guess_header, guess.len))
     }
 
-    /// After [`Rx::miss`], or at the end: the last of the guesses, until none is left.
+    /// Removes and returns the last guess. Call it until it returns `None`, after [`Rx::miss`] or
+    /// at the end of the connection.
     #[inline]
     pub fn take_guess(&mut self) -> Option<Guess> {
         self.guesses.pop_back()
     }
 
-    /// The header at hand is the one guessed: its payload is in progress, or all here.
+    /// The guess is right: its payload is in progress, or complete.
     #[inline]
     pub fn hit(&mut self) {
         let Some(Guess { buf, len, .. }) = self.guesses.pop_front() else {
@@ -367,8 +371,8 @@ impl Rx {
         };
     }
 
-    /// Something else came: everything received and not judged is unread now, in one piece. The
-    /// guesses are to be taken back ([`Rx::take_guess`]).
+    /// The guess is wrong: all received and unchecked bytes are unread now, in one piece. Take the
+    /// guesses back ([`Rx::take_guess`]).
     #[cold]
     pub fn miss(&mut self) {
         let Some(buffer) = self.buffer.as_mut().and_then(Buf::bytes_mut) else {
@@ -391,8 +395,8 @@ impl Rx {
         }
     }
 
-    /// What arrived and was not consumed. Empty while nothing is leased, even if part of a header
-    /// is carried: that part alone means nothing.
+    /// The received bytes that were not consumed. Empty without a receive buffer, even if a part of
+    /// a header is stored.
     #[inline]
     pub fn unread(&self) -> &[u8] {
         match &self.buffer {
@@ -404,8 +408,8 @@ impl Rx {
         }
     }
 
-    /// True if [`Rx::part`] may be handed up. If a slow device keeps many parts for long,
-    /// connections must not wait for a receive buffer because of that.
+    /// True if [`Rx::part`] may be used: false if a slow device holds so many parts that
+    /// connections could lack receive buffers.
     #[inline]
     pub fn may_part(&self) -> bool {
         self.may_part
@@ -413,7 +417,8 @@ impl Rx {
 
     /// A handle on `len` unread bytes, `offset` from the first of them.
     ///
-    /// # Panics If they have not arrived.
+    /// # Panics
+    /// If they have not arrived.
     #[inline]
     pub fn part(&self, offset: usize, len: usize) -> Buf {
         let at = self.start + offset;
@@ -441,7 +446,7 @@ impl Rx {
         };
     }
 
-    /// The next `len` bytes of the stream are of no interest.
+    /// The next `len` bytes of the stream are dropped.
     pub fn begin_skip(&mut self, len: usize) {
         self.payload = Payload::Skip { left: len };
     }
@@ -483,7 +488,7 @@ impl Rx {
         }
     }
 
-    /// The bytes of the payload in progress, if it is kept. The caller knows which of them count.
+    /// The buffer of the payload in progress; `None` if there is none or it is dropped.
     pub fn payload(&self) -> Option<&Buf> {
         match &self.payload {
             Payload::Into { buf, .. } => Some(buf),
@@ -491,7 +496,7 @@ impl Rx {
         }
     }
 
-    /// Ends the payload in progress.
+    /// Ends the payload in progress and returns its buffer.
     pub fn take_payload(&mut self) -> Option<Buf> {
         match std::mem::replace(&mut self.payload, Payload::None) {
             Payload::Into { buf, .. } => Some(buf),
@@ -499,7 +504,7 @@ impl Rx {
         }
     }
 
-    /// Whether the stream stands inside a PDU.
+    /// True if a PDU is incomplete.
     pub fn is_mid_pdu(&self) -> bool {
         self.carried > 0
             || self.guessed > 0
@@ -507,8 +512,9 @@ impl Rx {
             || !matches!(self.payload, Payload::None)
     }
 
-    /// Gives the receive buffer back if its rest can be carried. Call it when the received bytes
-    /// contain nothing further; `keep` means that room is missing, not bytes.
+    /// Returns the receive buffer to the core if the unread bytes can be stored in the connection.
+    /// Call it when the received bytes contain no further event. `keep`: they do, and handling them
+    /// lacks room.
     #[inline]
     pub fn return_buffer(&mut self, buffers: &mut RxBuffers, keep: bool) {
         let left = self.end - self.start;
@@ -526,7 +532,7 @@ impl Rx {
         }
     }
 
-    /// Forgets everything that arrived and the payload in progress.
+    /// Drops the unread bytes, the payload in progress and the guesses.
     pub fn drop_unread(&mut self) {
         self.payload = Payload::None;
         self.guesses.clear();

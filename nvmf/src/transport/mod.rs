@@ -11,8 +11,8 @@
 //! flush    everything queued leaves in as few system calls or doorbells as possible
 //! ```
 //!
-//! Payload is not copied: it is passed as a [`Buf`], which the transport drops when the data is
-//! sent.
+//! Payload crosses this interface as [`Buf`] handles, without a copy. The transport drops a handle
+//! when its data is sent.
 //!
 //! The host side has the same shape, one object per queue pair: [`HostTransport`].
 
@@ -40,15 +40,15 @@ pub use work_requests::HostWorkRequests;
 
 use crate::tls::SecureChannel;
 
-/// A connection (one NVMe queue pair) of one transport on one core. A stale id names nothing: the
-/// generation differs.
+/// A connection (one NVMe queue pair) of one transport on one core. `generation` differs from that
+/// of earlier connections with the same index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ConnId {
     pub index: u32,
     pub generation: u32,
 }
 
-/// A command on its connection, as both sides know it.
+/// Identifies a command on its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReqTag {
     /// The host's command identifier.
@@ -92,8 +92,8 @@ impl fmt::Display for Address {
     }
 }
 
-/// The buffers of one core. Admin and fabrics commands have their own, so that a flood of data can
-/// never time out a Connect or a Keep Alive.
+/// The buffers of one core. Admin and fabrics commands have a pool of their own, so that I/O data
+/// cannot use up the buffers of a Connect.
 #[derive(Clone)]
 pub struct Pools {
     pub io: Pool,
@@ -101,8 +101,8 @@ pub struct Pools {
 }
 
 impl Pools {
-    /// A buffer for an admin or fabrics command: one of their own, or one of the others if those
-    /// are all taken or too small.
+    /// A buffer for an admin or fabrics command: from `admin`, or from `io` if `admin` has none
+    /// free or none large enough.
     pub fn for_admin(&self, bytes: usize) -> Option<Buf> {
         let own = if bytes <= self.admin.max_len() {
             self.admin.acquire(bytes)
@@ -113,7 +113,7 @@ impl Pools {
     }
 }
 
-/// The capabilities and promises of a transport; data, not methods.
+/// The limits and properties of a transport.
 #[derive(Debug, Clone)]
 pub struct TransportCaps {
     pub kind: TransportType,
@@ -139,41 +139,41 @@ pub enum Event {
         local: Address,
         peer: Address,
     },
-    /// A command arrived, with its in-capsule data if it had any. `data` is there if and only if
-    /// the SGL is [`nacre_nvmf_wire::Sgl::InCapsule`], of non-zero length, and the range that it
-    /// names (offset and length) is inside the capsule; it is exactly that range. An in-capsule SGL
-    /// without data is therefore to be answered with SGL Offset Invalid.
+    /// A command arrived, with its in-capsule data if it had any. `data` is `Some` if and only if
+    /// the SGL is [`nacre_nvmf_wire::Sgl::InCapsule`] of non-zero length, and its range (offset and
+    /// length) is inside the capsule; it is exactly that range. A command that needs data and has
+    /// an in-capsule SGL without `data` fails with SGL Offset Invalid.
     Capsule {
         conn: ConnId,
         sqe: Sqe,
         data: Option<Buf>,
     },
-    /// A command arrived whose in-capsule data was damaged on the way (data digest): to be answered
-    /// with Transient Transport Error, nothing else about it counts.
+    /// A command whose in-capsule data had a wrong data digest. The target answers it with
+    /// Transient Transport Error and does not execute it.
     CapsuleDamaged { conn: ConnId, sqe: Sqe },
-    /// The data asked for by [`Transport::fetch`] is all there.
+    /// All data requested by [`Transport::fetch`] has arrived.
     Fetched {
         conn: ConnId,
         tag: ReqTag,
         data: Buf,
     },
-    /// The data asked for by [`Transport::fetch`] came damaged (data digest) and was dropped: the
-    /// command is to be answered with Transient Transport Error.
+    /// The data requested by [`Transport::fetch`] had a wrong data digest and was dropped. The
+    /// target answers with Transient Transport Error.
     FetchDamaged { conn: ConnId, tag: ReqTag },
-    /// The command's data pointer does not allow the requested [`Transport::fetch`]: answer with
-    /// `status`.
+    /// The command's data pointer does not allow the requested [`Transport::fetch`]: the target
+    /// answers with `status`.
     FetchRefused {
         conn: ConnId,
         tag: ReqTag,
         status: StatusCode,
     },
-    /// The connection is gone and nothing of it will follow. The transport has dropped every
-    /// buffer that it held for it.
+    /// The connection ended; no event of it follows. The transport has dropped every buffer that it
+    /// held for it.
     Closed { conn: ConnId, why: Closed },
 }
 
 impl Event {
-    /// The connection that it is about.
+    /// The connection of the event.
     #[inline]
     pub fn conn(&self) -> ConnId {
         match self {
@@ -193,15 +193,16 @@ impl Event {
 pub enum Closed {
     /// The peer closed it between two PDUs.
     Peer,
-    /// The peer closed it, or it broke, in the middle of something.
+    /// The peer closed it in the middle of a PDU or of the handshake, or the network failed. The
+    /// text is the cause.
     Broken(String),
-    /// The peer broke the protocol; names the field.
+    /// The peer violated the protocol. The text says how.
     Protocol(String),
-    /// Nothing arrived in time.
+    /// A time limit of the transport expired.
     TimedOut,
-    /// The peer does not take it, and says why.
+    /// The peer refused the connection. The text is the reason.
     Refused(String),
-    /// This side asked for it.
+    /// This side closed it.
     Local,
 }
 
@@ -222,37 +223,37 @@ impl fmt::Display for Closed {
 pub struct Response {
     pub tag: ReqTag,
     pub cqe: Cqe,
-    /// Controller-to-host data, sent before the completion. Empty: none.
+    /// Controller-to-host data, sent before the completion if the status is success. Empty: none.
     pub data: Extents,
     /// The command's data pointer: where a transport that writes to the host's memory puts `data`.
-    /// What that finds wrong with it becomes the status of the completion.
+    /// If it is invalid, the completion gets an error status.
     pub sgl: SglDescriptor,
-    /// Controller-to-host data where the device keeps it, instead of `data`: given only to a
-    /// connection that takes it ([`Transport::takes_zero_copy`]).
+    /// Controller-to-host data in the device's memory, instead of `data`. Only for connections
+    /// whose [`Transport::takes_zero_copy`] is true.
     pub zero_copy: Option<MemoryView>,
 }
 
-/// Facts about a connection that the target passes to a transport once its Connect was accepted.
+/// The parameters of a connection's queue, from its accepted Connect.
 #[derive(Debug, Clone, Copy)]
 pub struct QueueParams {
     /// 0: the admin queue.
     pub qid: u16,
     /// Entries of the submission queue (1-based).
     pub entries: u16,
-    /// The host turned SQ flow control off: a successful read may end without a completion capsule.
+    /// SQ flow control is disabled: over TCP a successful read may have no completion capsule.
     pub flow_control_off: bool,
 }
 
 /// The reason why the target closes a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CloseWhy {
-    /// After the responses queued so far have left (Disconnect, a refused Connect).
+    /// After the queued responses are sent (Disconnect, a refused Connect).
     Drained,
-    /// Now (keep-alive timeout, deleted subsystem, host removed).
+    /// At once (keep-alive timeout, deleted subsystem, removed host).
     Now,
 }
 
-/// Where events are collected: a list with a bound, made once and reused every turn.
+/// A list of events with a fixed capacity, which is reused every turn.
 pub struct Events {
     items: Vec<Event>,
 }
@@ -264,7 +265,7 @@ impl Events {
         }
     }
 
-    /// Events that still fit.
+    /// Number of events that still fit.
     pub fn room(&self) -> usize {
         self.items.capacity() - self.items.len()
     }
@@ -301,50 +302,48 @@ impl Events {
 pub trait Transport {
     fn caps(&self) -> &TransportCaps;
 
-    /// Returns the capabilities of one connection. They differ if its listener has options of its
-    /// own.
+    /// The capabilities of one connection. They differ if its listener has options of its own.
     fn caps_of(&self, conn: ConnId) -> &TransportCaps {
         let _ = conn;
         self.caps()
     }
 
-    /// Takes what arrived, while `events` has room. When `pools` has no buffer for a capsule's data
-    /// the connection waits with reading (back-pressure) and is tried again in the next turn.
+    /// Receives, while `events` has room. Returns the number of new events. Without a buffer in
+    /// `pools` for a capsule's data, the connection stops reading until a later turn.
     fn poll(&mut self, now: Nanos, pools: &Pools, events: &mut Events) -> usize;
 
-    /// Asks the host for `into.len()` bytes of the command's data.
+    /// Requests `into.len()` bytes of the command's data from the host.
     fn fetch(&mut self, conn: ConnId, tag: ReqTag, sqe: &Sqe, into: Buf);
 
-    /// Bytes of host-to-controller data to request from one connection at a time. A value below the
-    /// data of all its commands means that the same few buffers serve them in turn, which suits the
-    /// processor's caches. A larger command is requested alone.
+    /// Most bytes of host-to-controller data to request from one connection at a time. A value
+    /// below the total of its commands lets the same few buffers serve them in turn, which suits
+    /// the processor's caches. A larger command is requested alone.
     fn fetch_window(&self) -> usize {
         usize::MAX
     }
 
-    /// The TLS keys of a connection. `None`: it is in clear.
+    /// The TLS channel of a connection. `None`: it does not use TLS.
     fn secure_channel(&self, conn: ConnId) -> Option<Arc<SecureChannel>> {
         let _ = conn;
         None
     }
 
-    /// Ends a command.
+    /// Queues the data and the completion of a command.
     fn respond(&mut self, conn: ConnId, response: Response);
 
     /// The Connect of this connection was accepted.
     fn established(&mut self, conn: ConnId, params: QueueParams);
 
-    /// Whether data of this connection may leave from the device's own memory, where it can still
-    /// change: not if a digest of it goes along. Asked once, when the connection is established.
+    /// True if data of this connection may be sent from the device's own memory, where it can still
+    /// change. False with a data digest. Called once, when the connection is established.
     fn takes_zero_copy(&self, conn: ConnId) -> bool {
         let _ = conn;
         false
     }
 
     /// Sets whether data of a capsule may stay in the transport's receive memory: the commands of
-    /// this connection will be finished with it soon, whatever the host does. Until set, a
-    /// transport uses buffers of its core's pools. A transport that always or never keeps data in
-    /// place ignores this.
+    /// this connection release it soon, whatever the host does. Initially false: a transport uses
+    /// buffers of the core's pools. Transports that always or never keep data in place ignore this.
     fn set_in_place(&mut self, conn: ConnId, in_place: bool) {
         let _ = (conn, in_place);
     }
@@ -354,7 +353,7 @@ pub trait Transport {
     /// Sends queued data.
     fn flush(&mut self, now: Nanos);
 
-    /// The reactor would like to sleep; see [`nacre_reactor::Poller::arm`].
+    /// Prepares for sleep; see [`nacre_reactor::Poller::arm`].
     fn arm(&mut self, now: Nanos) -> Idle;
 
     fn disarm(&mut self) {}
@@ -362,11 +361,11 @@ pub trait Transport {
     /// Descriptors whose readability means work; fixed for the transport's life.
     fn wake_fds(&self) -> Vec<BorrowedFd<'_>>;
 
-    /// Connections on this core.
+    /// Number of connections on this core.
     fn connections(&self) -> usize;
 }
 
-/// Names a listener for as long as the process runs.
+/// Identifies a listener for the life of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListenerId(pub u64);
 
@@ -398,7 +397,7 @@ pub const QUEUE_DEPTHS: RangeInclusive<u16> = 2..=4096;
 /// Most bytes of in-capsule data of a command; they are a multiple of 16.
 pub const MAX_IN_CAPSULE_DATA: u32 = 1 << 20;
 
-/// True for a size of in-capsule data that a transport can have.
+/// True if a transport supports this size of in-capsule data.
 pub const fn is_in_capsule_size(bytes: u32) -> bool {
     bytes.is_multiple_of(16) && bytes <= MAX_IN_CAPSULE_DATA
 }
@@ -478,7 +477,8 @@ impl ListenerOptions {
         self.tls.unwrap_or_default()
     }
 
-    /// Refuses the options that a transport without any would have to honour.
+    /// Refuses the options that need support of the transport (`tos`, `in_capsule_data_size`, `tls`
+    /// other than `off`), for a transport that supports none of them.
     pub fn refuse(&self, kind: TransportType) -> Result<(), ListenError> {
         let option = match self {
             Self { tos: Some(_), .. } => "tos",
@@ -515,7 +515,7 @@ pub enum RdmaProviderType {
     Iwarp,
 }
 
-/// An option of a transport that cannot be.
+/// The error of an invalid transport option.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     #[error("{option} is {actual}, but must be {allowed}")]
@@ -526,22 +526,22 @@ pub enum ConfigError {
     },
 }
 
-/// The words of an allowed range: `from 2 to 4096`.
+/// An allowed range as text: `from 2 to 4096`.
 pub fn words<N: fmt::Display>(range: &RangeInclusive<N>) -> String {
     format!("from {} to {}", range.start(), range.end())
 }
 
-/// Counts of a plug over all cores, for metrics.
+/// Counters of a plug over all cores, for metrics.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PlugCounts {
     pub accepted: u64,
     /// Connections that ended, by cause.
     pub closed: Vec<(&'static str, u64)>,
-    /// Connections that were turned away before they had a core, by cause.
+    /// Connections that were refused before a core took them over, by cause.
     pub refused: Vec<(&'static str, u64)>,
     pub bytes_received: u64,
     pub bytes_sent: u64,
-    /// Counts of its costly operations, by name.
+    /// Costly operations, by name.
     pub work: Vec<(&'static str, u64)>,
     /// `None`: the plug has no TLS.
     pub tls: Option<TlsCounts>,
@@ -556,7 +556,7 @@ pub struct TlsCounts {
     pub connections: u64,
     pub key_updates_sent: u64,
     pub key_updates_received: u64,
-    /// Keys that have sealed more records than AES-GCM allows.
+    /// Number of keys that have sealed more records than AES-GCM allows.
     pub keys_past_limit: u64,
 }
 
@@ -565,7 +565,7 @@ pub struct TlsCounts {
 pub struct ListenerCounts {
     /// Connections that a core took over.
     pub accepted: u64,
-    /// Connections that were turned away before that.
+    /// Connections that were refused before that.
     pub refused: u64,
 }
 
@@ -578,15 +578,15 @@ pub trait Plug: Send + Sync {
         None
     }
 
-    /// Largest in-capsule data that I/O queues which come through a listener may send, in bytes.
-    /// `None`: there is no such listener, or this plug has one size for all.
+    /// Largest in-capsule data of I/O queues of a listener, in bytes. `None`: there is no such
+    /// listener, or this plug has one size for all.
     fn in_capsule_data_size(&self, _id: ListenerId) -> Option<u32> {
         None
     }
 
-    /// Starts to accept on `address` (port 0: any free port). Returns the address that is really
-    /// used. Accepted connections go to the least loaded core. A plug without options of listeners
-    /// refuses them by [`ListenerOptions::refuse`].
+    /// Starts to accept on `address` (port 0: any free port). Returns the bound address. Accepted
+    /// connections go to the least loaded core. A plug without options of listeners refuses them by
+    /// [`ListenerOptions::refuse`].
     fn listen(
         &self,
         id: ListenerId,
@@ -594,16 +594,15 @@ pub trait Plug: Send + Sync {
         options: &ListenerOptions,
     ) -> Result<Address, ListenError>;
 
-    /// Stops to accept; connections made through it stay.
+    /// Stops accepting; accepted connections stay.
     fn unlisten(&self, id: ListenerId);
 
-    /// While held, connections that come wait to be accepted. A plug whose connections cannot wait
-    /// need not do anything.
+    /// While `held`, new connections wait to be accepted. Ignored where connections cannot wait.
     fn hold(&self, held: bool) {
         let _ = held;
     }
 
-    /// Counts since its creation.
+    /// Counters since the plug's creation.
     fn counts(&self) -> PlugCounts {
         PlugCounts::default()
     }
@@ -619,7 +618,7 @@ pub trait Plug: Send + Sync {
 /// A command of the host side.
 #[derive(Debug)]
 pub struct HostCommand {
-    /// Complete but for its data pointer, which the transport fills in.
+    /// The submission queue entry; the transport fills in its data pointer.
     pub sqe: Sqe,
     /// Host-to-controller data.
     pub write: Option<Buf>,
@@ -630,7 +629,7 @@ pub struct HostCommand {
 /// An event that a transport reports to the host side.
 #[derive(Debug)]
 pub enum HostEvent {
-    /// The transport's own handshake is done: commands may follow (Connect first).
+    /// The transport's handshake is complete: commands may follow (Connect first).
     Ready,
     Completion {
         cqe: Cqe,
@@ -639,30 +638,30 @@ pub enum HostEvent {
         /// Bytes of controller-to-host data that arrived.
         transferred: u32,
     },
-    /// Gone. Commands without a completion will get none: [`HostTransport::reclaim`] has them.
+    /// The connection ended. [`HostTransport::reclaim`] returns the commands without a completion.
     Closed(Closed),
 }
 
 /// One queue pair of the host side.
 pub trait HostTransport {
-    /// Queues a command. At most the queue's entries less one may be outstanding; the caller
-    /// counts. A command after the end, of which the caller may not know yet, waits for
+    /// Queues a command. The caller must keep at most the queue's entries less one outstanding. A
+    /// command after the end of the connection, of which the caller may not know yet, waits for
     /// [`HostTransport::reclaim`].
     fn submit(&mut self, command: HostCommand);
 
-    /// Sends queued commands, if that helps before the next [`HostTransport::poll`], which
-    /// otherwise sends them: for a caller that polls others in between.
+    /// Sends queued commands now rather than in the next [`HostTransport::poll`]: for a caller that
+    /// polls other queues in between.
     fn flush(&mut self) {}
 
-    /// Sends queued commands and takes arrived data, at most `limit` events.
+    /// Sends queued commands and receives, at most `limit` events.
     fn poll(&mut self, now: Nanos, events: &mut Vec<HostEvent>, limit: usize);
 
     /// Largest in-capsule data of the queue (from the controller's IOCCSZ, or the transport's
     /// default before that is known), in bytes.
     fn set_in_capsule_bytes(&mut self, bytes: u32);
 
-    /// After `Closed` or [`HostTransport::close`]: hands back the commands that will not complete,
-    /// one by one, with their buffers. Of the entry only the identifier is valid. Commands that are
+    /// After `Closed` or [`HostTransport::close`]: returns the commands that will not complete, one
+    /// by one, with their buffers. Of `sqe` only the command identifier is valid. Commands that are
     /// not reclaimed are dropped with the transport.
     fn reclaim(&mut self) -> Option<HostCommand>;
 
@@ -672,8 +671,8 @@ pub trait HostTransport {
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Puts what wakes a sleeping core into the queue's set, before the first poll. A transport
-    /// with a set of its own uses this one instead: Linux limits the depth of sets in sets.
+    /// Adds the descriptors that wake a sleeping core to `set`, before the first poll. A transport
+    /// with an epoll set of its own uses `set` instead, because Linux limits the nesting of sets.
     fn watch_in(&mut self, set: &EventSet) -> std::io::Result<()> {
         match self.wake_fd() {
             Some(fd) => set.add(fd, 0, Interest::READ),
@@ -690,7 +689,7 @@ pub trait HostTransport {
         HostWorkRequests::default()
     }
 
-    /// Takes everything out of that set.
+    /// Removes from `set` everything that [`HostTransport::watch_in`] added.
     fn leave(&mut self, set: &EventSet) {
         if let Some(fd) = self.wake_fd() {
             // The transport may have closed it, which took it out of the set.

@@ -1,10 +1,11 @@
 //! Chooses between two transports to a controller, and decides when to probe the preferred one.
 //!
 //! ```text
-//!            its attempts are used up                 a probe succeeded
-//! Preferred ────────────────────────▶ Fallback ────────────────────────▶ Preferred (on trial)
-//!     ▲                                  │ its attempts are used up, too       │ fails
-//!     └──────────────────────────────────┘◀────────────────────────────────────┘
+//! ```text
+//!            its attempts are used up              a probe succeeded
+//! Preferred ───────────────────────▶ Fallback ─────────────────────▶ Preferred (on trial)
+//!     ▲                               │    ▲                             │ fails
+//!     └── its attempts are used up ───┘    └─────────────────────────────┘
 //! ```
 //!
 //! This is a pure state machine: the caller connects, reports each event with its time, and asks
@@ -27,8 +28,8 @@ pub struct PathOptions {
     /// only if the target refuses the preferred transport permanently.
     pub connection_retries: u32,
     pub retry_delay: Duration,
-    /// Time from a fallback to the first probe of the preferred transport; doubles with each failed
-    /// probe, up to `reprobe_max`. Zero: no probes.
+    /// Time from the connection over the fallback to the first probe of the preferred transport;
+    /// doubles with each failed probe, up to `reprobe_max`. Zero: no probes.
     pub reprobe: Duration,
     pub reprobe_max: Duration,
     /// Time after which a connection counts as good.
@@ -76,8 +77,8 @@ pub struct Paths {
     /// Consecutive failed attempts over the current transport.
     failures: u32,
     connected_at: Option<Nanos>,
-    /// The host has moved to the preferred transport after a probe, and the connection does not
-    /// count as good yet.
+    /// The host has moved to the preferred transport after a probe, and the controller is not live
+    /// over it yet.
     on_trial: bool,
     /// A fallback was counted, and its return was not counted yet.
     fallen: bool,
@@ -131,7 +132,7 @@ impl Paths {
         }
     }
 
-    /// True if the other transport can be tried when the current one fails.
+    /// True if the preferred transport is in use and there is a fallback.
     pub fn can_fall_back(&self) -> bool {
         self.options.fallback.is_some() && !self.on_fallback
     }
@@ -241,7 +242,8 @@ impl Paths {
         Some(delay.min(ROUND_DELAY_MAX.max(self.options.retry_delay)))
     }
 
-    /// The time of the next probe; `None` unless connected over the fallback.
+    /// The time of the next probe. `None`: not connected over the fallback, a probe runs, or probes
+    /// are disabled.
     pub fn probe_at(&self) -> Option<Nanos> {
         self.probe_at
     }

@@ -62,7 +62,7 @@ pub enum TargetError {
 
 struct Listener {
     kind: TransportType,
-    /// The bound address with its actual port. Never port 0, so two requests for any port give two
+    /// The bound address with its actual port, never port 0. So two requests for any port give two
     /// listeners.
     bound: Address,
     options: ListenerOptions,
@@ -126,7 +126,7 @@ pub struct ListenOptions {
     pub listener: ListenerOptions,
 }
 
-/// Subsystems that are expected soon, see [`Target::expect_subsystems`].
+/// Announces subsystems that will be created soon. See [`Target::expect_subsystems`].
 #[must_use]
 #[derive(Debug)]
 pub struct ExpectedSubsystems(Arc<AtomicUsize>);
@@ -215,9 +215,8 @@ impl Target {
         plugs.iter().for_each(|plug| plug.hold(held));
     }
 
-    /// Until all such answers are dropped, subsystems may be unknown only for now. A refusal then
-    /// allows the host to try again (no DNR bit): Linux gives up a controller for good after a
-    /// refusal with DNR.
+    /// Until the returned value is dropped, a Connect to an unknown subsystem is refused without
+    /// DNR, so that the host tries again. Linux gives up a controller after a refusal with DNR.
     pub fn expect_subsystems(&self) -> ExpectedSubsystems {
         self.expected.fetch_add(1, Ordering::AcqRel);
         ExpectedSubsystems(Arc::clone(&self.expected))
@@ -346,12 +345,12 @@ impl Target {
         &self.discovery
     }
 
-    /// Queues that hosts have connected.
+    /// Number of queues with an accepted Connect.
     pub fn connections(&self) -> usize {
         self.places.open()
     }
 
-    /// Queues whose hosts have to authenticate themselves and have not yet.
+    /// Number of queues that must be authenticated and are not yet.
     pub fn unauthenticated_queues(&self) -> usize {
         self.places.unproven()
     }
@@ -366,7 +365,8 @@ impl Target {
             .sum()
     }
 
-    /// Adds a namespace whose identity no other namespace of this target has.
+    /// Adds a namespace and returns its NSID. Refuses a UUID that another namespace of this target
+    /// has.
     pub fn add_namespace(&self, nqn: &Nqn, config: NamespaceConfig) -> Result<u32, TargetError> {
         let subsystem = self.subsystem(nqn)?;
         for other in self.subsystems() {
@@ -381,20 +381,21 @@ impl Target {
         Ok(subsystem.add_namespace(config)?)
     }
 
-    /// A connected host that sees the bdev, in words: it relies on the announced size.
+    /// A connected host with access to a namespace on the bdev, as text. It relies on the announced
+    /// size.
     pub fn host_of_bdev(&self, bdev_name: &str) -> Option<String> {
         let subsystems = self.subsystems();
         subsystems.iter().find_map(|s| s.host_of_bdev(bdev_name))
     }
 
-    /// A bdev changed its size: notifies hosts.
+    /// Notifies hosts that a bdev has changed its size.
     pub fn bdev_resized(&self, bdev_name: &str) {
         for subsystem in self.subsystems() {
             subsystem.bdev_resized(bdev_name);
         }
     }
 
-    /// A bdev is going away: its namespaces go with it.
+    /// Removes the namespaces on a bdev that is being removed.
     pub fn bdev_removed(&self, bdev_name: &str) {
         for subsystem in self.subsystems() {
             subsystem.bdev_removed(bdev_name);
@@ -547,7 +548,7 @@ impl Target {
     }
 
     /// Sets the ANA state of a group of namespaces, or of all, on a listener of a subsystem.
-    /// Returns whether anything changed.
+    /// Returns false if nothing changed.
     pub fn set_ana_state(
         &self,
         nqn: &Nqn,
@@ -590,7 +591,7 @@ impl Target {
         self.withheld.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Stops to listen and tears down every controller. The caller may wait until
+    /// Stops listening and tears down every controller. The caller may wait until
     /// [`Target::controller_count`] is zero.
     pub fn stop(&self) {
         for subsystem in self.subsystems().iter().chain([&self.discovery]) {

@@ -44,9 +44,9 @@ pub struct ReservationState {
     /// Registrants in the order of their registration.
     pub registrants: Vec<Registrant>,
     pub held: Option<HeldReservation>,
-    /// Counts successful Registers, Preempts and Clears.
+    /// Number of successful Register, Preempt and Clear commands (GEN), modulo 2^32.
     pub generation: u32,
-    /// Persist through power loss.
+    /// Persist Through Power Loss.
     pub ptpl: bool,
 }
 

@@ -1,4 +1,5 @@
-//! [`Subsystem`]: its namespaces, allowed hosts, listeners and controllers, changed by management.
+//! [`Subsystem`]: an NVM or discovery subsystem with its namespaces, allowed hosts, listeners and
+//! controllers. Management calls change it.
 
 mod allowed;
 mod ana;
@@ -76,7 +77,7 @@ pub enum SubsystemError {
     Discovery,
 }
 
-/// The reason for refusing the Connect of an admin queue. The caller converts it to a status.
+/// The reason for refusing a Connect of an admin queue. The caller converts it to a status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     HostNotAllowed,
@@ -106,11 +107,11 @@ pub struct SubsystemListener {
     pub transport: TransportType,
     pub address: Address,
     pub ana: AnaStates,
-    /// The listener is not in the discovery log, and refuses hosts like a listener of other
-    /// subsystems: hosts must use another transport. `None`: a normal listener.
+    /// The listener is not in the discovery log, and refuses hosts as a listener without this
+    /// subsystem does: hosts must use another transport. `None`: a normal listener.
     pub withheld: Option<Withheld>,
-    /// The requested options. An address that several subsystems share has the options of the first
-    /// one.
+    /// The requested options. If several subsystems share the address, those of the first one
+    /// apply.
     pub options: ListenerOptions,
 }
 
@@ -201,7 +202,7 @@ impl Subsystem {
         &self.config.nqn
     }
 
-    /// Statistics of each connected host.
+    /// Statistics of the connected hosts, per host and transport.
     pub fn host_sums(&self) -> Vec<HostSums> {
         self.host_counts.sums()
     }
@@ -314,7 +315,7 @@ impl Subsystem {
         }
     }
 
-    /// A connected host with access to a namespace on the bdev, as text.
+    /// A connected host with access to a namespace on the bdev, as text; `None`: there is none.
     pub fn host_of_bdev(&self, bdev_name: &str) -> Option<String> {
         let state = self.state();
         let on_it = state.namespaces.values();
@@ -353,7 +354,7 @@ impl Subsystem {
         gone
     }
 
-    /// The namespace with this UUID.
+    /// The NSID of the namespace with this UUID.
     pub fn namespace_with(&self, uuid: Uuid) -> Option<u32> {
         let state = self.state();
         let mut all = state.namespaces.values();
@@ -420,8 +421,8 @@ impl Subsystem {
         }
     }
 
-    /// Publishes a new view for every controller. `touched`: the changed namespaces. Hosts get an
-    /// event for those that they had or have access to.
+    /// Gives a new view to every controller that had or has access to a namespace in `touched`
+    /// (changed NSIDs), and an event for these namespaces.
     pub(crate) fn publish_views(&self, state: &State, touched: &[u32]) {
         self.changes.fetch_add(1, Ordering::AcqRel);
         for association in state.controllers.values() {
@@ -526,7 +527,7 @@ impl Subsystem {
         self.state().controllers.values().cloned().collect()
     }
 
-    /// Removes an association after its last queue. Its controller id is reused last.
+    /// Removes an association after its last queue, which frees its controller id.
     pub(crate) fn forget(&self, association: &Association) {
         self.state().controllers.remove(&association.cntlid);
     }
@@ -540,7 +541,7 @@ impl Subsystem {
         }
     }
 
-    /// Ends the connections of all hosts. They may connect again at once.
+    /// Ends the associations of all hosts, which may connect again.
     pub fn disconnect_hosts(&self) {
         for association in self.state().controllers.values() {
             association.tear_down(Teardown::Elsewhere);
@@ -564,7 +565,7 @@ impl Subsystem {
     }
 }
 
-/// The view of a host on a listener.
+/// The namespaces visible to a host, with their ANA states on a listener.
 pub(crate) fn view_for(state: &State, host: &Nqn, listener: ListenerId) -> View {
     let here = state.listeners.iter().find(|l| l.id == listener);
     let access = |group| here.map_or(AnaState::Optimized, |l| l.ana.of(group));

@@ -7,6 +7,9 @@
 //!     └─────────────────────────┴───────────────── Now, peer gone, deadline ────────────────▲
 //! ```
 //!
+//! A violation closes a connection in `Handshake` too, and Now, the peer's close and the deadline
+//! finish one that is closing or lingering.
+//!
 //! `Lingering`: everything is sent, the sending side is shut down, and further bytes of the host
 //! are dropped until it closes too. An immediate close would let the kernel answer those bytes with
 //! a reset, and the reset could overtake the last response or the termination request.
@@ -33,12 +36,12 @@ use crate::transport::{CloseWhy, Closed, Pools, QueueParams, ReqTag, Response};
 /// alone; the rest is for hosts that do not wait for its response.
 const ENTRIES_BEFORE_CONNECT: usize = 32;
 
-/// Fetches of at least this many bytes make the receive buffer [`NARROW`]. At this size the
-/// additional receive is cheaper than the copy that it saves.
+/// If outstanding fetches average at least this many bytes, a receive takes at most [`NARROW`]
+/// bytes into the receive buffer. The additional receive is cheaper than the copy that it saves.
 const LARGE: usize = 16 << 10;
 const NARROW: usize = 8 << 10;
 
-/// What all connections of a transport share.
+/// The configuration shared by all connections of a transport.
 #[derive(Debug, Clone)]
 pub struct TcpTargetConfig {
     /// Largest in-capsule data on I/O queues, in bytes.
@@ -47,7 +50,8 @@ pub struct TcpTargetConfig {
     pub admin_in_capsule_bytes: u32,
     /// Largest H2CData payload (MAXH2CDATA): a multiple of 4, at least 4096.
     pub max_h2c_data_bytes: u32,
-    /// Most that one R2T asks for; one is outstanding per command, which respects any MAXR2T.
+    /// Most bytes that one R2T requests. One R2T is outstanding per command, which satisfies any
+    /// MAXR2T.
     pub r2t_bytes: u32,
     /// Digests are used when the host asks for them and they are allowed here.
     pub allow_digests: Digests,
@@ -58,11 +62,14 @@ pub struct TcpTargetConfig {
     /// Time from the connection to an accepted Connect.
     pub connect_timeout: Duration,
     /// Time for the rest of a PDU that has begun, and for requested data. Each data PDU restarts
-    /// it, and an R2T that has not been seen to leave gets as much again.
+    /// the time for data. It starts again when it expires, until it began after the latest R2T had
+    /// left the send queue.
     pub stall_timeout: Duration,
-    /// Longest silence of a connected host. `None`: Keep Alive detects a silent host.
+    /// Longest time without received bytes, from ICReq on. `None`: Keep Alive detects a silent
+    /// host.
     pub idle_timeout: Option<Duration>,
-    /// Time to send the last responses, and for the host then to close the connection.
+    /// Time from the start of the close to send the last responses, and for the host to close its
+    /// end.
     pub linger: Duration,
 }
 
@@ -84,7 +91,7 @@ impl Default for TcpTargetConfig {
     }
 }
 
-/// What happened on the connection.
+/// An event of the connection. See [`crate::transport::Event`].
 #[derive(Debug)]
 pub enum TargetEvent {
     /// See [`crate::transport::Event::Capsule`].
@@ -102,21 +109,21 @@ pub enum TargetEvent {
     FetchDamaged {
         tag: ReqTag,
     },
-    /// The last event. The socket may live on for a moment: see [`TargetConn::is_finished`].
+    /// The last event. The socket may have to stay open: see [`TargetConn::is_finished`].
     Closed(Closed),
 }
 
-/// What one call of [`TargetConn::poll`] came to.
+/// The result of [`TargetConn::poll`].
 #[derive(Debug)]
 pub enum TargetPoll {
     Event(TargetEvent),
     /// The received bytes contain no further event.
     Starved,
-    /// There is more, but not now: no buffer for a capsule's data, or too many unsent responses.
+    /// There is more, but it needs a buffer for a capsule's data, or responses must be sent first.
     Waiting,
 }
 
-/// The same without the event, which went elsewhere.
+/// The result of [`TargetConn::poll_into`], which passes the event to `sink`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Polled {
     Event,
@@ -127,13 +134,13 @@ pub enum Polled {
 /// The PDU whose payload is being received.
 enum Receiving {
     Nothing,
-    /// In-capsule data, and which part of it the SGL means.
+    /// In-capsule data, and the range of it that the SGL names.
     Capsule {
         sqe: Sqe,
         offset: usize,
         length: usize,
     },
-    /// In-capsule data that the SGL does not mean.
+    /// In-capsule data that the SGL does not name.
     SkippedCapsule {
         sqe: Sqe,
     },
@@ -143,19 +150,19 @@ enum Receiving {
     },
 }
 
-/// Host-to-controller data that was asked for.
+/// Host-to-controller data that was requested.
 struct Fetch {
     cid: u16,
     /// `None` while the payload in progress has it.
     buf: Option<Buf>,
     total: u32,
-    /// End of the range of the current R2T.
+    /// End of the range of the latest R2T.
     asked: u32,
     received: u32,
     damaged: bool,
 }
 
-/// One connection.
+/// The controller's end of one NVMe/TCP connection.
 pub struct TargetConn {
     config: Rc<TcpTargetConfig>,
     lifecycle: Lifecycle,
@@ -171,12 +178,13 @@ pub struct TargetConn {
     outstanding: usize,
     entries: usize,
     fetches: Vec<Option<Fetch>>,
-    /// How many there are, and of how many bytes.
+    /// Number of fetches, and their bytes.
     fetching: usize,
     fetching_bytes: usize,
     /// Time since which the host owes data, or has sent none of the owed data.
     fetch_since: Nanos,
-    /// The end of the latest R2T in the sent stream, and whether it had left by then.
+    /// Position of the end of the latest R2T in the sent stream, and whether it had left when
+    /// `fetch_since` was last restarted.
     r2t_end: u64,
     r2t_left: bool,
     waiting: bool,
@@ -184,7 +192,7 @@ pub struct TargetConn {
     in_place: bool,
     opened: Nanos,
     heard: Nanos,
-    /// Since when the PDU in progress has been in progress.
+    /// The time since which a PDU is incomplete.
     partial: Partial,
     pdus_received: u64,
     pdus_sent: u64,
@@ -228,27 +236,27 @@ impl TargetConn {
         }
     }
 
-    /// Whether data may be sent from where its device keeps it: a digest would have to be made of
-    /// the very bytes that are sent.
+    /// True if data may be sent from the device's memory, where it can still change: false with a
+    /// data digest.
     pub fn takes_zero_copy(&self) -> bool {
         !self.reader.rules().digests.data
     }
 
-    /// Sets whether in-capsule data of I/O commands stays in the receive buffer instead of a
-    /// buffer of its own. Only data that has arrived completely can stay there. This suits
-    /// commands that are done with the data soon, whatever the host does. The first half of a
-    /// fused pair is not such a command.
+    /// Sets whether in-capsule data of I/O commands may stay in the receive buffer. Only data that
+    /// has arrived completely stays there. Set it if commands release the data soon, whatever the
+    /// host does. The first half of a fused pair never stays there.
     pub fn set_in_place(&mut self, in_place: bool) {
         self.in_place = in_place;
     }
 
-    /// Whether reading makes sense now; `false` is back-pressure on the host, or the end.
+    /// False: do not read, for back-pressure on the host or because the connection is finished.
     #[inline]
     pub fn wants_read(&self) -> bool {
         !self.waiting && !self.lifecycle.is_finished()
     }
 
-    /// Where the next bytes go. `false`: no receive buffer is free, try again next turn.
+    /// Fills `out` with the memory for the next bytes. Returns false if no receive buffer is free:
+    /// try again in the next turn.
     #[inline]
     pub fn recv_slices<'a>(
         &'a mut self,
@@ -262,8 +270,7 @@ impl TargetConn {
             .slices(buffers, if narrow { NARROW } else { usize::MAX }, out)
     }
 
-    /// True if the requested data of an average command is large: a receive completes one such
-    /// command.
+    /// True if the outstanding fetches are large on average: a receive then completes one of them.
     #[inline]
     pub fn fetches_large(&self) -> bool {
         self.fetching > 0 && self.fetching_bytes / self.fetching >= LARGE
@@ -275,7 +282,7 @@ impl TargetConn {
         self.fetching > 0
     }
 
-    /// Records that `n` bytes (at least 1) were received into the slices.
+    /// Records that `n` bytes (at least 1) were received into [`TargetConn::recv_slices`].
     #[inline]
     pub fn received(&mut self, n: usize, now: Nanos) {
         self.heard = now;
@@ -300,7 +307,7 @@ impl TargetConn {
         self.finish();
     }
 
-    /// The next event. To be called until it says otherwise than `Event`.
+    /// Returns the next event. Call it until the result is not `Event`.
     pub fn poll(&mut self, pools: &Pools, now: Nanos) -> TargetPoll {
         let mut event = None;
         match (
@@ -313,7 +320,7 @@ impl TargetConn {
         }
     }
 
-    /// Like `poll`, for a layer that stores events itself: passes at most one event to `sink`.
+    /// Like `poll`, for a caller that stores events itself: passes at most one event to `sink`.
     #[inline]
     pub fn poll_into(
         &mut self,
@@ -333,8 +340,8 @@ impl TargetConn {
         self.news(sink)
     }
 
-    /// Ends a turn of receiving: returns the receive buffer to the core, unless it holds unhandled
-    /// bytes.
+    /// Ends a turn of receiving: returns the receive buffer to the core, unless it holds bytes that
+    /// have to be handled later. `more`: the socket or the buffer may have unhandled bytes.
     #[inline]
     pub fn end_receive(&mut self, buffers: &mut RxBuffers, more: bool, now: Nanos) {
         self.rx.return_buffer(buffers, more || self.waiting);
@@ -346,7 +353,8 @@ impl TargetConn {
         self.partial.note(waits_for_rest, self.pdus_received, now);
     }
 
-    /// Asks the host for a command's data. A command is answered only when its fetch has ended.
+    /// Requests a command's data from the host. Respond to the command only after its fetch has
+    /// ended.
     pub fn fetch(&mut self, tag: ReqTag, into: Buf, now: Nanos) {
         if !self.is_open() {
             return;
@@ -483,18 +491,18 @@ impl TargetConn {
         self.lifecycle.takes_shutdown()
     }
 
-    /// The socket can be dropped, after [`TargetEvent::Closed`] was polled and the receive buffer
-    /// given back.
+    /// True if the socket can be dropped: [`TargetEvent::Closed`] was polled, and the connection
+    /// does not linger.
     pub fn is_finished(&self) -> bool {
         self.lifecycle.is_finished() && self.lifecycle.is_reported()
     }
 
-    /// True if [`TargetConn::poll`] has an event although no bytes have arrived.
+    /// True if [`TargetConn::poll`] can make progress although no bytes have arrived.
     pub fn has_news(&self) -> bool {
         self.waiting || self.lifecycle.has_end()
     }
 
-    /// The time of the next call of [`TargetConn::handle_timeout`], unless an event comes first.
+    /// The time at which to call [`TargetConn::handle_timeout`], unless an event comes first.
     #[inline]
     pub fn deadline(&self) -> Option<Nanos> {
         // A host that is connected and in the middle of nothing: asked for in every turn.
@@ -536,7 +544,7 @@ impl TargetConn {
         }
     }
 
-    /// PDUs received and sent so far.
+    /// Numbers of PDUs received and sent.
     pub fn pdus(&self) -> (u64, u64) {
         (self.pdus_received, self.pdus_sent)
     }
@@ -553,7 +561,7 @@ impl TargetConn {
         self.lifecycle.is_open()
     }
 
-    /// The end, once.
+    /// Passes the event `Closed` to `sink`, once.
     #[cold]
     fn news(&mut self, sink: &mut impl FnMut(TargetEvent)) -> Polled {
         self.waiting = false;

@@ -7,8 +7,11 @@
 //!       └──────────────────────────┴────── close, peer gone, deadline ──────────────────▲
 //! ```
 //!
-//! A table holds the commands by their identifier. Data for a read goes straight into the command's
-//! buffer. Data for a write leaves with the capsule if it fits, otherwise when the controller
+//! A violation closes a connection in `Handshake` too. Then the close, the peer's close and the
+//! deadline finish it.
+//!
+//! A table holds the commands by their identifier. Data for a read is received into the command's
+//! buffer. Data for a write is sent in the capsule if it fits, otherwise when the controller
 //! requests it. The layer above chooses the identifiers and counts outstanding commands.
 
 mod guess;
@@ -33,28 +36,29 @@ use super::rx::{Guess, RecvSlices, Rx, RxBuffers};
 use super::tx::{Slices, Tx};
 use crate::transport::{Closed, HostCommand, HostEvent};
 
-/// Payloads of at least this many bytes let the receive buffer take [`NARROW`] bytes at a time: a
-/// header with its digest and the data digest before it, and little else.
+/// While a payload of at least this many bytes is received, a receive takes at most [`NARROW`]
+/// bytes into the receive buffer: little more than the data digest and the next header.
 const LARGE: u32 = 16 << 10;
 const NARROW: usize = 64;
 
-/// How the host's end behaves.
+/// The configuration of the host's end.
 #[derive(Debug, Clone)]
 pub struct HostConfig {
-    /// Commands that will be outstanding at most, for sizing; identifiers may be any.
+    /// Most outstanding commands, for sizing. Identifiers may have any value.
     pub entries: usize,
-    /// Digests to ask for. A controller that does not agree to exactly these is refused: going on
-    /// without would silently drop the protection that was asked for.
+    /// Digests to request. A controller that agrees to other digests is refused, so that the
+    /// requested protection is not lost silently.
     pub digests: Digests,
-    /// How the controller is to align payload (HPDA).
+    /// The alignment of payload that the controller must use (HPDA).
     pub alignment: DataAlignment,
-    /// R2Ts outstanding per command that we announce (MAXR2T, as a count).
+    /// Most outstanding R2Ts per command, as announced (MAXR2T + 1).
     pub max_r2t: u32,
     /// Time from the connection to ICResp.
     pub handshake_timeout: Duration,
     /// Time for the rest of a PDU that has begun.
     pub stall_timeout: Duration,
-    /// Time to send a termination request, and for the controller then to close the connection.
+    /// Time from the start of the close to send a termination request, and for the controller to
+    /// close its end.
     pub linger: Duration,
 }
 
@@ -72,13 +76,13 @@ impl Default for HostConfig {
     }
 }
 
-/// What one call of [`HostConn::poll`] came to.
+/// The result of [`HostConn::poll`].
 #[derive(Debug)]
 pub enum HostPoll {
     Event(HostEvent),
     /// The received bytes contain no further event.
     Starved,
-    /// There is more, but queued data has to leave first.
+    /// There is more, but queued data must be sent first.
     Waiting,
 }
 
@@ -86,24 +90,24 @@ pub enum HostPoll {
 #[derive(Default)]
 struct OutstandingCommand {
     outstanding: bool,
-    /// The controller said that all data was sent.
+    /// The controller has sent all data of the command.
     last: bool,
     damaged: bool,
     /// Distinguishes the command from others with its identifier.
     serial: u32,
-    /// Host-to-controller data that is left for R2Ts, and how much of it was asked for.
+    /// Host-to-controller data that is left for R2Ts, and the number of bytes requested of it.
     write: Option<Buf>,
-    /// It cannot have succeeded while some of that is left.
+    /// The command is a Write. It cannot succeed while `write` has unsent data.
     writes: bool,
     asked: u32,
-    /// The end of its data in the sent stream, as far as that is queued.
+    /// The position of the end of its queued data in the sent stream.
     data_end: u64,
-    /// The payload in progress has the buffer while it is received.
+    /// `None` while the payload in progress has the buffer.
     read: Option<Buf>,
     received: u32,
 }
 
-/// One connection.
+/// The host's end of one NVMe/TCP connection.
 pub struct HostConn {
     config: HostConfig,
     lifecycle: Lifecycle,
@@ -115,11 +119,11 @@ pub struct HostConn {
     max_h2c_data: u32,
     in_capsule_bytes: u32,
     commands: Vec<OutstandingCommand>,
-    /// Commands without a completion, and the number submitted since the last check for
+    /// Number of commands without a completion, and of commands submitted since the last check for
     /// completions.
     outstanding: usize,
     unlooked: usize,
-    /// Reads in the order of their submission, for guessing; some may be stale.
+    /// Reads in the order of their submission, for guesses. Some may be completed already.
     reads: VecDeque<(u16, u32)>,
     next_serial: u32,
     guessing: Guessing,
@@ -132,7 +136,7 @@ pub struct HostConn {
 }
 
 impl HostConn {
-    /// A connection that was just made: ICReq is queued.
+    /// Creates the machine for a connected socket and queues ICReq.
     pub fn new(config: HostConfig, now: Nanos) -> Self {
         let mut tx = Tx::new(config.entries.max(8));
         frame::put(
@@ -248,7 +252,7 @@ impl HostConn {
         slot.read = read;
     }
 
-    /// A command that came too late, of which the caller may want its buffers back.
+    /// Stores a command submitted after the end, for [`HostConn::reclaim`].
     #[cold]
     fn keep(&mut self, command: HostCommand) {
         let cid = usize::from(command.sqe.cid());
@@ -269,23 +273,23 @@ impl HostConn {
         !self.waiting && !self.lifecycle.is_finished()
     }
 
-    /// True if the controller owes a message: a completion, the ICResp, or the end. A later poll
-    /// finds anything else, such as the controller's end of the connection.
+    /// True if the controller must send something: a completion, the ICResp, or its close. If
+    /// false, only a later poll finds out about other bytes or a closed connection.
     #[inline]
     pub fn expects(&self) -> bool {
         self.outstanding > 0 || !self.lifecycle.is_running()
     }
 
-    /// True if a check for completions right after everything queued was sent can find some. It
-    /// finds none if the controller owes completions only for commands that it had no time for; the
-    /// method then returns false, once.
+    /// False if a check for completions right after a send is useless, because all outstanding
+    /// commands were submitted since the last check. Returns false at most once for them.
     #[inline]
     pub fn may_find(&mut self) -> bool {
         let news = std::mem::take(&mut self.unlooked);
         news == 0 || news < self.outstanding || !self.lifecycle.is_running() || self.has_news()
     }
 
-    /// Where the next bytes go. `false`: no receive buffer is free, try again next turn.
+    /// Fills `out` with the memory for the next bytes. Returns false if no receive buffer is free:
+    /// try again in the next turn.
     #[inline]
     pub fn recv_slices<'a>(
         &'a mut self,
@@ -313,7 +317,7 @@ impl HostConn {
         }
     }
 
-    /// There was nothing to receive.
+    /// Records that a receive got no data.
     #[inline]
     pub fn found_nothing(&mut self) {
         self.rx.found_nothing();
@@ -337,7 +341,7 @@ impl HostConn {
         self.finish();
     }
 
-    /// The next event. To be called until it says otherwise than `Event`.
+    /// Returns the next event. Call it until the result is not `Event`.
     pub fn poll(&mut self, now: Nanos) -> HostPoll {
         let mut event = None;
         match (self.poll_into(now, &mut |given| event = Some(given)), event) {
@@ -347,7 +351,7 @@ impl HostConn {
         }
     }
 
-    /// Like `poll`, for a layer that stores events itself: passes at most one event to `sink`.
+    /// Like `poll`, for a caller that stores events itself: passes at most one event to `sink`.
     #[inline]
     pub fn poll_into(&mut self, now: Nanos, sink: &mut impl FnMut(HostEvent)) -> Polled {
         if self.is_open() {
@@ -418,7 +422,7 @@ impl HostConn {
         self.lifecycle.is_finished() && self.lifecycle.is_reported()
     }
 
-    /// True if [`HostConn::poll`] has an event although no bytes have arrived.
+    /// True if [`HostConn::poll`] can make progress although no bytes have arrived.
     pub fn has_news(&self) -> bool {
         self.waiting || self.lifecycle.has_end()
     }
@@ -456,8 +460,8 @@ impl HostConn {
         self.abandon();
     }
 
-    /// Nothing more will arrive: buffers that were to be filled go back to their commands, where
-    /// [`HostConn::reclaim`] finds them.
+    /// Returns the buffers of incomplete reads to their commands, where [`HostConn::reclaim`] finds
+    /// them.
     fn abandon(&mut self) {
         if let Some((cid, _)) = self.receiving.take() {
             let buf = self.rx.take_payload();
@@ -474,7 +478,7 @@ impl HostConn {
         self.rx.drop_unread();
     }
 
-    /// The end, once.
+    /// Passes the event `Closed` to `sink`, once.
     #[cold]
     fn news(&mut self, sink: &mut impl FnMut(HostEvent)) -> Polled {
         self.waiting = false;
