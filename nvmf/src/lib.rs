@@ -1,4 +1,4 @@
-//! NVMe over Fabrics, sans-IO: the target and the host side of the protocol.
+//! NVMe over Fabrics without I/O: the target and the host side of the protocol.
 //!
 //! ```text
 //! queues       one core's data path: queue pairs, commands from capsule to response

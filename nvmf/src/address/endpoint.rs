@@ -68,12 +68,12 @@ impl Endpoint {
     }
 }
 
-/// An address in the fields of SPDK's `trid`, and the fallback, which Nacre adds.
+/// An address in the fields of SPDK's `trid`, and Nacre's fallback.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpdkFields {
     pub trtype: &'static str,
     pub traddr: String,
-    /// `None` for a drive.
+    /// The port; `None` for a drive.
     pub trsvcid: Option<String>,
     pub subnqn: Option<String>,
     pub fallback: Option<Fallback>,

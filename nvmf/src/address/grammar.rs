@@ -7,10 +7,10 @@ use uuid::Uuid;
 
 use super::{Endpoint, Scheme, Select};
 
-/// The addresses that one use accepts.
+/// The addresses that one use of addresses accepts.
 #[derive(Debug, Clone, Copy)]
 pub struct Grammar {
-    /// The expected form, for refusals.
+    /// The expected form, for error messages.
     pub form: &'static str,
     pub schemes: &'static [Scheme],
     /// Refuses an address without a scheme.
@@ -26,7 +26,7 @@ pub enum SubsystemPart {
     Required,
 }
 
-/// Why a text is not an address that a use accepts.
+/// The error of a text that is no address, or not one that the use accepts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     #[error("\"{text}\" is not an address: write {form}")]
@@ -233,7 +233,8 @@ fn is_host(host: &str) -> bool {
     }
 }
 
-/// `[::1]:4420`, `::1`, `192.0.2.1:4420`, `host`. An IPv6 address without brackets has no port.
+/// Splits `[::1]:4420`, `::1`, `192.0.2.1:4420` or `host` into host and port; `None`: malformed. An
+/// IPv6 address without brackets has no port.
 pub fn split_authority(authority: &str) -> Option<(&str, Option<&str>)> {
     if let Some(rest) = authority.strip_prefix('[') {
         let (host, after) = rest.split_once(']')?;
@@ -249,7 +250,7 @@ pub fn split_authority(authority: &str) -> Option<(&str, Option<&str>)> {
     }
 }
 
-/// A port to connect to.
+/// Parses a port from 1 to 65535.
 pub fn parse_port(text: &str) -> Result<u16, AddressError> {
     match parse_digits(text) {
         Some(port) if port > 0 => Ok(port),
@@ -265,7 +266,8 @@ fn parse_digits<T: FromStr>(text: &str) -> Option<T> {
     text.parse().ok().filter(|_| digits)
 }
 
-/// `key` names the part that holds the name, for refusals.
+/// Parses an NQN, or another name in use ([`Nqn::foreign`]). `key`: the name of the part, for the
+/// error.
 pub fn parse_nqn(key: &'static str, text: &str) -> Result<Nqn, AddressError> {
     Nqn::foreign(text).map_err(|source| AddressError::Nqn {
         key,

@@ -21,7 +21,7 @@ pub enum Scheme {
 }
 
 impl Scheme {
-    /// The canonical word, and the other accepted one.
+    /// The canonical word, and an alias.
     const WORDS: [(Self, &str, &str); 5] = [
         (Self::Tcp, "tcp", "nvmf+tcp"),
         (Self::Rdma, "rdma", "nvmf+rdma"),
@@ -30,7 +30,7 @@ impl Scheme {
         (Self::Pcie, "pcie", "vfio"),
     ];
 
-    /// Reads the word in any case, and its alias.
+    /// Parses the word or its alias in any case.
     pub fn parse(word: &str) -> Option<Self> {
         let is_one = |name: &str| word.eq_ignore_ascii_case(name);
         let mut words = Self::WORDS.into_iter();
@@ -217,7 +217,7 @@ impl FromStr for Fallback {
     }
 }
 
-/// A word that names no transport known in its place.
+/// The error of an unknown transport name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{found}\" is not a transport: write {allowed}")]
 pub struct UnknownTransport {

@@ -8,9 +8,9 @@
 //!                                                          Completed ◀─ Success2 (Send)
 //! ```
 //!
-//! A mistake of the host leads to Failure1, which the next Receive fetches, and then to Error. The
-//! completion of a Send never reports it. Without a message from the host in time the transaction
-//! is over.
+//! An error of the host leads to Failure1, which the next Receive returns, and then to Error. The
+//! completion of a Send never reports it. A transaction whose host sends no message in time ends in
+//! Error.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,13 +35,13 @@ pub enum Received {
     Wait,
     /// The host's buffer is too short even for Failure1.
     TooShort,
-    /// It is not the controller's turn.
+    /// The controller has no message to send.
     Unexpected,
 }
 
 pub struct ControllerEnd {
     names: Names,
-    /// The sets of keys that the host may use: one, or two during a rotation. Without any the
+    /// The sets of keys that the host may use: one, or two during a rotation. Without keys the
     /// transaction fails.
     keys: Vec<Arc<dyn KeySource>>,
     /// The set that the host used.
@@ -51,13 +51,13 @@ pub struct ControllerEnd {
     /// The secure channel that the host asks for.
     channel: Concatenation,
     random: Box<dyn Random>,
-    /// How long it waits for each message.
+    /// Time limit of each message of the host.
     patience: Duration,
     deadline: Nanos,
     state: ControllerEndState,
     transaction: u16,
     agreed: Option<Agreed>,
-    /// PSKg, where the host asks for a secure channel.
+    /// The generated PSK (PSKg), if the host requests secure channel concatenation.
     generated: Option<Digest>,
     job: Option<Job>,
     failure: Option<Reason>,
@@ -131,18 +131,18 @@ impl ControllerEnd {
         }
     }
 
-    /// Serves a host that asks for a secure channel.
+    /// Sets the supported secure channel concatenation; initially none.
     pub fn with_channel(mut self, policy: ChannelPolicy) -> Self {
         self.policy = policy;
         self
     }
 
-    /// The secure channel that the host asks for.
+    /// The secure channel concatenation that the host requests.
     pub fn channel(&self) -> Concatenation {
         self.channel
     }
 
-    /// The PSK that the completed transaction made, once.
+    /// Removes and returns the PSK that the completed transaction generated.
     pub fn take_generated(&mut self) -> Option<Digest> {
         match self.state {
             ControllerEndState::Completed => self.generated.take(),
@@ -163,7 +163,7 @@ impl ControllerEnd {
         }
     }
 
-    /// The parameters, from the choice on.
+    /// The parameters, once hash function and group are chosen.
     pub fn agreed(&self) -> Option<Agreed> {
         self.agreed
     }
@@ -177,23 +177,25 @@ impl ControllerEnd {
         matches!(self.state, ControllerEndState::Completed)
     }
 
-    /// True if the transaction failed, and the host has received Failure1 or cannot receive it.
+    /// True if the transaction has failed, and the host has received Failure1 or will not receive
+    /// it.
     pub fn is_over(&self) -> bool {
         matches!(self.state, ControllerEndState::Error)
     }
 
-    /// Removes and returns the reason of a failure.
+    /// Removes and returns the reason of the failure.
     pub fn take_failure(&mut self) -> Option<Reason> {
         self.failure.take()
     }
 
-    /// Work for a helper thread. Its answer goes to [`ControllerEnd::answered`].
+    /// Removes and returns the job for the helper thread. Its answer goes to
+    /// [`ControllerEnd::answered`].
     pub fn take_job(&mut self) -> Option<Job> {
         self.job.take()
     }
 
-    /// Checks the time limit of the host's next message. True if it has expired, which ends the
-    /// transaction.
+    /// Checks the time limit of the host's next command. Returns true if it has expired, which ends
+    /// the transaction.
     pub fn check_time(&mut self, now: Nanos) -> bool {
         let is_pending = !matches!(
             self.state,
@@ -207,7 +209,8 @@ impl ControllerEnd {
         is_late
     }
 
-    /// The host gave up by other means than a message, or the helper thread has no room.
+    /// Fails the transaction for a reason other than its messages, such as an overloaded helper
+    /// thread.
     pub fn abandon(&mut self, reason: Reason) {
         self.give_up(reason);
     }
@@ -223,7 +226,7 @@ impl ControllerEnd {
         }
     }
 
-    /// Handles an Authentication Receive with this allocation length.
+    /// Handles an Authentication Receive; `room`: its allocation length in bytes.
     pub fn receive(&mut self, room: usize, now: Nanos) -> Received {
         if room < FAILURE_BYTES {
             self.give_up(Reason::Malformed(MessageError::Short {
@@ -279,7 +282,7 @@ impl ControllerEnd {
         Received::Message(bytes)
     }
 
-    /// Handles the answer of its job.
+    /// Handles the answer of the job.
     pub fn answered(&mut self, answer: Answer, now: Nanos) {
         // The host's time does not run while this end computes.
         self.deadline = now + self.patience;

@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256, Sha384, Sha512};
 use subtle::ConstantTimeEq;
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
-/// A hash function, by its identifier in a message.
+/// A hash function; the value is its identifier in messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Hash {
@@ -29,7 +29,7 @@ impl Hash {
         Self::ALL.into_iter().find(|hash| hash.id() == id)
     }
 
-    /// Bytes of a digest: HL of the messages.
+    /// Bytes of a digest (HL in messages).
     pub const fn bytes(self) -> usize {
         match self {
             Self::Sha256 => 32,
@@ -58,7 +58,7 @@ impl Hash {
         }
     }
 
-    /// The HMAC of the parts, one after the other.
+    /// The HMAC of the concatenated parts.
     pub fn hmac(self, key: &[u8], parts: &[&[u8]]) -> Digest {
         match self {
             Self::Sha256 => hmac::<Sha256>(key, parts),
@@ -82,7 +82,7 @@ impl fmt::Display for Hash {
     }
 }
 
-/// A digest, or a key that is one: zeroed when it is dropped.
+/// A digest, or a key of up to 64 bytes, zeroed when it is dropped.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct Digest {
     bytes: [u8; 64],
@@ -101,7 +101,7 @@ impl Digest {
         }
     }
 
-    /// Compares in a time that does not depend on the contents.
+    /// Compares in constant time.
     pub fn equals(&self, other: &[u8]) -> bool {
         self[..].ct_eq(other).into()
     }

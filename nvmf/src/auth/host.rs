@@ -5,8 +5,8 @@
 //!     Send        Receive                Send     Receive     Send, after a proof
 //! ```
 //!
-//! [`HostEnd::step`] says what to do; the caller does it and reports with `sent`, `received` or
-//! `answered`. A failure of the controller's ends with Failure2 where the protocol has it.
+//! The caller executes [`HostEnd::step`] and reports with `sent`, `received` or `answered`. A
+//! failure is sent to the controller as Failure2 if the protocol allows it.
 
 use std::sync::Arc;
 
@@ -25,9 +25,9 @@ pub enum TransactionStep {
     Send(Vec<u8>),
     /// Authentication Receive, then [`HostEnd::received`].
     Receive,
-    /// Work for a helper thread, then [`HostEnd::answered`].
+    /// A job for a helper thread, then [`HostEnd::answered`].
     Compute(Job),
-    /// An earlier step has not been reported.
+    /// The previous step has not been reported yet.
     Wait,
     Completed(Agreed),
     Failed(Reason),
@@ -38,30 +38,30 @@ pub struct HostEnd {
     keys: Arc<dyn KeySource>,
     offer: Offer,
     channel: Concatenation,
-    /// PSKg, where a secure channel is wanted.
+    /// The generated PSK (PSKg), if a secure channel is requested.
     generated: Option<Digest>,
     random: Box<dyn Random>,
     transaction: u16,
     state: HostEndState,
-    /// The step of this state was handed out.
+    /// The step of this state was returned.
     begun: bool,
 }
 
 enum HostEndState {
     Negotiate,
     Challenge,
-    /// The job is to be handed out, or is out.
+    /// The job is pending, or in progress.
     Computing(Option<Job>, ReceivedChallenge),
     Reply(Vec<u8>, Expected),
     Success1(Expected),
     Success2(Agreed),
-    /// Failure2 is to be sent, where the controller expects a message.
+    /// Failure2 must be sent.
     Failure2(Reason),
     Completed(Agreed),
     Failed(Reason),
 }
 
-/// A Challenge of the controller.
+/// The received Challenge.
 struct ReceivedChallenge {
     hash: Hash,
     group: Group,
@@ -69,14 +69,14 @@ struct ReceivedChallenge {
     number: u32,
 }
 
-/// The parameters, and R2 if the controller has to prove itself.
+/// The parameters, and the expected R2 if the controller must prove that it has its key.
 struct Expected {
     agreed: Agreed,
     response: Option<Digest>,
 }
 
 impl HostEnd {
-    /// A transaction with a number that the last ones on this queue did not have.
+    /// Starts a transaction. `transaction`: T_ID, different from that of recent ones on this queue.
     pub fn new(
         names: Names,
         keys: Arc<dyn KeySource>,
@@ -97,14 +97,14 @@ impl HostEnd {
         }
     }
 
-    /// Asks for a secure channel.
+    /// Requests secure channel concatenation.
     pub fn with_channel(mut self, channel: Concatenation) -> Self {
         self.offer = channel.usable(&self.offer);
         self.channel = channel;
         self
     }
 
-    /// The PSK that the completed transaction made, once.
+    /// Removes and returns the PSK that the completed transaction generated.
     pub fn take_generated(&mut self) -> Option<Digest> {
         match self.state {
             HostEndState::Completed(_) => self.generated.take(),
@@ -149,7 +149,7 @@ impl HostEnd {
         self.enter(next);
     }
 
-    /// Handles the completion of an Authentication Receive with this data.
+    /// Handles the data of a completed Authentication Receive.
     pub fn received(&mut self, bytes: &[u8]) {
         let next = match std::mem::replace(&mut self.state, HostEndState::Negotiate) {
             HostEndState::Challenge => self.take_challenge(bytes),
@@ -164,7 +164,7 @@ impl HostEnd {
         self.enter(next);
     }
 
-    /// Handles the answer of its job.
+    /// Handles the answer of the job.
     pub fn answered(&mut self, answer: Answer) {
         let HostEndState::Computing(_, received) =
             std::mem::replace(&mut self.state, HostEndState::Negotiate)
@@ -348,8 +348,8 @@ impl std::fmt::Debug for HostEnd {
 }
 
 impl Reason {
-    /// True if this end refused the other, or the other refused this end, because of a key: trying
-    /// again with the same keys is pointless.
+    /// False if a retry with the same keys may succeed: after a lack of resources, a timeout, or an
+    /// unknown reason of the other end.
     pub fn is_final(&self) -> bool {
         match self {
             Self::NoRandom(_) | Self::Overloaded | Self::TimedOut(_) => false,

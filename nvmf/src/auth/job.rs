@@ -9,16 +9,16 @@ use super::group::{Exponent, Group};
 use super::secret::Secret;
 use super::text::SecretError;
 
-/// The keys that an end has for another.
+/// The keys of a pair of host and subsystem.
 #[derive(Debug, Clone)]
 pub struct Keys {
-    /// The host proves itself with this one.
+    /// The key with which the host proves its identity.
     pub host: Secret,
-    /// The controller proves itself with this one.
+    /// The key with which the controller proves its identity.
     pub controller: Option<Secret>,
 }
 
-/// Why keys cannot be read.
+/// The reason why keys cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     #[error("this end has no key")]
@@ -31,19 +31,19 @@ pub enum KeyError {
     Expired { name: String, at: String },
 }
 
-/// Where an end's keys are. A source may read files: it is used on the helper thread only.
+/// A source of keys. [`KeySource::keys`] may read files, so only the helper thread calls it.
 pub trait KeySource: fmt::Debug + Send + Sync {
     fn keys(&self) -> Result<Keys, KeyError>;
 
-    /// False if there is no key of the host at present.
+    /// False if the source has no key of the host at present.
     fn has_host_key(&self) -> bool {
         true
     }
 
-    /// True if it has a key of the controller.
+    /// True if the source has a key of the controller.
     fn has_controller_key(&self) -> bool;
 
-    /// The names of both keys, where keys have names.
+    /// The names of the host's and of the controller's key, if keys have names.
     fn names(&self) -> (Option<String>, Option<String>) {
         (None, None)
     }
@@ -63,14 +63,14 @@ impl KeySource for FixedKeys {
     }
 }
 
-/// One piece of slow work. It may run on any thread; its [`Answer`] goes back to the machine.
+/// A slow computation, for any thread. Its [`Answer`] goes back to the state machine.
 #[derive(Debug)]
 pub struct Job {
-    /// The keys to read. A host has two sets of keys while they are rotated.
+    /// The sources of the keys to read: two during a rotation of a host's keys.
     pub(super) keys: Vec<Arc<dyn KeySource>>,
-    /// The public value of the exponent is needed.
+    /// Compute the public value of the exponent.
     pub(super) public: bool,
-    /// The shared secret with this public value is needed.
+    /// Compute the shared secret with this public value.
     pub(super) peer: Option<Vec<u8>>,
     pub(super) group: Group,
     pub(super) exponent: Option<Exponent>,
@@ -78,7 +78,7 @@ pub struct Job {
 
 /// The result of a [`Job`].
 pub struct Answer {
-    /// The keys of each source of the job.
+    /// The keys of each source of the job, in its order.
     pub(super) keys: Vec<Result<Keys, KeyError>>,
     pub(super) public: Vec<u8>,
     pub(super) shared: Option<Zeroizing<Vec<u8>>>,

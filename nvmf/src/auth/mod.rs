@@ -1,10 +1,11 @@
-//! In-band authentication, DH-HMAC-CHAP, sans-IO: both ends of a transaction (Base 8.3.4; TP8006).
+//! In-band authentication with DH-HMAC-CHAP, without I/O: both ends of a transaction (Base 8.3.4;
+//! TP8006).
 //!
 //! ```text
 //!   host                                  controller
 //!   HostEnd ───── Negotiate ────────────▶ ControllerEnd
 //!           ◀──── Challenge ─────────────              C1, S1, the group's public value
-//!           ───── Reply ────────────────▶              R1, and C2 if the host asks for R2
+//!           ───── Reply ────────────────▶              R1; C2 if the host asks for R2 or a PSK
 //!           ◀──── Success1 ──────────────              R2 if the host asked
 //!           ───── Success2 ─────────────▶              only if the host asked
 //! ```
@@ -52,9 +53,9 @@ pub use text::SecretError;
 
 use std::fmt;
 
-/// Where random bytes come from.
+/// A source of random bytes.
 pub trait Random: Send {
-    /// Fills `bytes` with random bytes, or fails if the source has none.
+    /// Fills `bytes` with random bytes.
     fn fill(&mut self, bytes: &mut [u8]) -> Result<(), NoRandom>;
 }
 
@@ -73,7 +74,7 @@ impl Random for SystemRandom {
     }
 }
 
-/// A sequence number other than zero, which means "none" in a message.
+/// A random sequence number (S1, S2) other than zero, which has a meaning of its own.
 fn sequence_number(random: &mut dyn Random) -> Result<u32, NoRandom> {
     loop {
         let mut bytes = [0; 4];
@@ -118,25 +119,25 @@ impl Concatenation {
     }
 }
 
-/// What a controller does with a host's wish for a PSK.
+/// The secure channel concatenation that a controller supports on a queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ChannelPolicy {
     /// The value of SC_C that the queue can serve.
     pub possible: Concatenation,
-    /// The host must ask for it.
+    /// The host must request it.
     pub required: bool,
 }
 
-/// The parameters of a successful transaction.
+/// The agreed parameters of a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Agreed {
     pub hash: Hash,
     pub group: Group,
-    /// The controller proved itself to the host, too.
+    /// Bidirectional: the controller proves to the host that it has its key, too.
     pub mutual: bool,
 }
 
-/// Where a transaction is, in SPDK's words.
+/// The state of a transaction, with SPDK's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
     Negotiate,
@@ -175,7 +176,7 @@ impl Progress {
     }
 }
 
-/// Why a transaction failed, for logs and events. It names no secret.
+/// The reason why a transaction failed, for logs and events. It contains no secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
     #[error("the response does not match: the two ends have different keys")]
@@ -236,7 +237,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// The reason code explanation for the other end.
+    /// The reason code explanation (RCE) for the other end.
     pub fn failed(&self) -> Failed {
         match self {
             Self::Hash | Self::HashNotOffered { .. } => Failed::HashUnusable,
@@ -251,7 +252,8 @@ impl Reason {
         }
     }
 
-    /// True if the other end used a wrong key, as an attacker who guesses keys does.
+    /// True for the failures that a guess of a key causes: a wrong response, the controller's own
+    /// challenge returned, or a host without a key.
     pub fn is_guess(&self) -> bool {
         matches!(self, Self::WrongResponse | Self::NoKey | Self::Reflected)
     }

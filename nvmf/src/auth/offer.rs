@@ -2,7 +2,8 @@
 
 use super::{Group, Hash};
 
-/// What an end allows. The order counts for a controller: it takes the first that the host has.
+/// The allowed hash functions and groups of one end. A controller chooses the first in this order
+/// that the host offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
     pub hashes: Vec<Hash>,
@@ -17,8 +18,9 @@ pub struct UnknownName {
     pub known: String,
 }
 
-/// The fastest hash first, and a group of the usual strength: larger ones cost several times more.
-/// The null group is last: it gives no secrecy to keys that a person chose.
+/// The fastest hash function first, and a group of the usual strength first, because larger ones
+/// cost several times more. The null group is last: without a Diffie-Hellman exchange, weak keys
+/// can be guessed from recorded messages.
 impl Default for Offer {
     fn default() -> Self {
         Self {
@@ -36,7 +38,7 @@ impl Default for Offer {
 }
 
 impl Offer {
-    /// The strongest first, as SPDK's target chooses.
+    /// All hash functions and groups, the strongest first, as SPDK's target chooses.
     pub fn strongest() -> Self {
         Self {
             hashes: Hash::ALL.into_iter().rev().collect(),

@@ -6,14 +6,14 @@ use nacre_nvmf_wire::Nqn;
 use super::Concatenation;
 use super::hash::{Digest, Hash};
 
-/// The two ends.
+/// The NQNs of the two ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Names {
     pub host: Nqn,
     pub subsystem: Nqn,
 }
 
-/// Which end proves itself.
+/// The end that computes a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Prover {
     Host,
@@ -32,7 +32,7 @@ pub(super) struct Basis<'a> {
 }
 
 impl Basis<'_> {
-    /// The response of `prover`, who has `key`, to a challenge with a sequence number.
+    /// The response of `prover`, whose key is `key`, to a challenge with a sequence number.
     pub(super) fn response(
         &self,
         prover: Prover,
@@ -61,8 +61,8 @@ impl Basis<'_> {
         )
     }
 
-    /// PSKg, which both ends know after the transaction: of both challenges, C1 first. `None`
-    /// without a secret of Diffie-Hellman.
+    /// The generated PSK (PSKg), from both challenges, C1 first. `None` without a Diffie-Hellman
+    /// secret.
     pub(super) fn generated(&self, of_controller: &[u8], of_host: &[u8]) -> Option<Digest> {
         let session = self.hash.digest(self.shared?);
         Some(self.hash.hmac(&session, &[of_controller, of_host]))

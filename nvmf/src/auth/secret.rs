@@ -27,7 +27,7 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// A longer text cannot be a secret: 11 characters around base64 of 68 bytes make 103.
+    /// Most bytes of the text; the longest secret has 103: 11 characters around base64 of 68 bytes.
     pub const MAX_TEXT: usize = 128;
 
     /// Reads a secret. White space around it and a missing last colon are accepted.
@@ -43,7 +43,7 @@ impl Secret {
         Ok(Self { bytes, transform })
     }
 
-    /// A new secret of as many bytes as the hash has; 32 without one.
+    /// Generates a secret of as many bytes as the hash function has; 32 without one.
     pub fn generate(transform: Option<Hash>, random: &mut dyn Random) -> Result<Self, NoRandom> {
         let len = transform.map_or(32, Hash::bytes);
         let mut bytes = Zeroizing::new(vec![0; len]);
@@ -51,22 +51,22 @@ impl Secret {
         Ok(Self { bytes, transform })
     }
 
-    /// The text form. It is the secret: it goes to a file or to the user who made it.
+    /// The text form. It is the secret itself: write it only to a key file or to its owner.
     pub fn to_text(&self) -> Zeroizing<String> {
         FORM.write(self.transform, &self.bytes)
     }
 
-    /// The hash of the transformation, if there is one.
+    /// The hash function of the transformation, if there is one.
     pub fn transform(&self) -> Option<Hash> {
         self.transform
     }
 
-    /// Eight hexadecimal digits that differ between secrets and reveal none.
+    /// Eight hexadecimal digits that distinguish secrets without revealing them.
     pub fn fingerprint(&self) -> String {
         text::fingerprint(&self.to_text())
     }
 
-    /// The key of the end that has this name.
+    /// The key of the end with this NQN.
     pub(super) fn key(&self, owner: &Nqn) -> Digest {
         match self.transform {
             None => Digest::new(&self.bytes),
@@ -78,7 +78,7 @@ impl Secret {
     }
 }
 
-/// Compares in a time that does not depend on the contents.
+/// Compares in constant time.
 impl PartialEq for Secret {
     fn eq(&self, other: &Self) -> bool {
         self.transform == other.transform && bool::from(self.bytes.ct_eq(&other.bytes))

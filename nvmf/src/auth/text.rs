@@ -19,7 +19,7 @@ pub(crate) struct Form {
     pub lengths: (&'static [usize], &'static str),
 }
 
-/// Why a text is no secret. The text itself is not repeated.
+/// The error of a text that is no secret. It does not repeat the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
     #[error("the text does not begin with {0:?}")]
@@ -90,7 +90,7 @@ impl Form {
     }
 }
 
-/// Eight hexadecimal digits that differ between secrets and reveal none.
+/// Eight hexadecimal digits that distinguish secrets without revealing them.
 pub(crate) fn fingerprint(text: &str) -> String {
     let digest = Hash::Sha256.digest(text.as_bytes());
     digest[..4].iter().map(|b| format!("{b:02x}")).collect()

@@ -11,8 +11,8 @@
 //!
 //! [`Dial`] opens transport connections. After a loss the host reconnects, with a delay between
 //! attempts and a time limit ([`HostOptions`]). I/O in flight on a lost connection is sent again on
-//! the next one, in the order of submission. It fails only at the time limit, or if the target
-//! fails it.
+//! the next one, in the order of submission. It fails at the time limit, if the target fails it, or
+//! if its repetition could give another result.
 //!
 //! A controller with two transports ([`PathOptions`]) connects over the preferred one, and over the
 //! fallback if that fails. It then probes the preferred transport from time to time, with a second

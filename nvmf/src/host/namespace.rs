@@ -34,8 +34,9 @@ pub struct NamespaceInfo {
 }
 
 impl NamespaceInfo {
-    /// Parses the data of Identify Namespace (CNS 00h). `acwu` is the controller's value for all
-    /// of its namespaces.
+    /// Parses the data of Identify Namespace (CNS 00h). `acwu`: the controller's ACWU, for
+    /// namespaces without NACWU. Fails if the data is short, the block size is invalid, or the
+    /// namespace has metadata.
     pub fn parse(nsid: u32, data: &[u8], acwu: u16) -> Result<Self, HostError> {
         let short = || HostError::Misbehaved {
             what: "short Identify Namespace data".into(),
@@ -84,7 +85,8 @@ impl NamespaceInfo {
         Ok(())
     }
 
-    /// True if `other` is the same namespace, on another path or after a reconnect.
+    /// True if `other` has the same identifiers and block size, on another path or after a
+    /// reconnect.
     pub fn same_identity(&self, other: &Self) -> bool {
         (self.uuid, self.nguid, self.eui64) == (other.uuid, other.nguid, other.eui64)
             && self.block_size == other.block_size
@@ -95,7 +97,7 @@ impl NamespaceInfo {
         self.uuid.is_some() || self.nguid != [0; 16] || self.eui64 != [0; 8]
     }
 
-    /// The reason why `found` is another namespace or is too small for this one's data. `None`: it
+    /// The reason why `found` is another namespace, or has fewer blocks than this one. `None`: it
     /// is the same, possibly larger.
     pub fn difference(&self, found: &Self) -> Option<String> {
         if self.block_size != found.block_size {

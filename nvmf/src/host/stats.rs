@@ -18,7 +18,7 @@ pub struct IoStats {
     pub read_bytes: u64,
     pub writes: u64,
     pub write_bytes: u64,
-    /// I/O that the target failed.
+    /// I/O that completed with an error status of the target.
     pub failed: u64,
     pub activity: Activity,
 }
@@ -29,10 +29,10 @@ pub struct Activity {
     pub polls: u64,
     /// Polls that found a completion.
     pub busy_polls: u64,
-    /// Commands that were sent, also those without a completion yet, and lost ones.
+    /// Commands that were sent, including those without a completion.
     pub submitted: u64,
     pub completions: u64,
-    /// I/O that waited for a free command or for the connection.
+    /// I/O that was not sent at once, for lack of a free entry or of a connection.
     pub queued: u64,
     pub work_requests: HostWorkRequests,
 }

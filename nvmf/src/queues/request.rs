@@ -38,7 +38,8 @@ pub(crate) struct Request {
     pub data: Option<Buf>,
     /// Memory of the device with the data, instead of a buffer.
     pub zero_copy: Option<MemoryView>,
-    /// Number of the command's device I/Os: submitted, in total (`children`), and in flight.
+    /// Device I/Os of the command: index of the next to submit, total (`children`), and number in
+    /// flight.
     pub next_child: u32,
     pub children: u32,
     pub inflight: u32,

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use crate::auth::{KeySource, Names};
 use crate::tls::{Derivation, Identity, Psk, PskKey, Version};
 
-/// How long an unused PSK is kept.
+/// Time for which an unused PSK stays usable.
 pub const LIFETIME: Duration = Duration::from_secs(60);
 /// The greatest age of a PSK at a TLS handshake. The secret that made it may have been replaced in
 /// its file since, which shows only when the host authenticates itself again. Linux hosts need a
@@ -27,7 +27,7 @@ pub const MAX_AGE: Duration = Duration::from_secs(3600);
 /// Most PSKs of one host and subsystem. One more replaces the oldest that is unused, or else the
 /// oldest.
 pub const MAX_OF_PAIR: usize = 4;
-/// Most PSKs of all hosts. Beyond it the one unused for longest goes.
+/// Most PSKs of all hosts. Beyond it the one unused for longest is dropped, or else the oldest.
 const MAX: usize = 16_384;
 
 /// The generated PSKs of a target.
@@ -42,10 +42,10 @@ struct Entry {
     host: Nqn,
     subsystem: Nqn,
     psk: Arc<Psk>,
-    /// The keys with which its host authenticated itself; `None`: not noted yet.
+    /// The keys with which its host authenticated itself; `None`: not recorded yet.
     keys: Option<Arc<dyn KeySource>>,
     made: Nanos,
-    /// Since when no association has used it, as far as known; `None`: it was in use.
+    /// The time since which no association uses it, as far as known; `None`: it is in use.
     unused_since: Option<Nanos>,
 }
 
@@ -56,7 +56,7 @@ impl Entry {
 }
 
 impl GeneratedPsks {
-    /// Adds a PSK in place of another one, if the transaction replaced it.
+    /// Adds a PSK. `replaced`: the PSK that the transaction replaced, which is dropped.
     pub(crate) fn add(
         &self,
         names: &Names,
@@ -105,7 +105,7 @@ impl GeneratedPsks {
         entries.retain(|one| !Arc::ptr_eq(&one.psk, psk));
     }
 
-    /// Notes the keys with which the host of a PSK authenticated itself.
+    /// Records the keys with which the host of a PSK authenticated itself.
     pub(crate) fn note_keys(&self, psk: &Arc<Psk>, keys: Arc<dyn KeySource>) {
         let mut entries = self.entries.lock();
         if let Some(entry) = entries.iter_mut().find(|one| Arc::ptr_eq(&one.psk, psk)) {
@@ -113,8 +113,8 @@ impl GeneratedPsks {
         }
     }
 
-    /// Forgets the PSKs of a host that none of these keys has proved: its other keys are no longer
-    /// in force. Connections that use one go on.
+    /// Drops the PSKs of a host that were not proved with one of these keys. Connections that use
+    /// one continue.
     pub(crate) fn keep_those_of(
         &self,
         subsystem: &Nqn,
@@ -129,8 +129,8 @@ impl GeneratedPsks {
         entries.retain(|one| one.subsystem != *subsystem || one.host != *host || is_in_force(one));
     }
 
-    /// Forgets the PSKs of a subsystem, or of one host of it: the keys that proved them have
-    /// changed. Connections that use one go on.
+    /// Drops the PSKs of a subsystem, or of one host of it, because its keys have changed.
+    /// Connections that use one continue.
     pub(crate) fn forget(&self, subsystem: &Nqn, host: Option<&Nqn>) {
         let is_of_host = |one: &Entry| host.is_none_or(|host| one.host == *host);
         let mut entries = self.entries.lock();
@@ -153,12 +153,13 @@ impl GeneratedPsks {
         of_pair.find(is_it).map(|one| Arc::clone(&one.psk))
     }
 
-    /// Forgets all PSKs: key files may have other contents. Connections that use one go on.
+    /// Drops all PSKs, because key files may have other contents. Connections that use one
+    /// continue.
     pub fn forget_all(&self) {
         self.entries.lock().clear();
     }
 
-    /// Forgets the PSKs that were unused for [`LIFETIME`], or are older than [`MAX_AGE`]. Called
+    /// Drops the PSKs that were unused for [`LIFETIME`] or are older than [`MAX_AGE`]. Called
     /// regularly, and before each use.
     pub fn sweep(&self, now: Nanos) {
         self.entries.lock().retain_mut(|one| {
@@ -179,7 +180,7 @@ impl GeneratedPsks {
     }
 }
 
-/// True if both are the same PSK of the list.
+/// True if both are the same PSK object.
 pub(crate) fn is_same(psk: &Arc<Psk>, key: &Arc<dyn PskKey>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(psk), Arc::as_ptr(key))
 }

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use crate::subsystems::stats::{Kind, LATENCY_BUCKETS, QueueStats};
 use crate::transport::TransportType;
 
-/// Statistics of one kind of commands; `latency` as in [`latency_bucket`].
+/// Statistics of one kind of commands; `latency`: counts by [`latency_bucket`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KindSum {
     pub operations: u64,
@@ -24,7 +24,7 @@ pub struct KindSum {
     pub latency: [u64; LATENCY_BUCKETS],
 }
 
-/// Sums of all commands, indexed by [`Kind`].
+/// Sums by [`Kind`].
 pub(super) type Sums = [KindSum; 3];
 
 /// The statistics of a host over one transport.

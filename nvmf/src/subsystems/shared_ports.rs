@@ -1,5 +1,5 @@
-//! Subsystems that several targets serve, such as the volumes of a cluster: the discovery log of
-//! each target names the ports of all of them.
+//! Subsystems that several targets serve, such as the volumes of a cluster. The discovery log of
+//! each target lists the ports of all of them.
 
 use std::collections::BTreeSet;
 
@@ -7,17 +7,18 @@ use nacre_nvmf_wire::Nqn;
 
 use crate::transport::{Address, TlsPolicy, TransportType};
 
-/// PORTIDs for the listeners of one target that are not among the ports of a shared subsystem.
+/// Number of PORTIDs for listeners of one target that are not among the ports of a shared
+/// subsystem.
 pub const LATER_IDS: u16 = 1 << 10;
 
-/// The ports of a subsystem on all targets, and the hosts whose discovery log has them.
+/// The ports of a subsystem on all targets, and the hosts in whose discovery log they are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SharedSubsystem {
     pub hosts: BTreeSet<Nqn>,
     pub any_host: bool,
     pub ports: Vec<SharedPort>,
-    /// The first of [`LATER_IDS`] PORTIDs for this target's listeners that `ports` does not have;
-    /// `None`: the numbers of the listeners.
+    /// The first of [`LATER_IDS`] PORTIDs for this target's listeners that are not in `ports`;
+    /// `None`: PORTIDs follow from the listener ids.
     pub later_ids: Option<u16>,
 }
 
@@ -28,7 +29,7 @@ pub struct SharedPort {
     pub id: u16,
     pub transport: TransportType,
     pub address: Address,
-    /// Whether connections use TLS; `None`: unknown.
+    /// The TLS policy; `None`: unknown.
     pub tls: Option<TlsPolicy>,
     /// A port of this target: listed only while the subsystem has a listener there.
     pub is_here: bool,
@@ -37,7 +38,7 @@ pub struct SharedPort {
 /// The ports of a shared subsystem for one host.
 #[derive(Debug, Clone, Default)]
 pub struct SharedPorts {
-    /// Ports of other targets that serve the subsystem, and the identifiers of this target's.
+    /// Ports of other targets that serve the subsystem, and of this target with their PORTIDs.
     pub listed: Vec<SharedPort>,
     /// See [`SharedSubsystem::later_ids`].
     pub later_ids: Option<u16>,

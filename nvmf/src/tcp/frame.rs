@@ -12,16 +12,17 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::tx::Tx;
 
-/// A protocol violation of the peer, for the termination request and the log.
+/// A protocol violation of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Violation {
     /// A field of a PDU header.
     Pdu(PduError),
     /// More commands outstanding than the queue has entries.
     QueueOverrun { entries: usize },
-    /// LAST_PDU is not set exactly on the data PDU that ends its transfer.
+    /// LAST_PDU is set on a data PDU that does not end its transfer (`left` bytes remain), or is
+    /// clear on the one that does.
     LastPdu { last: bool, left: u32 },
-    /// A command's data came although it was all there, or the command moves none that way.
+    /// Data for a command that has received all its data, or transfers none in this direction.
     UnexpectedData { cid: u16 },
 }
 
@@ -53,7 +54,8 @@ impl Violation {
         }
     }
 
-    /// Queues the termination request that `receiver` of `offending` answers with.
+    /// Queues the termination request that `receiver` sends. `offending`: the received PDU from its
+    /// start.
     #[cold]
     pub fn put(&self, tx: &mut Tx, receiver: Side, offending: &[u8]) {
         tx.push(self.term_pdu(receiver, offending).bytes());
@@ -92,8 +94,8 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Reads PDUs under the present rules. Most headers begin like an earlier one: the reader keeps the
-/// facts found about it.
+/// Parses PDUs under the current rules. It caches the result for the latest common header, because
+/// most headers begin like an earlier one.
 pub struct Reader {
     rules: Rules,
     known: Option<([u8; CommonHeader::SIZE], Frame)>,
@@ -115,8 +117,8 @@ impl Reader {
         self.known = None;
     }
 
-    /// The PDU at the beginning of `bytes`, when its header, digest and padding are all there. The
-    /// digest is judged before the fields that it protects.
+    /// Parses the PDU at the beginning of `bytes`. `None`: its header, digest and padding are not
+    /// complete. Checks the digest before the other fields.
     #[inline]
     pub fn read<'a>(&mut self, bytes: &'a [u8]) -> Result<Option<(Frame, Pdu<'a>)>, PduError> {
         let Some(common) = bytes.first_chunk() else {
@@ -155,7 +157,7 @@ fn check_digest(frame: &Frame, bytes: &[u8]) -> Result<(), PduError> {
     Ok(())
 }
 
-/// Queues a header, and its digest if it says that it has one.
+/// Queues a header, and its digest if `digests` has one.
 #[inline]
 pub fn put<H: IntoBytes + Immutable>(tx: &mut Tx, header: &H, digests: Digests) {
     let bytes = header.as_bytes();
@@ -181,7 +183,7 @@ pub fn put_before_data<H: IntoBytes + Immutable>(
     }
 }
 
-/// Queues payload, in one piece or two, and its digest.
+/// Queues payload and its digest.
 #[inline]
 pub fn put_data(tx: &mut Tx, digests: Digests, data: Extents) {
     let digest = digests.data.then(|| match &data[..] {

@@ -6,9 +6,9 @@
 //! parts    the order of sending:  28 + Data(buf)   28 + Data(buf)   24 + 24 + 24 + nothing   ...
 //! ```
 //!
-//! A part is bytes of the ring and then data, as most PDUs are. Consecutive headers without data
-//! between them (a run of responses) are one part and so one entry of the I/O vector. This module
-//! does not know PDUs.
+//! A part is a run of ring bytes followed by at most one data buffer, like most PDUs. Consecutive
+//! headers without data between them (a run of responses) form one part, and so one entry of the
+//! I/O vector. This module does not interpret PDUs.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -16,8 +16,8 @@ use std::io::IoSlice;
 use arrayvec::ArrayVec;
 use nacre_hugepages::{Buf, MemoryView};
 
-/// Entries of one vectored send. Linux takes 1024; past a few hundred the gain is lost in the noise
-/// and the list is on the stack.
+/// Most entries of one vectored send. Linux accepts 1024; more than a few hundred gain nothing
+/// measurable, and the list is on the stack.
 pub const MAX_SLICES: usize = 512;
 
 /// The I/O vector of one send.
@@ -26,7 +26,7 @@ pub type Slices<'a> = ArrayVec<IoSlice<'a>, MAX_SLICES>;
 struct Part {
     /// The next bytes of the ring.
     inline: u32,
-    /// Things that are counted (responses) and end with this part, or in its bytes of the ring.
+    /// Number of marks (responses) that end with this part or within its ring bytes.
     marks: u32,
     data: Data,
 }
@@ -49,23 +49,24 @@ impl Part {
     }
 }
 
-/// Queued bytes in order.
+/// The queue of bytes to send.
 pub struct Tx {
     ring: Box<[u8]>,
-    /// Bytes ever taken from and put into the ring; the place in it is the remainder by its size.
+    /// Bytes ever removed from and added to the ring; the position in it is the remainder by its
+    /// size.
     head: usize,
     tail: usize,
     parts: VecDeque<Part>,
-    /// Bytes of the first part that have left already.
+    /// Number of sent bytes of the first part.
     front_sent: usize,
     pending: usize,
     marks: u32,
-    /// Bytes that ever left.
+    /// Number of bytes ever sent.
     left: u64,
 }
 
 impl Tx {
-    /// `entries` responses may be queued before anything has to grow.
+    /// Creates a queue with room for `entries` responses; it grows beyond that.
     pub fn new(entries: usize) -> Self {
         Self {
             ring: vec![0; (entries * 64).next_power_of_two().max(512)].into_boxed_slice(),
@@ -79,15 +80,14 @@ impl Tx {
         }
     }
 
-    /// Room for `entries` responses from now on, so that it need not grow later.
+    /// Makes room for `entries` responses, so that the queue need not grow later.
     pub fn reserve(&mut self, entries: usize) {
         self.make_room((entries * 64).saturating_sub(self.tail - self.head));
         self.parts
             .reserve((entries * 2 + 8).saturating_sub(self.parts.len()));
     }
 
-    /// Queues a copy of `bytes`. Where their number is known, as that of a header is, the copy is a
-    /// few moves.
+    /// Queues a copy of `bytes`. Inlined, so that a copy of constant size is a few instructions.
     #[inline(always)]
     pub fn push(&mut self, bytes: &[u8]) {
         let len = bytes.len();
@@ -123,7 +123,7 @@ impl Tx {
         self.ring[..second.len()].copy_from_slice(second);
     }
 
-    /// Queues the bytes of `buf`; the handle is dropped when the last of them has left.
+    /// Queues the bytes of `buf`, which is dropped when the last of them is sent.
     #[inline]
     pub fn push_data(&mut self, buf: Buf) {
         if !buf.is_empty() {
@@ -132,7 +132,7 @@ impl Tx {
         }
     }
 
-    /// Queues the bytes of a device's memory, as they will be when they are sent.
+    /// Queues a view of a device's memory, whose contents at the time of sending are sent.
     #[inline]
     pub fn push_view(&mut self, zero_copy: MemoryView) {
         if !zero_copy.is_empty() {
@@ -156,7 +156,7 @@ impl Tx {
         }
     }
 
-    /// Counts one more thing (a response) that ends with the bytes pushed last.
+    /// Counts one more response, which ends with the bytes pushed last.
     #[inline]
     pub fn mark(&mut self) {
         self.marks += 1;
@@ -170,8 +170,8 @@ impl Tx {
         }
     }
 
-    /// Things counted by [`Tx::mark`] of which not everything is known to have left. Exact but for
-    /// a part that was cut in two by a partial send, which counts until its last byte has left.
+    /// Number of marked responses that are not completely sent. A part that a partial send has cut
+    /// counts as a whole until its last byte is sent.
     pub fn marks(&self) -> usize {
         self.marks as usize
     }
@@ -180,30 +180,30 @@ impl Tx {
         self.pending == 0
     }
 
-    /// Bytes queued.
+    /// Number of queued bytes.
     pub fn pending(&self) -> usize {
         self.pending
     }
 
-    /// Names the end of the queued data, for [`Tx::has_left`].
+    /// The end of the queued data, for [`Tx::has_left`].
     #[inline]
     pub fn position(&self) -> u64 {
         self.left + self.pending as u64
     }
 
-    /// True if all data queued before a position is sent, and its buffers are released.
+    /// True if all data queued before `position` is sent, and its buffers are released.
     #[inline]
     pub fn has_left(&self, position: u64) -> bool {
         self.left >= position
     }
 
-    /// Parts queued: what bounds the memory held.
+    /// Number of queued parts, which bounds the memory that is held.
     pub fn parts(&self) -> usize {
         self.parts.len()
     }
 
-    /// The next bytes to send. If they need more than [`MAX_SLICES`] entries, the rest comes next
-    /// time.
+    /// Adds the next bytes to send to `out`. Bytes beyond [`MAX_SLICES`] entries are left for the
+    /// next call.
     #[inline]
     pub fn slices<'a>(&'a self, out: &mut Slices<'a>) {
         let mask = self.ring.len() - 1;
@@ -235,7 +235,7 @@ impl Tx {
         }
     }
 
-    /// `n` bytes of the slices have left.
+    /// Records that `n` bytes of [`Tx::slices`] were sent.
     #[inline]
     pub fn sent(&mut self, mut n: usize) {
         debug_assert!(n <= self.pending, "more sent than queued");

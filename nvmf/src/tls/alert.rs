@@ -1,8 +1,8 @@
-//! Alerts, by name (RFC 8446, 6).
+//! TLS alerts and their names (RFC 8446, 6).
 
 use std::fmt;
 
-/// The description of an alert.
+/// The description code of an alert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Alert(pub u8);
 
@@ -21,7 +21,7 @@ impl Alert {
     pub const MISSING_EXTENSION: Self = Self(109);
     pub const UNKNOWN_PSK_IDENTITY: Self = Self(115);
 
-    /// The name of RFC 8446, if the alert has one.
+    /// The name in RFC 8446; `None`: this code has none there.
     pub const fn name(self) -> Option<&'static str> {
         Some(match self.0 {
             0 => "close_notify",

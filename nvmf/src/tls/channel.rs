@@ -1,4 +1,4 @@
-//! A connection over TLS as the target sees it, and the PSKs of its hosts.
+//! The TLS channel of a connection.
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
-//! The ClientHello of a host: its offers, and the key that fits the binder of its identity.
+//! Parses the ClientHello of a host, and chooses the offered PSK whose binder is valid (RFC 8446,
+//! 4.2.11).
 //!
-//! This parser reads what the choice of the key needs, and checks all lengths. The library that
-//! does the handshake reads the same bytes again.
+//! The parser checks all lengths, and reads only the fields that the choice needs. The library that
+//! does the handshake parses the same bytes again.
 
 use std::sync::Arc;
 
@@ -22,12 +23,12 @@ const PRE_SHARED_KEY: u16 = 41;
 const PSK_DHE_KE: u8 = 1;
 /// Most PSK identities of one ClientHello. Hosts offer one to three.
 const MAX_OFFERED: usize = 64;
-/// Most different identities of one ClientHello whose keys are tried.
+/// Most different identities of one ClientHello that are tried.
 const MAX_TRIED: usize = 8;
-/// Most keys tried for one ClientHello: each may be in a file.
+/// Most keys read for one ClientHello, because each may be in a file.
 const MAX_KEYS: usize = 32;
 
-/// A cipher suite of the profile. The hash of the identity determines it.
+/// A cipher suite of NVMe/TCP. The hash function of the PSK identity selects it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Suite {
     Aes128Sha256,
@@ -35,7 +36,7 @@ pub enum Suite {
 }
 
 impl Suite {
-    /// `None`: no suite of the profile has this hash.
+    /// `None`: no suite has this hash function.
     pub fn of(hash: Hash) -> Option<Self> {
         match hash {
             Hash::Sha256 => Some(Self::Aes128Sha256),
@@ -82,11 +83,11 @@ pub struct ClientHello<'a> {
     takes_psk_dhe_ke: bool,
     /// Identity and binder of each offered PSK.
     offered: Vec<(&'a [u8], &'a [u8])>,
-    /// The message up to the binders.
+    /// The message up to the binders, which they authenticate.
     truncated: &'a [u8],
 }
 
-/// Why bytes are no ClientHello.
+/// The error of bytes that are no valid ClientHello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HelloError {
     #[error("the handshake does not begin with a ClientHello")]
@@ -115,31 +116,32 @@ impl HelloError {
     }
 }
 
-/// Where the keys of a target are.
+/// The source of a target's PSKs.
 pub trait PskSource: Send + Sync {
-    /// The PSKs that a host may use for the identity.
+    /// The PSKs that the host of an identity may use with its subsystem.
     fn psks(&self, identity: &Identity) -> Vec<Arc<dyn PskKey>>;
 
-    /// Takes note of a connection that failed for a reason of TLS.
+    /// Reports a connection that failed because of TLS.
     fn failed(&self, failure: TlsFailure) {
         let _ = failure;
     }
 }
 
-/// A connection that failed for a reason of TLS.
+/// A connection that failed because of TLS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFailure {
     /// The peer with its port, and its address alone.
     pub peer: String,
     pub address: String,
-    /// Host and subsystem that the connection named, if it named them. Nothing proves the names.
+    /// The NQNs of host and subsystem that the connection named, if any. They are not
+    /// authenticated.
     pub names: Option<(Nqn, Nqn)>,
     pub reason: String,
-    /// This failure, and those for the same reason that were not reported before.
+    /// Number of failures: this one, and earlier ones with the same reason that were not reported.
     pub times: u64,
 }
 
-/// The key that fits a ClientHello.
+/// The PSK chosen for a ClientHello.
 #[derive(Debug, Clone)]
 pub struct ChosenPsk {
     /// The identity as offered.
@@ -147,13 +149,13 @@ pub struct ChosenPsk {
     pub identity: Identity,
     pub suite: Suite,
     pub derivation: Derivation,
-    /// Where the PSK is.
+    /// The source of the PSK.
     pub psk: Arc<dyn PskKey>,
-    /// The TLS PSK.
+    /// The TLS PSK that is derived from it.
     pub key: Digest,
 }
 
-/// Why no key fits a ClientHello.
+/// The reason why no PSK was chosen.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     #[error("the host does not offer TLS 1.3")]
@@ -196,7 +198,7 @@ impl Refused {
         }
     }
 
-    /// Host and subsystem of the refused identity.
+    /// The NQNs of host and subsystem in the refused identity.
     pub fn names(&self) -> Option<(Nqn, Nqn)> {
         match self {
             Self::Version | Self::NoPsk | Self::Mode => None,
@@ -213,7 +215,7 @@ impl Refused {
 }
 
 impl<'a> ClientHello<'a> {
-    /// Reads a handshake message with its header of four bytes.
+    /// Parses a handshake message, including its header of four bytes.
     pub fn parse(message: &'a [u8]) -> Result<Self, HelloError> {
         let mut rest = message;
         if take_u8(&mut rest, "header")? != CLIENT_HELLO {
@@ -314,14 +316,14 @@ impl<'a> ClientHello<'a> {
         &self.offered
     }
 
-    /// True if the binder at `index` is that of `key`.
+    /// True if the binder at `index` was computed with `key`.
     pub fn proves(&self, index: usize, hash: Hash, key: &[u8]) -> bool {
         let offered = self.offered.get(index);
         offered.is_some_and(|(_, theirs)| binder(hash, key, self.truncated).equals(theirs))
     }
 
-    /// Chooses the first offered identity with a key that fits its binder. An identity that stands
-    /// there again is not tried again.
+    /// Chooses the first offered identity that has a PSK with a valid binder. Tries at most 8
+    /// different identities and 32 keys.
     pub fn choose(&self, keys: &dyn PskSource) -> Result<ChosenPsk, Refused> {
         if !self.takes_tls_1_3 {
             return Err(Refused::Version);
@@ -414,7 +416,7 @@ impl<'a> ClientHello<'a> {
     }
 }
 
-/// The refusal that says more: a wrong key more than an unknown identity.
+/// The more informative refusal: of a wrong key rather than of an unknown identity.
 fn worse(before: Option<Refused>, now: Refused) -> Refused {
     let says_more = matches!(
         now,
@@ -445,7 +447,7 @@ fn take_u16(rest: &mut &[u8], what: &'static str) -> Parsed<u16> {
     take(rest, 2, what).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]))
 }
 
-/// Bytes after their length, which is a number of `width` bytes.
+/// Bytes after their length, a big-endian number of `width` bytes.
 fn vector<'a>(rest: &mut &'a [u8], width: usize, what: &'static str) -> Parsed<&'a [u8]> {
     let length = take(rest, width, what)?;
     let length = length

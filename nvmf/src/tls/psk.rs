@@ -1,5 +1,6 @@
-//! A configured PSK: `NVMeTLSkey-1:HH:BASE64:` (NVMe/TCP transport 3.6.1.2, "PSK interchange
-//! format"). Or a generated one, which authentication made (TP8018): it has no text.
+//! Pre-shared keys of TLS. A configured PSK has the text `NVMeTLSkey-1:HH:BASE64:` (NVMe/TCP
+//! transport 3.6.1.2, "PSK interchange format"). A generated one comes from authentication (TP8018)
+//! and has no text.
 //!
 //! HH says how the configured PSK becomes the retained one: 00 as it is, 01 and 02 with HKDF over
 //! SHA-256 and SHA-384.
@@ -18,7 +19,7 @@ pub(super) const FORM: Form = Form {
     lengths: (&[32, 48], "32 (SHA-256) or 48 (SHA-384)"),
 };
 
-/// A configured PSK: zeroed when it is dropped, shown by its fingerprint only.
+/// A configured or generated PSK: zeroed when it is dropped, shown by its fingerprint only.
 #[derive(Clone)]
 pub struct Psk {
     bytes: Zeroizing<Vec<u8>>,
@@ -50,7 +51,7 @@ impl Psk {
         }
     }
 
-    /// The PSK that authentication generated.
+    /// A PSK that authentication generated.
     pub fn generated(bytes: &[u8]) -> Self {
         Self {
             bytes: Zeroizing::new(bytes.to_vec()),
@@ -64,15 +65,15 @@ impl Psk {
         self.is_generated
     }
 
-    /// Generates a PSK for SHA-256. Hosts with GnuTLS before 3.8.11, which are common, cannot use
-    /// SHA-384.
+    /// Generates a configured PSK for SHA-256. Hosts with GnuTLS before 3.8.11, which are common,
+    /// cannot use SHA-384.
     pub fn generate(random: &mut dyn Random) -> Result<Self, NoRandom> {
         let mut bytes = Zeroizing::new(vec![0; Hash::Sha256.bytes()]);
         random.fill(&mut bytes)?;
         Ok(Self::configured(bytes, Some(Hash::Sha256)))
     }
 
-    /// The text form. It is the secret: it goes to a file or to the user who made it.
+    /// The text form. It is the secret itself: write it only to a key file or to its owner.
     pub fn to_text(&self) -> Zeroizing<String> {
         FORM.write(self.transform, &self.bytes)
     }
@@ -85,12 +86,12 @@ impl Psk {
         }
     }
 
-    /// The hash of the transformation into the retained PSK, if there is one.
+    /// The hash function of the transformation into the retained PSK, if there is one.
     pub fn transform(&self) -> Option<Hash> {
         self.transform
     }
 
-    /// Eight hexadecimal digits that differ between PSKs and reveal none.
+    /// Eight hexadecimal digits that distinguish PSKs without revealing them.
     pub fn fingerprint(&self) -> String {
         crate::auth::text::fingerprint(&self.to_text())
     }
@@ -100,7 +101,7 @@ impl Psk {
     }
 }
 
-/// Compares in a time that does not depend on the contents.
+/// Compares in constant time.
 impl PartialEq for Psk {
     fn eq(&self, other: &Self) -> bool {
         (self.transform, self.is_generated) == (other.transform, other.is_generated)
@@ -116,12 +117,12 @@ impl fmt::Debug for Psk {
     }
 }
 
-/// The source of a host's PSK, such as a key file. A thread other than the reactors reads it for
-/// each handshake.
+/// The source of a host's PSK, such as a key file. It is read for each handshake, on a thread other
+/// than the reactors.
 pub trait PskKey: fmt::Debug + Send + Sync {
     fn psk(&self) -> Result<Psk, KeyError>;
 
-    /// The name of the key, where keys have names.
+    /// The name of the key, if keys have names.
     fn name(&self) -> Option<String> {
         None
     }

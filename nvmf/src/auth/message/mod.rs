@@ -11,15 +11,15 @@
 
 use std::fmt;
 
-/// Bytes of the largest message that we send: a Reply with SHA-512 and an 8192-bit value.
+/// Most bytes of a message that this code sends: a Reply with SHA-512 and an 8192-bit public value.
 pub const MOST_BYTES: usize = 16 + 64 + 64 + 1024;
-/// Bytes of the fields that all messages begin with, AUTH_TYPE to T_ID.
+/// Bytes of the header that all messages have.
 const HEADER: usize = 6;
 /// Bytes of Failure1 and Failure2.
 pub const FAILURE_BYTES: usize = 8;
-/// Bytes before the hash values of Challenge, Reply and Success1; all of Success2.
+/// Bytes of the fixed part of Challenge, Reply and Success1.
 const FIXED: usize = 16;
-/// Bytes of a protocol descriptor of Negotiate.
+/// Bytes of a protocol descriptor of Negotiate, with its lists.
 const DESCRIPTOR: usize = 64;
 /// Most identifiers in each of its two lists, and the offsets of the lists.
 const LIST: usize = 30;
@@ -41,7 +41,7 @@ mod id {
     pub(super) const FAILURE1: (u8, u8) = (0, 0xf1);
 }
 
-/// A message. Its variable parts are in the caller's buffer.
+/// A message, which borrows the buffer that it is parsed from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message<'a> {
     /// T_ID: chosen by the host.
@@ -55,7 +55,7 @@ pub enum Body<'a> {
     Negotiate(Negotiate<'a>),
     Challenge(Challenge<'a>),
     Reply(Reply<'a>),
-    /// From the controller: the host is authenticated.
+    /// HL, and R2 if the controller proves that it has its key.
     Success1 {
         /// HL: bytes of the hash.
         hash_bytes: u8,
@@ -70,8 +70,7 @@ pub enum Body<'a> {
     Failure2(Failed),
 }
 
-/// From the host: the hash functions and Diffie-Hellman groups that it offers. Identifiers may be
-/// unknown.
+/// The host's offer. It may have unknown identifiers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Negotiate<'a> {
     /// SC_C: secure channel concatenation; 0: none.
@@ -100,14 +99,14 @@ pub struct Challenge<'a> {
 pub struct Reply<'a> {
     /// R1: 32, 48 or 64 bytes (HL).
     pub response: &'a [u8],
-    /// C2 and S2, if valid (CVALID). S2 is 0 where the host does not want the controller's proof:
-    /// C2 then counts for a secure channel only.
+    /// C2 and S2. S2 is 0 if the host does not request the controller's proof; C2 is then used only
+    /// for the PSK of secure channel concatenation.
     pub challenge: Option<(&'a [u8], u32)>,
     /// The host's Diffie-Hellman public value; empty with the null group.
     pub public: &'a [u8],
 }
 
-/// Why an end ended the transaction: the reason code explanation (RCE) of Failure1 and Failure2.
+/// The reason code explanation of a failure (RCE).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failed {
     Authentication,
@@ -166,7 +165,7 @@ impl fmt::Display for Failed {
     }
 }
 
-/// Why bytes are not a valid message.
+/// The error of bytes that are no valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MessageError {
     #[error("{got} bytes are too short for {message}, which needs {needed}")]

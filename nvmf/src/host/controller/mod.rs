@@ -68,7 +68,7 @@ pub enum ControllerState {
         error: HostError,
     },
     Failed(HostError),
-    /// Disconnected on request.
+    /// Disconnected by [`HostController::disconnect`].
     Closed,
 }
 
@@ -76,7 +76,7 @@ pub enum ControllerState {
 #[derive(Debug)]
 pub struct AdminResult {
     pub cqe: Cqe,
-    /// The data that the controller returned.
+    /// The received data.
     pub data: Option<Buf>,
 }
 
@@ -224,8 +224,8 @@ impl HostController {
         self.user.take_result(ticket)
     }
 
-    /// Shuts the controller down (CC.SHN) and closes the connection. The state becomes
-    /// [`ControllerState::Closed`].
+    /// Shuts a live controller down (CC.SHN) and then closes the connection; otherwise closes it at
+    /// once. The state becomes [`ControllerState::Closed`].
     pub fn disconnect(&mut self, now: Nanos) {
         if self.is_live() && !self.step.is_shutting_down() {
             self.link.set_up(false);
@@ -241,7 +241,7 @@ impl HostController {
         }
     }
 
-    /// Starts the next attempt to connect now, without the rest of the delay.
+    /// Starts a pending attempt to connect now, without the rest of its delay.
     pub fn hurry(&mut self, now: Nanos) {
         if let ControllerState::Waiting { until, .. } = &mut self.state {
             *until = now;
@@ -255,7 +255,7 @@ impl HostController {
         )
     }
 
-    /// Sends and receives. Returns the number of events handled.
+    /// Sends and receives. Returns the number of events handled, 0 if there were none.
     pub fn poll(&mut self, now: Nanos) -> usize {
         match &self.state {
             ControllerState::Failed(_) | ControllerState::Closed => return 0,

@@ -14,32 +14,33 @@ use super::super::error::HostError;
 use super::super::options::{Dial, HostOptions};
 use super::{DiscoveryLog, LogReading};
 
-/// Attempts to read a log that keeps changing.
+/// Attempts to read a log that changes meanwhile.
 const ATTEMPTS: u32 = 8;
-/// Pause before a log that was not read is requested again.
+/// Delay before a log that could not be read is read again.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// A connection to a discovery controller, which returns after a loss as the options define.
+/// A connection to a discovery controller, which reconnects after a loss as its [`HostOptions`]
+/// define.
 pub struct DiscoveryWatch {
     controller: HostController,
     pool: Pool,
-    /// The log in part, and the ticket of its command; none: the command is not sent yet.
+    /// The partly read log, and the ticket of its command; no ticket: the command is not sent yet.
     reading: Option<(LogReading, Option<u64>)>,
     /// The log must be read.
     is_stale: bool,
-    /// When the log is read again after an error.
+    /// The time of the next attempt after an error.
     again: Option<Nanos>,
     was_live: bool,
 }
 
 impl DiscoveryWatch {
-    /// The buffers that a watch needs.
+    /// The buffers that a watch needs in its pool.
     pub const MEMORY: [ClassSpec; 1] = [ClassSpec {
         size: 4096,
         count: 16,
     }];
 
-    /// Starts to connect. `options` name the discovery subsystem and a keep-alive time.
+    /// Starts to connect. `options` must name the discovery subsystem and a keep-alive timeout.
     pub fn new(options: HostOptions, dial: Box<dyn Dial>, pool: Pool, now: Nanos) -> Self {
         Self {
             controller: HostController::new(options, dial, pool.clone(), now),
@@ -85,8 +86,8 @@ impl DiscoveryWatch {
         self.controller.wake_fd()
     }
 
-    /// Sends and receives. Returns a log that was read completely, or why one could not be read. A
-    /// log is read again only after the next change or connection, or an error.
+    /// Sends and receives. Returns a completely read log, or the reason why it could not be read. A
+    /// log is read again only after a change, a new connection, or an error.
     pub fn poll(&mut self, now: Nanos) -> Option<Result<DiscoveryLog, HostError>> {
         self.controller.poll(now);
         while let Some(event) = self.controller.take_event() {

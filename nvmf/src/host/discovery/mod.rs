@@ -1,5 +1,5 @@
-//! Reads the discovery log page (Base 5.16.1.23) in pieces, and again if it changes in between.
-//! [`DiscoveryWatch`] follows the log of a discovery controller.
+//! Reads the discovery log page (Base 5.16.1.23) in pieces, and starts again if it changes
+//! meanwhile. [`DiscoveryWatch`] follows the log of a discovery controller.
 
 use nacre_nvmf_wire::commands::admin::GetLogPage;
 use nacre_nvmf_wire::log::discovery::{
@@ -34,7 +34,7 @@ pub struct DiscoveryLog {
 }
 
 /// Reads a discovery log. `read` executes one Get Log Page command. If the log changes meanwhile
-/// (GENCTR differs), reads it again, at most `attempts` times.
+/// (GENCTR differs), reads it again, at most `attempts` times in all.
 pub fn fetch_discovery_log(
     mut read: impl FnMut(GetLogPage) -> Result<Vec<u8>, HostError>,
     attempts: u32,

@@ -1,9 +1,9 @@
 //! Moves I/O between the queues of several paths to one namespace.
 //!
-//! A queue that fails over does not fail I/O because of its own path: it keeps that I/O until the
-//! caller takes it back, and gives it to the queue of another path. I/O that was sent goes back
-//! only after the end of the association that it was sent in. Until then the target could execute
-//! it after its repetition on the other path.
+//! A queue that fails over does not fail I/O because of its own path: it stores the I/O until the
+//! caller takes it back and gives it to the queue of another path. I/O that was sent can be taken
+//! back only after the end of its association. Until then the target could execute it after its
+//! repetition on the other path.
 
 use nacre_bdev::{Busy, Completion, Io, Status, Token};
 use nacre_nvmf_wire::StatusCode;
@@ -38,19 +38,19 @@ impl Default for PathState {
     }
 }
 
-/// What I/O can expect of a path now.
+/// The usability of a path for new I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
     /// I/O is sent at once.
     Usable,
-    /// It is connecting, or the namespace is inaccessible on it.
+    /// The queue is connecting, or the namespace is inaccessible on the path.
     Waiting,
-    /// I/O fails at once: the controller failed, I/O has waited for too long, the namespace is
-    /// missing, or its identifiers are those of another one.
+    /// Without failover, I/O fails at once: the controller failed, I/O has waited for too long, the
+    /// namespace is missing, or it has other identifiers.
     GaveUp,
 }
 
-/// An I/O that a queue gave back, for another path.
+/// An I/O that a queue returned, for another path.
 pub struct Returned(Pending);
 
 impl Returned {
@@ -58,7 +58,7 @@ impl Returned {
         self.0.token()
     }
 
-    /// Ends the I/O, because no path can execute it.
+    /// Completes the I/O with `status`, because no path can execute it.
     pub fn end(mut self, status: Status) -> Completion {
         self.0.end(status)
     }
@@ -90,14 +90,15 @@ impl IoQueue {
         self.path.access
     }
 
-    /// True when another I/O fits.
+    /// True if the queue accepts another I/O.
     #[inline]
     pub fn has_room(&self) -> bool {
         self.pending.len() + self.completed.len() < self.depth
     }
 
-    /// Takes the oldest I/O that this path has not sent, or that was sent in an association that
-    /// has ended.
+    /// Removes and returns the oldest I/O that this path has not sent, or that was sent in an
+    /// association that has ended. `None`: there is none, or the target may still execute the sent
+    /// ones.
     pub fn take_back(&mut self) -> Option<Returned> {
         if self.spent.is_some() && self.link.generation() == self.spent {
             return None;
@@ -106,7 +107,8 @@ impl IoQueue {
         Some(Returned(self.pending.remove(index)))
     }
 
-    /// Accepts an I/O for any path without sending it. `Ok(None)`: this queue has completed it.
+    /// Prepares an I/O for any path without sending it. `Ok(None)`: it failed, and this queue's
+    /// next poll completes it.
     // The error carries the I/O back by value, as that of `submit` does.
     #[allow(clippy::result_large_err)]
     pub fn hold(&mut self, io: Io) -> Result<Option<Returned>, (Busy, Io)> {
@@ -126,7 +128,7 @@ impl IoQueue {
         }
     }
 
-    /// Accepts an I/O of another path. The caller has seen that there is room.
+    /// Accepts an I/O that another path returned. Check [`IoQueue::has_room`] first.
     pub fn accept(&mut self, Returned(mut pending): Returned) {
         pending.order = self.next_order;
         self.next_order += 1;
@@ -134,8 +136,8 @@ impl IoQueue {
         self.unsent.push_back(index);
     }
 
-    /// Keeps an I/O with a path-related status (3h) for another path. Returns false if it must
-    /// fail: the target said not to retry (DNR), or it was retried too often.
+    /// Stores an I/O with a path-related status (SCT 3h) for another path. Returns false if it must
+    /// fail: DNR is set, or it was retried too often.
     #[inline]
     pub(super) fn goes_back(&mut self, index: usize, status: StatusCode) -> bool {
         self.path.fails_over && status.is_path_related() && self.keep(index, status)

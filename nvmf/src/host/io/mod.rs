@@ -12,8 +12,8 @@
 //!
 //! I/O in flight on a lost connection is sent again on the next one, in the order of submission.
 //! I/O ends with [`Status::Gone`] if the controller has failed, if the namespace does not exist or
-//! has another identity, or if there was no connection for longer than
-//! [`HostOptions::fast_io_fail`].
+//! has another identity, or after [`HostOptions::fast_io_fail`] without a connection or without
+//! access (ANA).
 
 mod attempts;
 mod connecting;
@@ -158,9 +158,9 @@ impl IoQueue {
         })
     }
 
-    /// Makes the queue put its connections into `set`, which [`Queue::wake_fd`] returns then.
-    /// For owners of several queues: sets in sets may be five deep only. Call this before the first
-    /// connection.
+    /// Makes the queue add its connections to `set`, which [`Queue::wake_fd`] then returns. For
+    /// owners of several queues, because Linux limits the nesting of epoll sets to five. Call this
+    /// before the first connection.
     pub fn watched_by(mut self, set: &EventSet) -> std::io::Result<Self> {
         self.watch.join(set.share()?);
         Ok(self)
@@ -368,7 +368,7 @@ impl IoQueue {
         self.attempts.last = Some(Failure { why, refused });
     }
 
-    /// The reason of the last failed attempt to connect; `None` after a success.
+    /// The reason of the latest failed attempt to connect; `None` after a success.
     pub fn failure(&self) -> Option<&str> {
         self.attempts.last.as_ref().map(|last| last.why.as_str())
     }
@@ -457,7 +457,7 @@ impl IoQueue {
         unsent.sort_unstable_by_key(|index| pending[*index].order);
     }
 
-    /// Fails all I/O that was not sent, or leaves it for the other paths.
+    /// Fails all I/O that was not sent, or leaves it to the other paths.
     fn fail_all(&mut self) {
         self.path.gave_up = true;
         while !self.path.fails_over
@@ -519,7 +519,7 @@ impl IoQueue {
         }
     }
 
-    /// Completes an I/O that the target does not have.
+    /// Completes an I/O that has no command at the target.
     fn complete(&mut self, index: usize, status: Status) {
         let completion = self.pending[index].end(status);
         self.pending.remove(index);

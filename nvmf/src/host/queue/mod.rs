@@ -46,11 +46,11 @@ pub struct CommandQueue {
     events: Vec<HostEvent>,
     ready: bool,
     closed: Option<Closed>,
-    /// Authentication transaction: `Some` from Connect until the queue is authenticated.
+    /// The authentication transaction, from Connect until the queue is authenticated.
     transaction: Option<Box<Transaction>>,
     /// The rules of error injection; `Some` once the transport is an [`Injector`].
     injections: Option<Rc<RefCell<Injections>>>,
-    /// Number of changes of rules that were taken; `None`: before the first call.
+    /// Number of rule changes that were applied; `None`: before the first call.
     injections_seen: Option<u64>,
 }
 
@@ -87,7 +87,8 @@ impl CommandQueue {
         }
     }
 
-    /// Takes the rules of error injection that were changed since the first call.
+    /// Applies the rules of error injection that changed since the previous call. The first call
+    /// applies none.
     #[inline]
     pub(super) fn take_injections(&mut self, queues: InjectionQueues, link: &Link) {
         let count = link.injections().count();
@@ -172,7 +173,8 @@ impl CommandQueue {
         self.transport.flush();
     }
 
-    /// Sends and receives. Calls `finished` for each completion. Returns their number.
+    /// Sends and receives. Calls `finished` for each completion, except those of authentication
+    /// commands and of forgotten ones. Returns the number of all completions.
     pub fn poll(&mut self, now: Nanos, mut finished: impl FnMut(Finished)) -> usize {
         if self.closed.is_some() {
             return 0;
@@ -230,7 +232,7 @@ impl CommandQueue {
         slots.filter_map(|slot| slot.since).min()
     }
 
-    /// Drops the completions of the outstanding commands with this token.
+    /// Makes the queue drop the completions of the outstanding commands with this token.
     pub fn forget(&mut self, token: u64) {
         for slot in &mut self.slots {
             if slot.token == token && slot.since.is_some() {
@@ -251,7 +253,7 @@ impl CommandQueue {
         Ok(self.transaction.is_some())
     }
 
-    /// Drives the authentication. `Some`: its result.
+    /// Continues the authentication. `Some`: it has ended with this result.
     pub fn authenticate(&mut self, pool: &Pool, now: Nanos) -> Option<Result<Proof, HostError>> {
         let mut transaction = self.transaction.take()?;
         let result = transaction.drive(self, pool, AUTHENTICATION, now);
@@ -270,7 +272,7 @@ impl CommandQueue {
         }
     }
 
-    /// Tokens of the outstanding commands of the queue's user.
+    /// Tokens of the outstanding commands, except authentication commands and forgotten ones.
     pub fn tokens(&self) -> impl Iterator<Item = u64> + '_ {
         self.slots
             .iter()

@@ -7,7 +7,7 @@ use crate::subsystems::config::QueueLimits;
 use crate::subsystems::stats::Totals;
 use crate::transport::{Address, ListenerCounts, ListenerId, ListenerOptions, TransportType};
 
-/// Connections of a listener since it was opened.
+/// The statistics of a listener since it was opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenerStats {
     pub transport: TransportType,
@@ -19,7 +19,7 @@ pub struct ListenerStats {
 }
 
 impl Target {
-    /// The bounds of the queue pairs that come through one listener.
+    /// The limits of the queue pairs of one listener.
     pub fn listener_limits(&self, kind: TransportType, listener: ListenerId) -> QueueLimits {
         let mut limits = self.queue_limits(kind);
         if let Some(entries) = self.listener_options(listener).max_queue_depth {
@@ -28,14 +28,14 @@ impl Target {
         limits
     }
 
-    /// The options of a listener; none if it is closed.
+    /// The options of a listener; the defaults if it is closed.
     pub fn listener_options(&self, listener: ListenerId) -> ListenerOptions {
         let listeners = self.listeners();
         let listener = listeners.open.get(&listener);
         listener.map_or_else(ListenerOptions::default, |listener| listener.options)
     }
 
-    /// One subsystem less uses it; the last one closes it.
+    /// Removes one user of a listener. A listener without users is closed.
     pub(crate) fn release_listener(&self, id: ListenerId) {
         let _opening = self.opening.lock();
         let mut listeners = self.listeners();
@@ -53,13 +53,14 @@ impl Target {
         }
     }
 
-    /// Largest announced in-capsule data of a listener, in bytes.
+    /// Largest in-capsule data of I/O queues of a listener, in bytes. `None` as for
+    /// [`crate::transport::Plug::in_capsule_data_size`], or without such a transport.
     pub fn in_capsule_data_size(&self, kind: TransportType, id: ListenerId) -> Option<u32> {
         self.plug(kind).ok()?.in_capsule_data_size(id)
     }
 
-    /// Connections of each present listener, in the order in which the listeners were opened. The
-    /// call sums the counts that queues have anyway, so that commands cost nothing more.
+    /// The statistics of each open listener, in the order of their ids. Sums the counters of
+    /// queues, so commands need not count per listener.
     pub fn listener_stats(&self) -> Vec<ListenerStats> {
         let open: BTreeSet<ListenerId> = {
             let listeners = self.listeners();

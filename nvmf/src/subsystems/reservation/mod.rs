@@ -10,12 +10,12 @@
 //! `queues/reservation.rs` runs the commands on a core: stores persistent state, aborts preempted
 //! I/O, completes.
 //!
-//! A [`Reservation`] belongs to a namespace, and outlives the absence of its device. Commands
-//! change it under its lock, from the core that they came in on. I/O does not take the lock. While
-//! nothing is reserved it reads one word, [`Reservation::gate`], which is zero. Otherwise each
-//! queue pair caches its host's access rights, and the word identifies the state for which they are
-//! valid. A command whose outcome must survive a power loss is applied, and completed, when the
-//! [`ReservationStore`] has it on stable media; later commands wait.
+//! A [`Reservation`] belongs to a namespace, and survives the removal of its bdev. Commands change
+//! it under its lock, from the core of their queue. I/O takes the lock only after a change. While
+//! the namespace is not reserved, I/O reads one word, [`Reservation::gate`], which is zero.
+//! Otherwise each queue pair caches its host's access rights, and the word identifies the state for
+//! which they are valid. A command whose outcome must survive a power loss is applied and completed
+//! when the [`ReservationStore`] has it on stable media; later commands wait.
 
 mod notices;
 pub(crate) mod report;
@@ -42,10 +42,10 @@ pub use state::{
 /// Storage for a namespace's state that persists through power loss.
 pub trait ReservationStore: Send + Sync {
     /// Makes `state` durable in place of the earlier one (`None`: store nothing), then completes
-    /// the ticket. Does not block; of consecutive calls the last one counts.
+    /// the ticket. Does not block. Of consecutive calls the last one takes effect.
     fn store(&self, state: Option<&ReservationState>, ticket: Ticket);
 
-    /// True: states that do not persist through power loss are stored as well, because the
+    /// True if states that do not persist through power loss are stored as well, because the
     /// namespace may move to another machine.
     fn stores_all(&self) -> bool {
         false
@@ -54,18 +54,18 @@ pub trait ReservationStore: Send + Sync {
 
 /// The right of this machine to answer from a state that another machine may take over.
 pub trait StateLease: Send + Sync {
-    /// True: no other machine has changed the state before this call. The target asks after it has
-    /// read the state, on any core: this must be quick and not block.
+    /// True if no other machine has changed the state before this call. The target calls this after
+    /// it has read the state, on any core: it must be quick and not block.
     fn is_good(&self) -> bool;
 }
 
-/// Namespaces and their reservations.
+/// NSIDs and their reservations.
 pub(crate) type Several = Vec<(u32, Arc<Reservation>)>;
 
-/// How a namespace's reservations begin.
+/// The initial state of a namespace's reservations.
 #[derive(Clone, Default)]
 pub struct Reservations {
-    /// `None`: they do not persist through power loss, and hosts can see that.
+    /// `None`: reservations do not persist through power loss, as RESCAP shows.
     pub store: Option<Arc<dyn ReservationStore>>,
     /// The stored state.
     pub stored: Option<ReservationState>,
@@ -126,8 +126,8 @@ impl Drop for Ticket {
 /// state is unknown. While it is unknown, or its lease is in doubt, commands that depend on it end
 /// with Asymmetric Access Transition.
 pub struct Reservation {
-    /// Zero while nothing is reserved; otherwise never the same for two states, of any namespace.
-    /// An unknown state is not zero.
+    /// Zero while the state is known and the namespace is not reserved. Otherwise a number that no
+    /// other state of any namespace has.
     gate: AtomicU64,
     inner: Mutex<Inner>,
     conflicts: AtomicU64,
@@ -139,16 +139,16 @@ pub(crate) enum Decision {
     /// Another command's outcome is being stored: retry after that.
     Wait,
     Refused(StatusCode),
-    /// The caller installs the outcome after the store, if any, has saved it.
+    /// The caller must store the outcome, if there is a store, and then install it.
     Accepted(Effect, Option<Arc<dyn ReservationStore>>),
 }
 
 struct Inner {
-    /// `None`: another machine may have changed it.
+    /// `None`: another machine may change the state.
     known: Option<Known>,
     /// The next state is decided but not installed: other commands wait.
     busy: bool,
-    /// Cores with commands that wait, and administrators' calls. Each has its own number.
+    /// The cores whose commands wait, and administrators' calls, each with its own number.
     waiters: Vec<GroupHandle>,
 }
 
@@ -164,7 +164,7 @@ impl Known {
     }
 }
 
-/// The last gate given out.
+/// The latest value of a gate.
 static GATES: AtomicU64 = AtomicU64::new(0);
 
 impl Reservation {
@@ -187,8 +187,8 @@ impl Reservation {
         }
     }
 
-    /// Zero while nothing is reserved. Relaxed: a host that knows of a reservation has had the
-    /// answer to a command since the gate was written, and a network lies between the two.
+    /// Zero while the namespace is not reserved. Relaxed: a host that knows of a reservation has
+    /// received a response since the gate was written.
     #[inline]
     pub(crate) fn gate(&self) -> u64 {
         self.gate.load(Ordering::Relaxed)
@@ -198,7 +198,7 @@ impl Reservation {
         self.inner.lock()
     }
 
-    /// `None`: it is unknown, or another machine may have changed it.
+    /// `None`: the state is unknown, or another machine may have changed it.
     pub fn state(&self) -> Option<ReservationState> {
         let inner = self.inner();
         let known = inner.known.as_ref()?;
@@ -206,12 +206,14 @@ impl Reservation {
         known.may_answer().then_some(state)
     }
 
-    /// True from [`Reservation::take_over`] to [`Reservation::leave`].
+    /// True if this machine has the state. For a namespace that may move: from
+    /// [`Reservation::take_over`] to [`Reservation::leave`]; for others always.
     pub fn is_known(&self) -> bool {
         self.inner().known.is_some()
     }
 
-    /// True if the state before this call is known and this machine may answer from it.
+    /// True if this machine has the state, and its lease shows that no other machine has changed
+    /// it.
     pub(crate) fn may_answer(&self) -> bool {
         self.inner().known.as_ref().is_some_and(Known::may_answer)
     }
@@ -220,7 +222,7 @@ impl Reservation {
         self.store.is_some()
     }
 
-    /// I/O commands refused because of the reservation.
+    /// Number of I/O commands refused because of the reservation.
     pub fn conflicts(&self) -> u64 {
         self.conflicts.load(Ordering::Relaxed)
     }
@@ -235,15 +237,15 @@ impl Reservation {
         (self.gate(), rights.unwrap_or(Rights::Unknown))
     }
 
-    /// Decides on a command. One decision is in flight at a time, until it is installed or given
-    /// up; the core of a command in between is notified when it may retry.
+    /// Decides a command. One decision at a time is pending, until it is installed or given up.
+    /// Other commands get [`Decision::Wait`], and their core is woken when they may retry.
     pub(crate) fn decide(&self, host: &HostId, command: &Change, core: &GroupHandle) -> Decision {
         let can_persist = self.can_persist();
         let decided = self.decide_by(core, |state| Some(state.decide(host, command, can_persist)));
         decided.expect("a command is always decided")
     }
 
-    /// Decides by a function of the present state. `Err`: the function has no answer.
+    /// Decides by a function of the current state. `Err`: the function returned `None`.
     pub(crate) fn decide_by(
         &self,
         core: &GroupHandle,
@@ -292,9 +294,9 @@ impl Reservation {
         release(inner);
     }
 
-    /// Takes over the state of the machine that had the namespace before, while the state is
-    /// unknown here. `lease`: of this machine, from before it read the state. False: a command is
-    /// being decided; try again.
+    /// Installs the state that another machine had, while it is unknown here. `lease`: of this
+    /// machine, taken before it read the state. Returns false while a command is being decided: try
+    /// again.
     pub fn take_over(&self, state: ReservationState, lease: Option<Arc<dyn StateLease>>) -> bool {
         let mut inner = self.inner();
         if inner.busy {
@@ -305,8 +307,8 @@ impl Reservation {
         true
     }
 
-    /// Another machine may have the namespace from now on. A command whose state is being stored
-    /// ends with the outcome of the store.
+    /// Forgets the state, because another machine may serve the namespace from now on. A command
+    /// whose state is being stored completes with the outcome of the store.
     pub fn leave(&self) {
         let mut inner = self.inner();
         inner.known = None;
@@ -345,19 +347,19 @@ impl Inner {
     }
 }
 
-/// A queue pair's knowledge of its host's rights: for each namespace that was reserved at its last
-/// use, the gate and the rights under it. So only the first I/O after a change takes the lock,
-/// however many namespaces are reserved.
+/// A queue pair's cache of its host's rights: for each reserved namespace that it has used, the
+/// gate and the rights valid for it. So only the first I/O after a change takes the lock, however
+/// many namespaces are reserved.
 #[derive(Default)]
 pub(crate) struct RightsCache {
-    /// The last answer.
+    /// The latest answer.
     last: Option<(u64, Rights)>,
     /// Gate and rights by namespace id.
     known: BTreeMap<u32, (u64, Rights)>,
 }
 
 impl RightsCache {
-    /// True if the host may execute `op` on the namespace `nsid` under the present reservation.
+    /// True if the host may execute `op` on the namespace `nsid` under the current reservation.
     #[inline]
     pub(crate) fn may(
         &mut self,
@@ -377,7 +379,7 @@ impl RightsCache {
         self.allows(gate, nsid, reservation, host, required)
     }
 
-    /// True if the host has the right `required`. `gate` is the value just read, and not zero.
+    /// True if the host has the right `required`. `gate`: the value just read, not zero.
     #[inline]
     pub(crate) fn allows(
         &mut self,
@@ -405,7 +407,7 @@ impl RightsCache {
         rights >= required
     }
 
-    /// The status of a command that the last answer, which was about `of`, forbids.
+    /// The status of a command that the latest answer, about `of`, forbids.
     pub(crate) fn refusal(&self, of: &Reservation) -> StatusCode {
         match self.last {
             // Without DNR: it may succeed on another path, or here later.

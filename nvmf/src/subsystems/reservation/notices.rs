@@ -8,14 +8,14 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::state::Notice;
 
-/// Notices that wait to be read. When there are more, the oldest are dropped. The host sees from
-/// the gap in their count that some are missing, and can read the namespace's state.
+/// Most unread notifications. Beyond it the oldest one is dropped. The host sees the loss as a gap
+/// in the log page count, and can read the namespace's state.
 pub const MAX_NOTICES: usize = 64;
 
 #[derive(Default)]
 pub struct NoticeLog {
     waiting: VecDeque<Waiting>,
-    /// Log page count of the last notice since the controller was reset.
+    /// Log page count of the latest notification since the controller was reset.
     count: u64,
     masks: BTreeMap<u32, ReservationMask>,
 }
@@ -45,7 +45,7 @@ impl Notice {
 }
 
 impl NoticeLog {
-    /// Adds a notice, unless the host has masked it. Returns whether there is one more.
+    /// Adds a notification, unless the host has masked its type. Returns true if it was added.
     pub fn add(&mut self, nsid: u32, notice: Notice) -> bool {
         if self.mask(nsid).contains(notice.mask()) {
             return false;
@@ -63,8 +63,8 @@ impl NoticeLog {
         true
     }
 
-    /// The oldest notice, and how many more there are; an empty page if there is none. It stays for
-    /// another look if `retain`.
+    /// The oldest notification and the number of further ones; an empty page if there is none.
+    /// Removes it unless `retain`.
     pub fn page(&mut self, retain: bool) -> ReservationNotification {
         let mut page = ReservationNotification::zeroed();
         if let Some(oldest) = self.waiting.front() {
@@ -95,7 +95,7 @@ impl NoticeLog {
         }
     }
 
-    /// A controller level reset.
+    /// Handles a Controller Level Reset.
     pub fn reset(&mut self) {
         *self = Self::default();
     }

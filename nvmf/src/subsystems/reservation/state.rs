@@ -38,7 +38,7 @@ pub struct HeldReservation {
     pub holder: Option<HostId>,
 }
 
-/// Registrants, reservation, and the further fields of a report.
+/// The registrants and the reservation of a namespace, and further fields of a report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReservationState {
     /// Registrants in the order of their registration.
@@ -60,7 +60,7 @@ pub enum Rights {
     ReadWrite,
 }
 
-/// A command with its data.
+/// A command that changes the state, with its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     Register {
@@ -81,7 +81,7 @@ pub enum Change {
     Persist(bool),
 }
 
-/// The kind of a notice (log 80h).
+/// The type of a reservation notification (log page 80h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notice {
     RegistrationPreempted,
@@ -89,12 +89,12 @@ pub enum Notice {
     Preempted,
 }
 
-/// The effect of a successful command on a state.
+/// The effect of a successful command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Effect {
     pub next: ReservationState,
     pub notices: Vec<(HostId, Notice)>,
-    /// Hosts whose commands are to be aborted before this one is answered.
+    /// Hosts whose commands must be aborted before this one completes.
     pub aborted: Vec<HostId>,
 }
 
@@ -106,7 +106,8 @@ pub(crate) const fn is_all_registrants(kind: ReservationType) -> bool {
     )
 }
 
-/// Every registrant has the holder's rights, so the end of the reservation affects all of them.
+/// True for the types under which every registrant has the holder's rights, so that the end of the
+/// reservation affects all of them.
 const fn is_for_registrants(kind: ReservationType) -> bool {
     !matches!(
         kind,
@@ -138,7 +139,7 @@ impl ReservationState {
         self.registrants.iter().find(mine).map(|r| r.key)
     }
 
-    /// Whether a registered host holds the reservation.
+    /// True if the host is registered and holds the reservation.
     pub fn holds(&self, host: &HostId) -> bool {
         self.held
             .is_some_and(|held| held.holder.is_none_or(|holder| holder == *host))
@@ -161,7 +162,7 @@ impl ReservationState {
         }
     }
 
-    /// The state, if commands can lead to it: stored data may be damaged.
+    /// Validates a stored state. The error names the violated rule.
     pub fn checked(self) -> Result<Self, &'static str> {
         let hosts = self.registrants.iter().map(|r| r.host);
         let distinct: std::collections::BTreeSet<HostId> = hosts.collect();
@@ -189,8 +190,8 @@ impl ReservationState {
         Ok(self)
     }
 
-    /// Carries out a command of a host. `can_persist`: the namespace can keep its state through
-    /// power loss.
+    /// The effect of a host's command, or the status that refuses it. `can_persist`: the namespace
+    /// can store its state through power loss.
     pub fn decide(
         &self,
         host: &HostId,
@@ -249,7 +250,8 @@ impl ReservationState {
         Ok(outcome)
     }
 
-    /// The effect of the administrator's Clear: no host sends it, so each one is notified.
+    /// The effect of a Clear by the administrator: all registrants are notified, because none of
+    /// them sent it.
     pub(crate) fn cleared(&self) -> Effect {
         let mut outcome = Effect {
             next: self.clone(),
@@ -265,8 +267,8 @@ impl ReservationState {
         outcome
     }
 
-    /// Acquire and Release are for registrants that know their key. To ignore it is not for them
-    /// (RESCAP bit 7).
+    /// Checks that the host is registered with the key `current`. Refuses IEKEY (`ignore`) with
+    /// Invalid Field, as of NVMe 1.3 (RESCAP bit 7).
     fn check_key(&self, host: &HostId, current: u64, ignore: bool) -> Result<(), StatusCode> {
         if ignore {
             return Err(INVALID);
@@ -321,7 +323,7 @@ impl ReservationState {
         Ok(())
     }
 
-    /// Answers with the other hosts that lost their registration.
+    /// Returns the other hosts that lost their registration.
     fn preempt(
         &self,
         host: &HostId,
@@ -422,7 +424,7 @@ impl Effect {
         self.notices.extend(others.map(|r| (r.host, notice)));
     }
 
-    /// A host gives up its registration, and with it the reservation if it holds that alone.
+    /// Unregisters a host. The reservation ends if the host alone holds it.
     fn leave(&mut self, host: &HostId) {
         self.next.registrants.retain(|r| r.host != *host);
         let Some(held) = self.next.held else { return };

@@ -1,4 +1,4 @@
-//! The hosts that a subsystem lets in, and their keys.
+//! The hosts that a subsystem allows, and their keys.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use crate::subsystems::association::{Association, Phase, Teardown};
 use crate::subsystems::subsystem_config::SubsystemKind;
 use crate::tls::PskKey;
 
-/// A new secret for a host, and the one that stays in force beside it.
+/// A new secret for a host, and the former one, which stays valid beside it.
 #[derive(Debug)]
 pub enum Rotation {
     Keys {
@@ -39,8 +39,9 @@ fn is_same<T: ?Sized>(one: Option<&Arc<T>>, other: Option<&Arc<T>>) -> bool {
 }
 
 impl Subsystem {
-    /// Allows a host. With keys it must authenticate itself, with a PSK it must use TLS, also where
-    /// any host is allowed. A PSK, or `concat`, ends its controllers that have a queue in clear.
+    /// Allows a host. With keys it must authenticate itself, with a PSK it must use TLS, even if
+    /// any host is allowed. A PSK or `concat` ends the host's controllers that have a queue without
+    /// TLS.
     pub fn add_host(&self, host: &Nqn, secrets: HostSecrets) -> Result<(), SubsystemError> {
         let mut state = self.state();
         if state.hosts.contains_key(host) {
@@ -65,7 +66,7 @@ impl Subsystem {
         Ok(())
     }
 
-    /// Also disconnects the host, unless any host is allowed.
+    /// Removes a host from the allowed ones. It is disconnected, unless any host is allowed.
     pub fn remove_host(&self, host: &Nqn) -> Result<(), SubsystemError> {
         let mut state = self.state();
         if state.hosts.remove(host).is_none() {
@@ -78,8 +79,8 @@ impl Subsystem {
         Ok(())
     }
 
-    /// Changes the keys of a host of the list, and ends a rotation of them. Queues that are
-    /// connected go on; the keys count for queues and transactions from here on.
+    /// Replaces the keys of an allowed host, and ends a rotation of them. Connected queues
+    /// continue; the keys apply to later queues and transactions.
     pub fn set_host_keys(
         &self,
         host: &Nqn,
@@ -96,7 +97,7 @@ impl Subsystem {
         Ok(())
     }
 
-    /// Gives a host of the list a new secret. `former` stays in force beside it until
+    /// Gives an allowed host a new secret. The former one stays valid until
     /// [`Subsystem::end_rotation`].
     pub fn rotate(&self, host: &Nqn, rotation: Rotation) -> Result<(), SubsystemError> {
         let mut state = self.state();
@@ -119,7 +120,7 @@ impl Subsystem {
         Ok(())
     }
 
-    /// Ends the former secret of a host. Its connections go on.
+    /// Invalidates the former secret of a host. Connected queues continue.
     pub fn end_rotation(&self, host: &Nqn, kind: SecretKind) {
         if let Some(present) = self.state().hosts.get_mut(host) {
             match kind {
@@ -129,12 +130,12 @@ impl Subsystem {
         }
     }
 
-    /// True if a host uses its new secret on every queue: it has as many controllers as when the
-    /// rotation began, each with I/O queues. A host that lost a path may return with the former
-    /// secret.
+    /// True if a host uses its new secret on every queue: it has at least as many controllers as
+    /// when the rotation began, each with I/O queues. Fewer do not count, because a host that lost
+    /// a path may return with the former secret.
     ///
-    /// A generated PSK does not say which keys it was made with. A host that uses one, and does not
-    /// authenticate itself again, has not rotated.
+    /// For [`SecretKind::Keys`], a host that uses a generated PSK has rotated only after it
+    /// authenticated itself again: the PSK does not show which keys it was made with.
     pub fn has_rotated(&self, host: &Nqn, kind: SecretKind) -> bool {
         let state = self.state();
         let Some(Allowed {
@@ -210,7 +211,7 @@ impl Subsystem {
             .is_some_and(|host| host.secrets.concat)
     }
 
-    /// Turning it off disconnects the hosts that are not in the list.
+    /// Turning it off disconnects hosts that are not allowed by name.
     pub fn set_allow_any_host(&self, allow: bool) {
         let mut state = self.state();
         state.allow_any_host = allow;
