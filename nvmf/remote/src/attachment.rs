@@ -26,8 +26,8 @@ use crate::select::Policy;
 use crate::shared::{Config, OnChange, Shared};
 use crate::status::{State, Status};
 
-/// How long a bdev stays registered after a connected controller lost its namespace. A restarted
-/// target may add its namespaces one by one.
+/// Time for which a bdev stays registered after the connected controllers lost its namespace. A
+/// restarted target may add its namespaces one by one.
 const GRACE: Duration = Duration::from_secs(5);
 /// Interval of retries to register a bdev whose name is taken. A bdev that is being removed may
 /// still hold the name.
@@ -51,8 +51,8 @@ pub struct Changes {
     pub resized: Vec<(String, u64)>,
     /// Removed devices, whose namespaces are gone.
     pub removed: Vec<(String, DeleteTicket)>,
-    /// Unused namespaces, by device name, each with its reason. The list omits a reason that an
-    /// earlier call has reported.
+    /// Namespaces that are not used, and paths that a device does not use, by device name, each
+    /// with the reason. Reasons that an earlier call has reported are omitted.
     pub refused: Vec<(String, String)>,
     /// Call [`Attachment::sync`] again after this time at the latest; `None`: at the next change.
     pub again: Option<Duration>,
@@ -112,8 +112,8 @@ impl Attachment {
         attachment
     }
 
-    /// Adds a path. Devices use it once it is connected and shows their namespaces. `None`: there
-    /// are [`MAX_PATHS`].
+    /// Adds a path. Devices use it once it is connected and has their namespaces. `None`: there are
+    /// [`MAX_PATHS`] already.
     pub fn add_path(&self, config: Config, connector: Arc<dyn Connector>) -> Option<Path> {
         let mut paths = self.paths.lock();
         if paths.len() >= MAX_PATHS {
@@ -126,7 +126,8 @@ impl Attachment {
         Some(path)
     }
 
-    /// Takes a path out: devices send no new I/O on it. The caller closes it. The last path stays.
+    /// Removes a path: devices send no new I/O on it, and the caller closes it. Returns false if it
+    /// is the last path, which stays, or is not attached.
     pub fn remove_path(&self, path: &Path) -> bool {
         let mut paths = self.paths.lock();
         if paths.len() < 2 {
@@ -167,7 +168,7 @@ impl Attachment {
         paths.iter().any(|path| path.status().state == State::Live)
     }
 
-    /// Sets how devices divide their I/O among the paths, also devices that are added later.
+    /// Sets how devices divide their I/O among the paths. Applies to later devices too.
     pub fn set_policy(&self, policy: Policy) {
         let mut devices = self.devices.lock();
         devices.policy = policy;
@@ -176,7 +177,7 @@ impl Attachment {
         }
     }
 
-    /// Keeps a working path when a path before it returns.
+    /// Sets whether I/O stays on a working path when an earlier path returns (active-passive only).
     pub fn set_stays(&self, stays: bool) {
         let mut devices = self.devices.lock();
         devices.stays = stays;
@@ -204,7 +205,7 @@ impl Attachment {
             .collect()
     }
 
-    /// Why a connected path is not used: the name of each device, and the reason.
+    /// The devices that do not use a connected path, by name, each with the reason.
     pub fn refusals_of(&self, path: &Path) -> Vec<(String, String)> {
         let live = LivePath {
             shared: Arc::clone(&path.0),
@@ -228,10 +229,10 @@ impl Attachment {
         self.paths.lock().iter().for_each(Path::close);
     }
 
-    /// Synchronises the devices in `registry` with the namespaces of the connected paths.
-    /// Registers a device for each new namespace, adds the paths that show it, and resizes a
-    /// device whose namespace has a new size. Removes a device whose namespace is missing on all
-    /// connected paths for 5 s (`GRACE`), as a surprise removal does.
+    /// Synchronises the devices in `registry` with the namespaces of the connected paths. Registers
+    /// a device for each new namespace, adds the paths that have it, and resizes a device whose
+    /// namespace has a new size. Removes a device whose namespace is missing on all connected paths
+    /// for 5 s, as a surprise removal does. Without a connected path it changes nothing.
     pub fn sync(&self, registry: &Registry, now: Instant) -> Changes {
         let mut changes = Changes::default();
         let paths = self.paths();
@@ -399,7 +400,7 @@ fn look_at_known(
     }
 }
 
-/// Why a path of a device is not used, with the key of that report.
+/// The reason why a device does not use a path, with the key under which it is reported.
 fn report(device: &RemoteBdev, path: &LivePath, are_several: bool) -> (String, Option<String>) {
     let (traddr, trsvcid) = &path.shared.config.address;
     let name = format!("{} {traddr}:{trsvcid}", device.name());

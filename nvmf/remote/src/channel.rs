@@ -16,8 +16,8 @@ use crate::path_queues::PathQueues;
 pub(crate) struct RemoteQueue {
     queue: PathQueues,
     namespace: Arc<Namespace>,
-    /// Completions of I/O that is not sent: unsupported operations, and all I/O once the target
-    /// shows another namespace under this NSID.
+    /// Completions of I/O that is not sent: unsupported operations, and all I/O while every path is
+    /// refused.
     ended: VecDeque<Completion>,
     /// Most entries of `ended`.
     depth: usize,

@@ -19,13 +19,13 @@ use crate::select::Policy;
 use crate::shared::Shared;
 use crate::status::Status;
 
-/// A remote namespace.
+/// A remote namespace as a bdev.
 pub struct RemoteBdev {
     uuid: Uuid,
     namespace: Arc<Namespace>,
 }
 
-/// A path of a device, for people and management.
+/// A path of a device, for management.
 #[derive(Debug, Clone)]
 pub struct PathInfo {
     /// See [`crate::Config::address`].
@@ -37,7 +37,7 @@ pub struct PathInfo {
     pub is_preferred: bool,
     pub refusal: Option<String>,
     pub io: PathIo,
-    /// The queues on this path.
+    /// The open queues on this path.
     pub queues: Vec<PathQueue>,
 }
 
@@ -65,7 +65,7 @@ impl RemoteBdev {
         self.namespace.attached.nsid
     }
 
-    /// The reason why the namespace is no longer used although it exists.
+    /// The reason why no path of the namespace is used although it exists; `None`: a path is used.
     pub fn refusal(&self) -> Option<String> {
         self.namespace.refusal()
     }
@@ -107,7 +107,7 @@ impl RemoteBdev {
         self.namespace.paths.find(&path.0).is_some()
     }
 
-    /// How its I/O is divided among its paths.
+    /// The policy by which I/O is divided among the paths.
     pub fn policy(&self) -> Policy {
         self.namespace.paths.policy()
     }
@@ -116,7 +116,8 @@ impl RemoteBdev {
         self.namespace.paths.set_policy(policy);
     }
 
-    /// Prefers the path to controller `cntlid`. Returns false if no path is connected to it.
+    /// Prefers the path to controller `cntlid` under the active-passive policy. Returns false if no
+    /// path is connected to it.
     pub fn prefer(&self, cntlid: u16) -> bool {
         let list = self.namespace.paths.list();
         let found = list.iter().find(|path| {
@@ -129,7 +130,7 @@ impl RemoteBdev {
     }
 }
 
-/// A namespace without a UUID gets one derived from its other identifiers.
+/// The UUID of a namespace; without one, its NGUID, or a UUID derived from its EUI-64.
 fn uuid_of(namespace: &NamespaceInfo) -> Uuid {
     match namespace.uuid {
         Some(uuid) => uuid,

@@ -13,22 +13,22 @@
 //! A [`nacre_nvmf::host::Connector`] makes the connections, over any transport. The paths of an
 //! attachment are controllers of one subsystem. They may use different transports.
 //!
-//! What always holds:
+//! Invariants:
 //!
 //! - A device sends I/O only on paths that show its namespace: the same identifiers and block size,
 //!   not smaller, with at least the limits that were announced. The comparison repeats at every
 //!   connection and every change that a target reports.
-//! - No I/O is sent where the namespace is inaccessible, and none to a non-optimized path while an
-//!   optimized one works.
-//! - An I/O is on one path at a time. It changes the path only if it was not executed (an ANA
-//!   status), if the target asks for a retry elsewhere (a path-related status without DNR), or if
-//!   the association that it was sent in has ended.
+//! - With several paths, no I/O is sent on a path where the namespace is inaccessible, and none on
+//!   a non-optimized path while an optimized one works.
+//! - An I/O is on one path at a time. It changes the path only if it was not sent, if it was not
+//!   executed (an ANA status), if the target asks for a retry elsewhere (a path-related status
+//!   without DNR), or if the association that it was sent in has ended.
 //!
-//! A namespace keeps its identity while it is attached: its identity, block size and size are
+//! A namespace keeps its identity while it is attached: its identifiers, block size and size are
 //! compared after every reconnect, and when the target reports a change. A namespace with another
 //! identity is never written to; a larger size is a resize. [`nacre_bdev::Bdev::losses`] counts
-//! lost connections, each before the first completion on the next connection; the layer above
-//! decides about unflushed writes.
+//! lost connections, each before the first completion on the next connection, and each shrink of
+//! the namespace; the layer above decides about unflushed writes.
 
 #![forbid(unsafe_code)]
 

@@ -34,7 +34,7 @@ pub(crate) struct LivePath {
     pub link: LinkState,
 }
 
-/// The facts that the layer above got at registration and relies on.
+/// The limits and operations that were announced at registration, on which the layer above relies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AnnouncedLimits {
     pub limits: Limits,
@@ -252,7 +252,8 @@ impl Namespace {
         self.paths.update_refused();
     }
 
-    /// The reason why the namespace on a path is another one, or cannot do what this one promised.
+    /// The reason why the namespace on a path is another one, or no longer satisfies the announced
+    /// limits.
     fn other_than(
         &self,
         known: &NamespaceInfo,

@@ -23,8 +23,8 @@ impl PartialEq for Path {
 }
 
 impl Path {
-    /// Creates the controller's poller. The poller runs on a reactor (`core` is its handle) or on
-    /// a thread of its own (`None`). `wake` wakes that thread, and `pool` is its memory.
+    /// Creates the controller's poller, for a reactor (`core` is its handle) or for a thread of its
+    /// own (`None`). `wake` wakes the reactor or thread; `pool` is its memory.
     pub fn poller(
         &self,
         pool: Pool,
@@ -52,13 +52,13 @@ impl Path {
         self.0.link.state()
     }
 
-    /// True while I/O queues have a connection on it.
+    /// True while I/O queues have a connection on it or try to connect.
     pub fn is_in_use(&self) -> bool {
         self.0.link.connected() > 0
     }
 
-    /// Requests a reset and returns: the poller ends the association and connects again, also
-    /// from [`crate::State::Failed`].
+    /// Requests a reset and returns. The poller ends the association and connects again, also from
+    /// [`crate::State::Failed`]. No effect on a path that is disabled or closed.
     pub fn reset(&self) {
         self.0.ask_reset();
     }
@@ -68,8 +68,8 @@ impl Path {
         self.0.link.inject(queues, opcode, injection);
     }
 
-    /// Requests a shutdown of the controller and returns. The state is [`crate::State::Closed`]
-    /// at the end; then I/O uses the other paths, or completes with status `Gone`.
+    /// Requests a shutdown of the controller and returns. The state becomes
+    /// [`crate::State::Closed`]. Then I/O uses the other paths, or completes with status `Gone`.
     pub fn close(&self) {
         self.0.ask_close();
     }

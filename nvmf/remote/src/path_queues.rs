@@ -7,7 +7,7 @@
 //!
 //! - Each I/O is in one place: in one queue, in `waiting`, or in `ended`.
 //! - With one path, every call goes straight to its queue.
-//! - I/O in `waiting` fails only if no queue has a chance, or if no queue was usable for
+//! - I/O in `waiting` fails only if no queue can become usable, or if none was usable for
 //!   [`nacre_nvmf::host::HostOptions::fast_io_fail`].
 //! - Nothing is allocated except when the list of paths changes.
 
@@ -71,7 +71,7 @@ impl OpenPathQueue {
         self.counters.publish(&stats, device, is_current);
     }
 
-    /// True if no wait for this queue helps.
+    /// True if waiting for this queue is useless.
     fn is_hopeless(&self) -> bool {
         self.queue.standing() == Standing::GaveUp || !self.path.is_open()
     }

@@ -2,7 +2,7 @@
 //! its I/O is divided among them.
 //!
 //! Management changes the list and increments the version. The queue of each core compares the
-//! version once per turn, and then takes the list over.
+//! version once per turn, and then adopts the list.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,13 +13,13 @@ use parking_lot::Mutex;
 use crate::select::Policy;
 use crate::shared::Shared;
 
-/// Most paths of a device.
+/// Most paths of an attachment and of its devices.
 pub const MAX_PATHS: usize = 8;
 
 /// One path of one device.
 pub(crate) struct DevicePath {
     pub shared: Arc<Shared>,
-    /// Why the namespace on this path is not used.
+    /// The reason why the namespace on this path is not used.
     refusal: Mutex<Option<String>>,
     is_refused: AtomicBool,
     /// Detached: sends no new I/O.
@@ -42,11 +42,11 @@ pub(crate) struct Counters {
     resent: AtomicU64,
     /// New I/O is sent on this path now.
     current: AtomicBool,
-    /// With the RDMA device of its connection.
+    /// The counters of the queue, and the RDMA device of its connection.
     activity: Mutex<(Activity, Option<String>)>,
 }
 
-/// The queue of one thread on a path, at most 100 ms old.
+/// An open queue of one thread on a path, as of at most 100 ms ago.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathQueue {
     /// The name of its thread.
@@ -58,8 +58,7 @@ pub struct PathQueue {
     pub activity: Activity,
 }
 
-/// The I/O of a device on one path: the sum over the queues of all threads. [`IoStats`] counts one
-/// queue on its own thread, without atomics, and more than paths show.
+/// The I/O of a device on one path: the sum over the queues of all threads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PathIo {
     pub reads: u64,
@@ -69,7 +68,7 @@ pub struct PathIo {
     pub failed: u64,
     /// I/O that was sent again, here or on another path.
     pub resent: u64,
-    /// Queues that have a connection on this path.
+    /// Open queues on this path, connected or not.
     pub queues: u64,
     /// Queues that send new I/O on this path now.
     pub current: u64,
@@ -149,7 +148,7 @@ impl DevicePath {
         Arc::ptr_eq(&self.shared, shared)
     }
 
-    /// Registers the counters of a new queue, and adds those of closed queues to the first entry.
+    /// Creates the counters of a new queue, and adds those of closed queues to the first entry.
     pub(crate) fn count(&self) -> Arc<Counters> {
         let mut all = self.counters.lock();
         let mut closed = PathIo::default();
@@ -235,7 +234,7 @@ impl DevicePaths {
         self.list.lock().clone()
     }
 
-    /// True if no path shows the device's namespace, although targets have one with this NSID.
+    /// True if no path has the device's namespace, although targets have one with this NSID.
     #[inline]
     pub(crate) fn is_refused(&self) -> bool {
         self.is_refused.load(Ordering::Acquire)
@@ -261,7 +260,7 @@ impl DevicePaths {
         }
     }
 
-    /// Takes a path out. Its queues complete their I/O in flight and close.
+    /// Removes a path. Its queues complete their I/O in flight and close.
     pub(crate) fn remove(&self, shared: &Arc<Shared>) {
         let mut list = self.list.lock();
         list.retain(|path| {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Allocates identifiers from 1. A returned identifier is reused last, so that the target has time
-/// to close its old queue.
+/// Allocates identifiers from 1: unused ones first, then the one returned longest ago, so that the
+/// target has time to close its old queue.
 #[derive(Debug, Default)]
 pub(crate) struct Qids(Mutex<QidState>);
 

@@ -1,4 +1,4 @@
-//! Chooses the path of the next I/O: views of the paths in, an index out. No I/O, no clock.
+//! Chooses the path of the next I/O: the states of the paths in, an index out. No I/O, no clock.
 //!
 //! Optimized paths come before non-optimized ones under every policy. A path that is not connected
 //! or on which the namespace is inaccessible is never chosen.
@@ -6,7 +6,7 @@
 /// How the I/O of a device is divided among its paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Policy {
-    /// All I/O uses one path while that path works.
+    /// All I/O uses one path: the preferred one, or else the first in the order of attachment.
     #[default]
     ActivePassive,
     ActiveActive(Selector),
@@ -54,7 +54,7 @@ pub(crate) enum Class {
     NonOptimized,
 }
 
-/// A path as the choice sees it.
+/// The state of a path for the choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct View {
     /// `None`: it is not usable.
@@ -74,11 +74,11 @@ pub(crate) enum Choice {
     NoPath,
 }
 
-/// The choice of one core's queue.
+/// The choice of the path for one core's queue.
 #[derive(Debug, Default)]
 pub(crate) struct Chooser {
     pub policy: Policy,
-    /// Keep a working path when a path before it in the list returns.
+    /// Keep a working path when an earlier path in the list returns.
     pub stays: bool,
     current: usize,
     /// I/Os in a row on the current path.
@@ -91,7 +91,7 @@ impl Chooser {
         self.current
     }
 
-    /// The path at `index` leaves the list.
+    /// Adjusts the state after the path at `index` was removed from the list.
     pub(crate) fn removed(&mut self, index: usize) {
         if index < self.current {
             self.current -= 1;

@@ -21,11 +21,11 @@ pub struct Config {
     /// The controller's name in this process. The name of a bdev is this with `n` and the NSID
     /// appended: `nvme0n1`.
     pub name: String,
-    /// The address, for people: `traddr` and `trsvcid`.
+    /// The address as shown to users: `traddr` and `trsvcid`.
     pub address: (String, String),
     /// The namespaces that become bdevs.
     pub select: Select,
-    /// Most bdevs of this controller.
+    /// Most bdevs of the attachment.
     pub max_devices: usize,
     /// The transport, unless `options.paths` selects it.
     pub transport: TransportType,

@@ -11,16 +11,16 @@ pub enum State {
     Connecting,
     Live,
     /// Waits for the next attempt. `refused`: the target has refused permanently, and is retried
-    /// nevertheless.
+    /// because there is no time limit.
     Waiting {
         error: HostError,
         refused: bool,
     },
-    /// Given up: the limit of time is over, or the target said no for good.
+    /// Given up after `loss_timeout`, or because the target refused permanently.
     Failed(HostError),
-    /// Disconnected on request, until it is enabled.
+    /// Disconnected by [`crate::Path::set_enabled`].
     Disabled,
-    /// Detached.
+    /// Closed by [`crate::Path::close`].
     Closed,
 }
 
@@ -80,23 +80,25 @@ impl ControllerInfo {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
     pub state: State,
-    /// Transport of the connection, or of the present attempt.
+    /// Transport of the connection, or of the current attempt to connect.
     pub transport: TransportType,
     /// Number of successful connects.
     pub connects: u64,
-    /// Number of resets started; later failures belong to the last one.
+    /// Number of resets started. Failures that follow a change of this number belong to the latest
+    /// one.
     pub resets: u64,
-    /// See [`nacre_bdev::Bdev::losses`].
+    /// Losses of this path; see [`nacre_bdev::Bdev::losses`].
     pub losses: u64,
-    /// True after `fast_io_fail` without a connection: I/O fails immediately.
+    /// True if there has been no connection for longer than `fast_io_fail`: I/O fails at once.
     pub away: bool,
-    /// True if every transport has used up its attempts since the last connection.
+    /// True if no transport works: with two, both have used up their attempts since the last
+    /// connection; with one, the latest attempt failed.
     pub exhausted: bool,
-    /// The latest failure of each transport.
+    /// The latest error; if `exhausted`, the latest failure of each transport.
     pub causes: String,
     /// Counters of the transports; `None` if the controller has only one.
     pub paths: Option<PathCounts>,
-    /// I/O queues granted.
+    /// I/O queues that the controller granted at the latest connection.
     pub io_queues: u16,
     /// Controller attributes, set from the first connection on.
     pub info: ControllerInfo,

@@ -14,8 +14,8 @@ pub mod event_type {
     pub const VENDOR: u8 = 7;
 }
 
-/// An event: its type, what happened, and the log page that has more on it (and, being read, lets
-/// the next event of the type through).
+/// An event: its type, its information code, and the log page with details. Reading that page
+/// enables further events of the type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AsyncEvent {
     pub event_type: u8,

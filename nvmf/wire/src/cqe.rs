@@ -7,11 +7,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::status::StatusCode;
 
-/// The answer to one command: 16 bytes.
+/// The completion of one command: 16 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Cqe {
-    /// Dwords 0 and 1: the command's own result.
+    /// Dwords 0 and 1: the command-specific result.
     pub result: U64,
     /// Submission queue head: the position up to which the controller has fetched commands.
     /// Reserved on a fabrics queue without flow control, but see [`Cqe::SQHD_NO_FLOW_CONTROL`].

@@ -31,7 +31,7 @@ pub mod fid {
 }
 
 bitflags::bitflags! {
-    /// The answer to Get Features with SEL "supported capabilities".
+    /// The result of Get Features with SEL "supported capabilities".
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct Capabilities: u32 {
         const SAVEABLE = 1 << 0;
@@ -43,9 +43,9 @@ bitflags::bitflags! {
 /// Arbitration (01h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Arbitration {
-    /// Commands per turn, as a power of two; 7 for no limit.
+    /// Commands per turn, as a power of two; 7: no limit.
     pub burst: u8,
-    /// Weights of the priority classes, less one.
+    /// Weights of the priority classes, 0's based.
     pub low: u8,
     pub medium: u8,
     pub high: u8,
@@ -94,7 +94,7 @@ pub struct TemperatureThreshold {
     pub kelvin: u16,
     /// 0 composite, 1 to 8 a sensor, Fh all of them (Set Features).
     pub sensor: u8,
-    /// THSEL: an under-temperature and not an over-temperature threshold.
+    /// THSEL: an under-temperature threshold instead of an over-temperature threshold.
     pub under: bool,
 }
 
@@ -115,7 +115,7 @@ impl TemperatureThreshold {
 /// Error Recovery (05h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct ErrorRecovery {
-    /// TLER, in units of 100 ms; 0 for no limit.
+    /// TLER, in units of 100 ms; 0: no limit.
     pub time_limit: u16,
     /// DULBE: reading a deallocated block is an error.
     pub deallocated_error: bool,
@@ -137,16 +137,16 @@ impl ErrorRecovery {
 /// Volatile Write Cache (06h): bit 0 enables it.
 pub const VOLATILE_WRITE_CACHE_ENABLE: u32 = 1;
 
-/// Number of Queues (07h): the number that the host requests or the number that it gets.
+/// Number of Queues (07h): the requested number, or the granted one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NumberOfQueues {
-    /// Counts, 1 to 65535; one less on the wire.
+    /// Counts, 1 to 65535; 0's based in the dword.
     pub submission: u32,
     pub completion: u32,
 }
 
 impl NumberOfQueues {
-    /// `None` for the reserved FFFFh, to be answered with Invalid Field.
+    /// `None` for the reserved FFFFh, which a controller refuses with Invalid Field.
     pub const fn from_dword(dword: u32) -> Option<Self> {
         let (submission, completion) = (dword & 0xffff, dword >> 16);
         if submission == 0xffff || completion == 0xffff {
@@ -167,7 +167,7 @@ impl NumberOfQueues {
 /// Interrupt Coalescing (08h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct InterruptCoalescing {
-    /// Completions less one.
+    /// Completions, 0's based.
     pub threshold: u8,
     /// Aggregation time in units of 100 us.
     pub time: u8,
@@ -186,12 +186,12 @@ impl InterruptCoalescing {
     }
 }
 
-/// Write Atomicity Normal (0Ah): bit 0 says that the host needs no more than AWUPF.
+/// Write Atomicity Normal (0Ah): bit 0: the host needs no more than AWUPF.
 pub const WRITE_ATOMICITY_DISABLE_NORMAL: u32 = 1;
 
 bitflags::bitflags! {
-    /// Asynchronous Event Configuration (0Bh): the events that the host wants. OAES of Identify
-    /// Controller has the same bits, from 8 up, for the events that the controller can send.
+    /// Asynchronous Event Configuration (0Bh): the events that the host enables. OAES of Identify
+    /// Controller has the same bits, from 8 up, for the events that the controller can report.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct AsyncEvents: u32 {
         /// The critical warnings of the SMART log.
@@ -229,7 +229,7 @@ wire! {
     }
 }
 
-/// Host Identifier (81h): bit 0 of dword 11 chooses 16 bytes, which fabrics hosts must, over 8.
+/// Host Identifier (81h): bit 0 of dword 11 selects 16 bytes, mandatory over fabrics, instead of 8.
 pub const HOST_IDENTIFIER_EXTENDED: u32 = 1;
 pub const HOST_IDENTIFIER_BYTES: usize = 8;
 pub const HOST_IDENTIFIER_EXTENDED_BYTES: usize = 16;

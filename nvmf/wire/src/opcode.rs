@@ -96,7 +96,7 @@ opcodes! {
 /// The opcode of every fabrics command, on any queue; the command type says which one it is.
 pub const FABRICS: u8 = 0x7f;
 
-/// Which way a command's data goes.
+/// The direction of a command's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DataTransfer {
     None,
@@ -107,8 +107,7 @@ pub enum DataTransfer {
 
 /// The direction encoded in bits 1:0 of an opcode, or of a fabrics command type (Base 3.3.3.1).
 ///
-/// A command may transfer nothing even so: Compare is host to controller, Write Zeroes and Flush
-/// none, and some (Set Features, Keep Alive) depend on more than the opcode.
+/// A command may transfer no data in spite of it: Set Features has data for some features only.
 pub const fn data_transfer(opcode: u8) -> DataTransfer {
     match opcode & 0b11 {
         0 => DataTransfer::None,

@@ -24,9 +24,9 @@ wire! {
         0 recfmt: U16,
         /// 0: the admin queue.
         2 qid: U16,
-        /// Entries of the host's receive queue: responses it takes (1-based).
+        /// Entries of the host's receive queue: responses that it accepts (1-based).
         4 hrqsize: U16,
-        /// Entries of the host's send queue: commands it sends (0-based).
+        /// Entries of the host's send queue: commands that it sends (0-based).
         6 hsqsize: U16,
         /// The controller that an I/O queue is for; reserved before version 1.
         8 cntlid: U16,
@@ -38,7 +38,7 @@ wire! {
     /// The private data of a controller's acceptance.
     32 bytes: pub struct AcceptData {
         0 recfmt: U16,
-        /// Entries of the controller's receive queue: commands it takes (1-based).
+        /// Entries of the controller's receive queue: commands that it accepts (1-based).
         2 crqsize: U16,
         4 reserved: [u8; 28],
     }

@@ -18,7 +18,7 @@ pub mod offset {
     pub const DOORBELLS: u32 = 0x1000;
 }
 
-/// What to write to NSSR for a subsystem reset: "NVMe".
+/// The value that requests a subsystem reset in NSSR: "NVMe".
 pub const NSSR_RESET: u32 = 0x4e56_4d65;
 
 /// Declares the accessors of a register's fields: a reader, and a builder that replaces the field.
@@ -51,7 +51,7 @@ fields! {
         /// Contiguous queues required.
         cqr / with_cqr: 16, 1;
         ams / with_ams: 17, 2;
-        /// Worst time to become ready, in units of 500 ms.
+        /// Longest time to become ready, in units of 500 ms.
         to / with_to: 24, 8;
         /// Doorbell stride: 2^(2 + DSTRD) bytes.
         dstrd / with_dstrd: 32, 4;
@@ -182,7 +182,7 @@ impl Cc {
     }
 }
 
-/// A host's announcement that it goes away (CC.SHN).
+/// Shutdown notification of a host (CC.SHN).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Shutdown {
     None,

@@ -38,8 +38,8 @@ const _: () = assert!(size_of::<Sqe>() == Sqe::SIZE);
 impl Sqe {
     pub const SIZE: usize = 64;
 
-    /// An entry with everything zero but the opcode and the identifier, and SGLs selected, which
-    /// fabrics require of every command (Base 4.1.2).
+    /// An entry of zeroes, except for the opcode, the identifier and PSDT, which selects SGLs as
+    /// every command over fabrics must (Base 4.1.2).
     pub fn new(opcode: u8, cid: u16) -> Self {
         let mut sqe = Self::zeroed();
         sqe.opcode = opcode;
@@ -102,7 +102,7 @@ impl Sqe {
         self.flags = (self.flags & !0b1100_0000) | psdt.bits();
     }
 
-    /// The data pointer as an SGL descriptor, not yet judged.
+    /// The data pointer as an unchecked SGL descriptor.
     pub fn sgl_descriptor(&self) -> SglDescriptor {
         SglDescriptor(self.dptr)
     }
@@ -126,7 +126,7 @@ impl Sqe {
         self.cdw11 = U32::new((value >> 32) as u32);
     }
 
-    /// Which way the data goes, by the opcode or the fabrics command type.
+    /// The direction of the data, by the opcode or the fabrics command type.
     pub fn data_transfer(&self) -> opcode::DataTransfer {
         opcode::data_transfer(if self.is_fabrics() {
             self.fctype()
@@ -154,7 +154,7 @@ impl fmt::Debug for Sqe {
     }
 }
 
-/// Whether a command is half of a fused pair (bits 1:0 of the flags).
+/// The position of a command in a fused pair (bits 1:0 of the flags).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fuse {
     Normal,
@@ -182,7 +182,7 @@ impl Fuse {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Psdt {
     Prp,
-    /// SGL; the metadata pointer is the address of one buffer. What fabrics hosts send.
+    /// SGL; the metadata pointer is the address of one buffer. Used by fabrics hosts.
     Sgl,
     /// SGL; the metadata pointer is the address of an SGL segment.
     SglMetadataSgl,
@@ -199,18 +199,18 @@ impl Psdt {
         }
     }
 
-    /// The bits where they belong in the flags byte.
+    /// The bits at their position in the flags byte.
     pub const fn bits(self) -> u8 {
         (self as u8) << 6
     }
 
-    /// Whether the data pointer is an SGL, as every fabrics command's must be.
+    /// True if the data pointer is an SGL, as in every command over fabrics.
     pub const fn is_sgl(self) -> bool {
         matches!(self, Self::Sgl | Self::SglMetadataSgl)
     }
 }
 
-/// The 16 bytes of an SGL descriptor: eleven or less of address and length, a key in some, and the
+/// The 16 bytes of an SGL descriptor: address and length, a key in keyed descriptors, and the
 /// identifier (type and subtype) in the last byte.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(transparent)]
@@ -232,7 +232,7 @@ mod subtype {
     pub(super) const INVALIDATE_KEY: u8 = 0xf;
 }
 
-/// What an SGL descriptor says, of the kinds that a fabrics command or a PCIe driver uses.
+/// A parsed SGL descriptor, of the kinds that fabrics commands or a PCIe driver use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Sgl {
     /// Data Block with an address: memory of a PCIe host. Meaningless over fabrics.
@@ -240,9 +240,9 @@ pub enum Sgl {
     /// Data Block with an offset: the data is in the capsule, `offset` bytes after the SQE plus
     /// ICDOFF.
     InCapsule { offset: u64, length: u32 },
-    /// Last Segment with an offset: the capsule holds descriptors, 16 bytes each.
+    /// Last Segment with an offset: the capsule has descriptors, 16 bytes each.
     InCapsuleDescriptors { offset: u64, length: u32 },
-    /// Transport Data Block: the transport moves the data by its own means (TCP's data PDUs).
+    /// Transport Data Block: the transport transfers the data (TCP: in data PDUs).
     Transport { length: u32 },
     /// Keyed Data Block: memory of the host that RDMA reaches with `key`. The length is 24 bits.
     Keyed {
@@ -266,7 +266,7 @@ impl Sgl {
     }
 }
 
-/// Why an SGL descriptor was refused.
+/// The error of an SGL descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SglError {
     #[error("SGL descriptor type {descriptor_type:#x} subtype {subtype:#x} is not supported here")]
@@ -278,7 +278,7 @@ pub enum SglError {
 }
 
 impl SglError {
-    /// What to answer the command with.
+    /// The status for the command.
     pub const fn status(self) -> StatusCode {
         match self {
             Self::Type { .. } => StatusCode::SGL_DESCRIPTOR_TYPE_INVALID,
@@ -304,8 +304,9 @@ impl SglDescriptor {
         self.0[15] & 0xf
     }
 
-    /// Reserved bytes are not looked at: Linux's RDMA host writes an in-capsule descriptor over the
-    /// keyed one of the command before, and leaves bytes of the old key in them.
+    /// Parses the descriptor. Reserved bytes are ignored: Linux's RDMA host writes an in-capsule
+    /// descriptor over the keyed one of the previous command, and leaves bytes of the old key in
+    /// them.
     pub fn parse(&self) -> Result<Sgl, SglError> {
         use descriptor_type::*;
         let b = &self.0;

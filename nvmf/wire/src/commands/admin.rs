@@ -47,7 +47,7 @@ pub fn async_event_request(cid: u16) -> Sqe {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Identify {
     pub cns: u8,
-    /// Which controller, where the structure is about one.
+    /// The controller, for structures about one controller.
     pub cntid: u16,
     /// CNS specific identifier: NVM set, domain, endurance group...
     pub cnssid: u16,
@@ -91,9 +91,9 @@ pub struct GetLogPage {
     pub lid: u8,
     /// Log specific parameter (7 bits).
     pub lsp: u8,
-    /// Retain asynchronous event: reading does not clear it.
+    /// RAE: reading does not clear the asynchronous event.
     pub retain_event: bool,
-    /// Dwords to transfer; the 32-bit NUMD on the wire is one less.
+    /// Dwords to transfer (NUMD + 1).
     pub dwords: u64,
     /// Log specific identifier.
     pub lsi: u16,
@@ -161,7 +161,7 @@ impl GetLogPage {
     }
 }
 
-/// Which value of a feature Get Features asks for.
+/// SEL: the value that Get Features reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Select {
     #[default]
@@ -267,7 +267,7 @@ impl SetFeatures {
     }
 }
 
-/// Abort: names a command by its queue and identifier. Bit 0 of the answer's dword 0 is clear when
+/// Abort: names a command by its queue and identifier. Bit 0 of dword 0 of the response is clear if
 /// the command was aborted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Abort {
@@ -284,7 +284,7 @@ impl Abort {
         }
     }
 
-    /// `cid` is that of the Abort itself.
+    /// `cid`: the identifier of the Abort itself.
     pub fn to_sqe(&self, cid: u16) -> Sqe {
         let mut sqe = Sqe::new(admin::ABORT, cid);
         sqe.cdw10 = U32::new(u32::from(self.sqid) | u32::from(self.cid) << 16);
@@ -318,7 +318,8 @@ impl FirmwareImageDownload {
     }
 }
 
-/// Firmware Commit (Base 5.12): stores the downloaded image in a slot, and says when it runs.
+/// Firmware Commit (Base 5.12): stores the downloaded image in a slot, and selects when it is
+/// activated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FirmwareCommit {
     /// 1 to 7; 0: the controller chooses.
@@ -346,7 +347,7 @@ impl FirmwareCommit {
     }
 }
 
-/// Creating and deleting I/O queues in memory: PCIe controllers only.
+/// Creation and deletion of I/O queues in memory: PCIe controllers only.
 pub mod queues {
     use super::*;
     use crate::sqe::Psdt;

@@ -40,7 +40,7 @@ pub enum RegisterAction {
     Replace,
 }
 
-/// What to do with the persist-through-power-loss state.
+/// The change of the persist-through-power-loss state (CPTPL).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PersistChange {
     Keep,
@@ -153,7 +153,7 @@ pub enum ReleaseAction {
 pub struct Release {
     pub action: ReleaseAction,
     pub ignore_existing_key: bool,
-    /// The type of the released reservation. Clear ignores it, and it may be none then.
+    /// The type of the released reservation. Clear ignores it; then it may be `None`.
     pub kind: Option<ReservationType>,
 }
 
@@ -204,12 +204,12 @@ fn reservation_type(command: &'static str, cdw10: u32) -> Result<ReservationType
     })
 }
 
-/// Reservation Report: asks for a [`ReportHeader`] and the registrants.
+/// Reservation Report: requests a [`ReportHeader`] and the registrants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Report {
-    /// Bytes that the host has room for.
+    /// Bytes of the host's buffer.
     pub bytes: u64,
-    /// EDS: 128-bit host identifiers ([`RegistrantExtended`]); hosts over fabrics must ask for it.
+    /// EDS: 128-bit host identifiers ([`RegistrantExtended`]); mandatory over fabrics.
     pub extended: bool,
 }
 
@@ -246,7 +246,7 @@ sized! {
 }
 
 sized! {
-    /// The beginning of a Report's answer. The extended form has 40 reserved bytes after it.
+    /// The beginning of the data of a Report. In the extended form 40 reserved bytes follow.
     24 pub struct ReportHeader {
         /// Counts changes of registrations.
         pub generation: U32,

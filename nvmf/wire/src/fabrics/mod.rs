@@ -26,7 +26,7 @@ pub enum FabricsCommand {
 }
 
 impl FabricsCommand {
-    /// The command in an entry whose opcode is 7Fh.
+    /// Parses an entry whose opcode is 7Fh.
     pub fn parse(sqe: &Sqe) -> Result<Self, FabricsError> {
         debug_assert!(sqe.is_fabrics());
         // A fabrics command without an SGL is refused before its type is looked at (Base 4.1.2).
@@ -89,10 +89,10 @@ bitflags::bitflags! {
     /// Connect attributes (byte 46), without the priority class in bits 1:0.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct ConnectAttributes: u8 {
-        /// The host does not want submission queue heads: responses may be left out where the
-        /// transport has another way to say success.
+        /// The host disables SQ flow control: SQHD is not used, and responses may be omitted where
+        /// the transport has another signal of success.
         const DISABLE_SQ_FLOW_CONTROL = 1 << 2;
-        /// The host knows how to delete one I/O queue with Disconnect.
+        /// The host supports the deletion of one I/O queue with Disconnect.
         const INDIVIDUAL_QUEUE_DELETION = 1 << 3;
     }
 }
@@ -101,11 +101,11 @@ bitflags::bitflags! {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Connect {
     pub qid: u16,
-    /// Entries of the submission queue less one, as on the wire; see [`Connect::queue_entries`].
+    /// Entries of the submission queue, 0's based; see [`Connect::queue_entries`].
     pub sqsize: u16,
     pub attributes: ConnectAttributes,
     pub priority_class: u8,
-    /// Keep alive timeout in milliseconds; 0 for none. Meaningful for queue 0 only.
+    /// Keep-alive timeout in milliseconds; 0: none. Used for queue 0 only.
     pub kato_ms: u32,
 }
 
@@ -172,7 +172,7 @@ impl ConnectData {
     pub const SIZE: usize = 1024;
     /// CNTLID of the Connect of an admin queue under the dynamic controller model.
     pub const CNTLID_DYNAMIC: u16 = 0xffff;
-    /// CNTLID that asks for any controller under the static controller model.
+    /// CNTLID that requests any controller under the static controller model.
     pub const CNTLID_STATIC_ANY: u16 = 0xfffe;
 
     pub fn new(hostid: [u8; 16], cntlid: u16, subnqn: &Nqn, hostnqn: &Nqn) -> Self {
@@ -218,7 +218,7 @@ bitflags::bitflags! {
     }
 }
 
-/// The answer to a Connect that succeeded.
+/// The response to a successful Connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectResponse {
     pub cntlid: u16,
@@ -239,7 +239,7 @@ impl ConnectResponse {
     }
 }
 
-/// The field that made a Connect fail with Connect Invalid Parameters (Base figure 392).
+/// The invalid field in a response with Connect Invalid Parameters (Base figure 392).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InvalidParameter {
     /// An offset in the submission queue entry.
@@ -258,7 +258,7 @@ impl InvalidParameter {
     pub const SUBNQN: Self = Self::Data { offset: 256 };
     pub const HOSTNQN: Self = Self::Data { offset: 512 };
 
-    /// Dword 0 of the response: the offset, and in bit 16 the structure that it points into.
+    /// Dword 0 of the response: the offset, and bit 16 for an offset in the data.
     pub const fn dword0(self) -> u32 {
         match self {
             Self::Command { offset } => offset as u32,
@@ -334,7 +334,7 @@ impl PropertySize {
     }
 }
 
-/// Property Get (Base 6.5). The value comes back in dwords 0 and 1 of the response.
+/// Property Get (Base 6.5). Dwords 0 and 1 of the response are the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PropertyGet {
     pub size: PropertySize,
@@ -363,7 +363,7 @@ impl PropertyGet {
 pub struct PropertySet {
     pub size: PropertySize,
     pub offset: u32,
-    /// Value to set. A four-byte access uses the low half and ignores the high half.
+    /// The value. A four-byte access uses its low half and ignores the high half.
     pub value: u64,
 }
 

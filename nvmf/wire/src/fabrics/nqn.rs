@@ -11,8 +11,8 @@ pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
 const UUID_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
-/// A name that obeys the grammar, or a name of another program's making ([`Nqn::foreign`]). Cheap
-/// to clone; compares and hashes as its text.
+/// A name that obeys the grammar, or another name in use ([`Nqn::foreign`]). Cheap to clone;
+/// compares and hashes as its text.
 ///
 /// ```text
 ///   nqn.2025-01.io.nacre:volumes.fast        nqn.yyyy-mm.reverse.domain[:anything]
@@ -62,20 +62,19 @@ impl Nqn {
         Ok(Self(Arc::from(text)))
     }
 
-    /// A name of another program's making: any 1 to 223 bytes of printable text. Hosts and targets
-    /// in use have names such as `testnqn`, or a UUID without hyphens; SPDK and the kernel's target
-    /// serve them.
+    /// Accepts any 1 to 223 bytes of printable text. Hosts and targets in use have names such as
+    /// `testnqn`, or a UUID without hyphens; SPDK and the kernel's target serve them.
     pub fn foreign(text: &str) -> Result<Self, NqnError> {
         validate_text(text)?;
         Ok(Self(Arc::from(text)))
     }
 
-    /// True for a name of the grammar.
+    /// True for a name that obeys the grammar.
     pub fn is_well_formed(&self) -> bool {
         validate(&self.0).is_ok()
     }
 
-    /// A [foreign](Nqn::foreign) name from a NUL-terminated field; ignores bytes behind the NUL.
+    /// A [foreign](Nqn::foreign) name from a NUL-terminated field; ignores bytes after the NUL.
     pub fn from_field(field: &[u8]) -> Result<Self, NqnError> {
         let Some(end) = field.iter().position(|&byte| byte == 0) else {
             return Err(NqnError::NotTerminated {
@@ -102,12 +101,12 @@ impl Nqn {
         Self(Arc::from(format!("{UUID_PREFIX}{uuid}")))
     }
 
-    /// The name every discovery subsystem answers to.
+    /// The well-known name of every discovery subsystem.
     pub fn discovery() -> Self {
         Self(Arc::from(DISCOVERY_NQN))
     }
 
-    /// A name for one discovery subsystem alone. It begins with the well-known name: SPDK's hosts
+    /// A unique name of one discovery subsystem. It begins with the well-known name: SPDK's hosts
     /// recognise a discovery subsystem by that prefix, Linux hosts by the controller's type.
     pub fn unique_discovery(uuid: uuid::Uuid) -> Self {
         Self(Arc::from(format!("{DISCOVERY_NQN}:uuid:{uuid}")))
@@ -118,7 +117,7 @@ impl Nqn {
         &*self.0 == DISCOVERY_NQN
     }
 
-    /// The UUID of a name made of one.
+    /// The UUID of a name that is made of one.
     pub fn uuid(&self) -> Option<uuid::Uuid> {
         self.0.strip_prefix(UUID_PREFIX)?.parse().ok()
     }

@@ -1,16 +1,16 @@
-//! The namespace identification descriptor list (CNS 03h): the names of a namespace.
+//! The namespace identification descriptor list (CNS 03h): the identifiers of a namespace.
 
 use uuid::Uuid;
 
-/// One name of a namespace.
+/// One identifier of a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NsIdDescriptor<'a> {
     Eui64([u8; 8]),
     Nguid([u8; 16]),
     Uuid(Uuid),
-    /// The command set that the namespace is used with.
+    /// The command set of the namespace.
     Csi(u8),
-    /// A type that the specification did not have when this was written.
+    /// A type that this code does not know.
     Unknown {
         nidt: u8,
         nid: &'a [u8],
@@ -47,8 +47,8 @@ pub enum NsIdError {
     },
 }
 
-/// Writes descriptors and answers with the bytes used. The rest of `out` is zeroed, which is what
-/// ends the list.
+/// Writes descriptors and returns the number of used bytes. The rest of `out` is zeroed, which ends
+/// the list.
 pub fn write(descriptors: &[NsIdDescriptor], out: &mut [u8]) -> Result<usize, NsIdError> {
     let room = out.len();
     out.fill(0);

@@ -14,7 +14,7 @@ pub use namespace::{IdentifyNamespace, IndependentNamespace, LbaFormat, NvmNames
 /// Bytes of every Identify data structure.
 pub const SIZE: usize = 4096;
 
-/// Controller or namespace structure (CNS): what Identify is to return.
+/// Values of CNS: the data structure that Identify returns.
 pub mod cns {
     pub const NAMESPACE: u8 = 0x00;
     pub const CONTROLLER: u8 = 0x01;
@@ -45,7 +45,7 @@ pub mod csi {
 pub mod nsid {
     /// All namespaces.
     pub const BROADCAST: u32 = 0xffff_ffff;
-    /// Largest that names one namespace.
+    /// Largest identifier of one namespace.
     pub const MAX: u32 = 0xffff_fffe;
 }
 
@@ -61,8 +61,8 @@ const _: () = assert!(size_of::<NamespaceList>() == SIZE);
 impl NamespaceList {
     pub const MAX_ENTRIES: usize = 1024;
 
-    /// The first 1024 of `nsids` that are above `after` (the NSID of the command), which is how a
-    /// host reads on. `nsids` must be in increasing order.
+    /// The first 1024 of `nsids` that are above `after` (the NSID of the command). `nsids` must be
+    /// in increasing order.
     pub fn above(after: u32, nsids: impl IntoIterator<Item = u32>) -> Self {
         let mut list = Self {
             nsids: [U32::ZERO; Self::MAX_ENTRIES],
@@ -112,7 +112,7 @@ impl ControllerList {
         list
     }
 
-    /// Returns as many identifiers as the count says, if the list has room for them.
+    /// As many identifiers as the count states, at most those that fit the list.
     pub fn iter(&self) -> impl Iterator<Item = u16> + '_ {
         self.cntlids
             .iter()
@@ -142,7 +142,7 @@ impl IoCommandSets {
     }
 }
 
-/// Writes an ASCII field: padded with spaces, cut to fit, anything unprintable a space.
+/// Writes an ASCII field: padded with spaces, cut to fit, with a space for each unprintable byte.
 pub fn write_ascii(text: &str, field: &mut [u8]) {
     field.fill(b' ');
     for (out, byte) in field.iter_mut().zip(text.bytes()) {

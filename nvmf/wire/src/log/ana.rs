@@ -44,7 +44,7 @@ pub enum AnaState {
     Inaccessible = 0x3,
     /// The namespaces never become available on this path again.
     PersistentLoss = 0x4,
-    /// In transition: hosts wait, at most ten seconds.
+    /// In transition: hosts wait, at most ANATT seconds.
     Change = 0xf,
 }
 

@@ -9,29 +9,29 @@ use crate::fabrics::{Nqn, NqnError};
 use crate::layout::wire;
 
 wire! {
-    /// Comes first; the entries follow at byte 1024.
+    /// The header of the page; the entries follow at byte 1024.
     1024 bytes: pub struct DiscoveryHeader {
-        /// Counts changes of the page, so that a host that reads it in pieces notices one.
+        /// Counts changes of the page, so that a host that reads it in pieces notices them.
         0 genctr: U64,
         8 numrec: U64,
-        /// 0 is the only format.
+        /// Record format; 0 is the only one.
         16 recfmt: U16,
         /// Discovery log page flags.
         18 dlpf: u8,
         19 reserved19: u8,
-        /// Bytes of the whole page, of the extended form.
+        /// Bytes of the whole extended page.
         20 tdlpl: U32,
         24 reserved24: [u8; 1000],
     }
 }
 
 wire! {
-    /// One way to reach one subsystem.
+    /// An entry: one port of one subsystem.
     1024 bytes: pub struct DiscoveryEntry {
         0 trtype: u8,
         1 adrfam: u8,
         2 subtype: u8,
-        /// Bits 1:0 secure channel, bit 2 SQ flow control may be disabled.
+        /// Bits 1:0 secure channel; bit 2 SQ flow control can be disabled.
         3 treq: u8,
         4 portid: U16,
         /// FFFFh under the dynamic controller model.
@@ -80,7 +80,7 @@ pub mod treq {
     pub const SECURE_CHANNEL_NOT_SPECIFIED: u8 = 0;
     pub const SECURE_CHANNEL_REQUIRED: u8 = 1;
     pub const SECURE_CHANNEL_NOT_REQUIRED: u8 = 2;
-    /// The controller can do without submission queue flow control.
+    /// The controller supports disabling SQ flow control.
     pub const SQ_FLOW_CONTROL_DISABLE: u8 = 1 << 2;
 }
 
@@ -90,11 +90,11 @@ pub mod eflags {
     pub const DUPRETINFO: u16 = 1 << 0;
     /// Explicit persistent connections to a discovery controller are supported.
     pub const EPCSD: u16 = 1 << 1;
-    /// No cdc connectivity.
+    /// No connectivity to a centralized discovery controller (CDC).
     pub const NCC: u16 = 1 << 2;
 }
 
-/// Transport specific address subtype of TCP: which TLS.
+/// SECTYPE of the TCP subtype: the secure channel.
 pub mod sectype {
     pub const NONE: u8 = 0;
     pub const TLS13: u8 = 2;
@@ -128,7 +128,7 @@ impl DiscoveryHeader {
     }
 }
 
-/// What an entry says, in words.
+/// The fields of an entry as numbers and text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiscoveryRecord {
     pub trtype: u8,
@@ -144,7 +144,7 @@ pub struct DiscoveryRecord {
     pub trsvcid: String,
 }
 
-/// Why an entry of a discovery log was refused.
+/// The error of an invalid entry, or of values that do not fit one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DiscoveryError {
     #[error("SUBNQN of the discovery log entry: {0}")]
@@ -223,7 +223,7 @@ impl DiscoveryEntry {
     }
 }
 
-/// The header and the entries of a page that was read whole.
+/// The header and the entries of a completely read page.
 pub fn parse_page(page: &[u8]) -> Result<(&DiscoveryHeader, &[DiscoveryEntry]), DiscoveryError> {
     let truncated = |numrec| DiscoveryError::Truncated {
         length: page.len(),

@@ -182,7 +182,7 @@ wire! {
 }
 
 bitflags::bitflags! {
-    /// What executing a command may do.
+    /// The possible effects of a command.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct Effects: u32 {
         const CSUPP = 1 << 0;
@@ -225,7 +225,7 @@ wire! {
 
 impl TelemetryHeader {
     pub const BLOCK: usize = 512;
-    /// Log specific parameter of page 07h: capture the data now.
+    /// Log specific parameter of page 07h: capture new data.
     pub const LSP_CREATE: u8 = 1 << 0;
     pub const SCOPE_CONTROLLER: u8 = 1;
 }

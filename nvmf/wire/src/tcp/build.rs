@@ -6,7 +6,7 @@ use zerocopy::little_endian::{U16, U32};
 
 use super::*;
 
-/// The common header of a PDU with `data_len` bytes of data. `align` is the receiver's wish.
+/// The common header of a PDU with `data_len` bytes of data, aligned as the receiver requests.
 fn common(
     pdu_type: PduType,
     flags: PduFlags,
@@ -47,7 +47,7 @@ fn bare(pdu_type: PduType) -> CommonHeader {
 }
 
 impl IcReq {
-    /// `max_r2t` is a count; 0 is taken as 1, which is the least that can be said.
+    /// `max_r2t` is a count; 0 becomes 1, the least that the field can express.
     pub fn new(hpda: DataAlignment, digests: Digests, max_r2t: u32) -> Self {
         Self {
             ch: bare(PduType::IcReq),
@@ -99,7 +99,7 @@ impl CapsuleResp {
 }
 
 impl DataPdu {
-    /// A piece of what an R2T asked for. `datal` must not be 0.
+    /// A part of the data that an R2T requests. `datal` must not be 0.
     pub fn h2c(
         cccid: u16,
         ttag: u16,
@@ -162,7 +162,7 @@ impl R2t {
     }
 }
 
-/// A whole termination request: its header, and the beginning of the PDU that it complains about.
+/// A whole termination request: its header, and the beginning of the offending PDU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, IntoBytes, Immutable, Unaligned, KnownLayout)]
 #[repr(C)]
 pub struct TermPdu {
@@ -171,7 +171,7 @@ pub struct TermPdu {
 }
 
 impl TermPdu {
-    /// The request that `sender` sends. Of `offending` it quotes the first 128 bytes.
+    /// The request of `sender`. Quotes the first 128 bytes of `offending`.
     pub fn new(sender: Side, status: FatalErrorStatus, fei: u32, offending: &[u8]) -> Self {
         let quoted = offending.len().min(MAX_TERM_DATA_BYTES as usize);
         let mut data = [0; MAX_TERM_DATA_BYTES as usize];
@@ -193,7 +193,7 @@ impl TermPdu {
         }
     }
 
-    /// The request that `receiver` of a bad PDU answers with.
+    /// The request of the `receiver` of an invalid PDU.
     pub fn for_error(receiver: Side, error: &PduError, offending: &[u8]) -> Self {
         Self::new(receiver, error.status, error.fei(), offending)
     }

@@ -27,14 +27,14 @@ use crate::cqe::Cqe;
 use crate::layout::sized;
 use crate::sqe::Sqe;
 
-/// Port of the discovery service, and of everything else (IANA).
+/// Port of discovery controllers (IANA).
 pub const DISCOVERY_PORT: u16 = 8009;
 pub const IO_PORT: u16 = 4420;
 /// Bytes of a header or data digest (CRC32C).
 pub const DIGEST_BYTES: u32 = 4;
-/// In-capsule data that every controller takes with an admin or fabrics command (TCP 3.3.1).
+/// In-capsule data that every controller accepts with an admin or fabrics command (TCP 3.3.1).
 pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
-/// Smallest MAXH2CDATA that a controller may ask for.
+/// Smallest MAXH2CDATA that a controller may announce.
 pub const MIN_MAXH2CDATA: u32 = 4096;
 /// Most of an offending header that a termination request may quote.
 pub const MAX_TERM_DATA_BYTES: u32 = 128;
@@ -141,7 +141,8 @@ impl PduType {
         matches!(self, Self::H2cTermReq | Self::C2hTermReq)
     }
 
-    /// The PDUs of connection set-up and tear-down never carry digests.
+    /// True if PDUs of this type have digests when these are negotiated: all types but those of
+    /// connection initialization and termination.
     pub const fn may_have_digests(self) -> bool {
         !matches!(
             self,
@@ -200,7 +201,7 @@ bitflags::bitflags! {
     }
 }
 
-/// Which digests a connection uses; also the DGST field of ICReq and ICResp (bits 0 and 1).
+/// The digests of a connection; also the DGST field of ICReq and ICResp (bits 0 and 1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Digests {
     pub header: bool,
@@ -229,7 +230,7 @@ impl Digests {
         self.header as u8 | (self.data as u8) << 1
     }
 
-    /// What both ends can do: a digest is used when the host asks for it and the controller agrees.
+    /// The digests of both: one is used if the host requests it and the controller agrees.
     pub const fn and(self, other: Self) -> Self {
         Self {
             header: self.header && other.header,
@@ -282,7 +283,7 @@ impl DataAlignment {
     }
 }
 
-/// Why a connection is terminated (FES of a termination request, TCP 3.6.2.4 and 3.6.2.5).
+/// The reason of a termination request (FES, TCP 3.6.2.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum FatalErrorStatus {
@@ -290,7 +291,7 @@ pub enum FatalErrorStatus {
     SequenceError = 0x02,
     HeaderDigestError = 0x03,
     DataOutOfRange = 0x04,
-    /// More R2Ts than MAXR2T, or more data than MAXH2CDATA: 05h is both, by direction.
+    /// More R2Ts than MAXR2T, or more data than MAXH2CDATA, according to the direction.
     LimitExceeded = 0x05,
     UnsupportedParameter = 0x06,
 }
@@ -332,10 +333,10 @@ sized! {
         pub ch: CommonHeader,
         /// PDU format version; 0 is the only one.
         pub pfv: U16,
-        /// Host PDU data alignment: what C2HData must honour.
+        /// Host PDU data alignment, which applies to C2HData.
         pub hpda: u8,
         pub dgst: u8,
-        /// Outstanding R2Ts per command that the host takes, less one.
+        /// Outstanding R2Ts per command that the host accepts, 0's based.
         pub maxr2t: U32,
         pub reserved16: [u8; 112],
     }
@@ -346,7 +347,7 @@ sized! {
     128 pub struct IcResp {
         pub ch: CommonHeader,
         pub pfv: U16,
-        /// Controller PDU data alignment: what CapsuleCmd and H2CData must honour.
+        /// Controller PDU data alignment, which applies to CapsuleCmd and H2CData.
         pub cpda: u8,
         pub dgst: u8,
         /// Most data in one H2CData, in bytes: a multiple of 4, at least 4096.
@@ -361,7 +362,7 @@ sized! {
         pub ch: CommonHeader,
         /// See [`TermReq::status`].
         pub fes: U16,
-        /// Fatal error information: the offset of the bad field, or the digest that did not match.
+        /// Fatal error information: the offset of the invalid field, or the wrong digest.
         pub fei: U32,
         pub reserved14: [u8; 10],
     }
@@ -388,7 +389,7 @@ sized! {
     24 pub struct DataPdu {
         pub ch: CommonHeader,
         pub cccid: U16,
-        /// Transfer tag of the R2T that is answered; reserved in C2HData.
+        /// Transfer tag of the R2T that H2CData answers; reserved in C2HData.
         pub ttag: U16,
         /// Offset of this part in the command's data.
         pub datao: U32,
@@ -422,7 +423,7 @@ impl IcReq {
         self.maxr2t.get().saturating_add(1)
     }
 
-    /// Returns the alignment of a parsed header, or the largest for a header that was not parsed.
+    /// The requested alignment. An invalid HPDA, which no parsed PDU has, gives the largest one.
     pub fn alignment(&self) -> DataAlignment {
         DataAlignment::from_field(self.hpda).unwrap_or(DataAlignment::MAX)
     }

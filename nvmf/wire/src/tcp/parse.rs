@@ -8,11 +8,12 @@ use super::*;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
     pub receiver: Side,
-    /// Whether ICReq and ICResp are behind us. Before, nothing else may come; after, they may not.
+    /// True once ICReq and ICResp were exchanged. Before, only they and termination requests are
+    /// valid; afterwards ICReq and ICResp are not.
     pub initialized: bool,
     /// Digests that host and controller negotiated.
     pub digests: Digests,
-    /// The alignment that this receiver asked for (CPDA of a controller, HPDA of a host).
+    /// The alignment that this receiver has requested (CPDA of a controller, HPDA of a host).
     pub alignment: DataAlignment,
     /// Most in-capsule data of a CapsuleCmd, in bytes.
     pub max_in_capsule_bytes: u32,
@@ -44,26 +45,26 @@ impl Rules {
     }
 }
 
-/// A common header's statements about the rest of its PDU.
+/// A parsed common header: the layout of the rest of its PDU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame {
     pub pdu_type: PduType,
     pub flags: PduFlags,
-    /// Header without its digest.
+    /// Bytes of the header, without its digest.
     pub hlen: u32,
     /// Whether a digest follows the header.
     pub header_digest: bool,
     /// Whether a digest follows the data.
     pub data_digest: bool,
-    /// Where the data begins; the end of the header and its digest if there is none.
+    /// Offset of the data; without data, of the end of the header and its digest.
     pub data_offset: u32,
     pub data_len: u32,
-    /// The whole PDU.
+    /// Bytes of the whole PDU.
     pub plen: u32,
 }
 
 impl Frame {
-    /// Judges a common header.
+    /// Checks and parses a common header.
     pub fn parse(bytes: &[u8; CommonHeader::SIZE], rules: &Rules) -> Result<Self, PduError> {
         let ch = CommonHeader {
             pdu_type: bytes[0],
@@ -121,7 +122,7 @@ impl Frame {
         Ok(frame)
     }
 
-    /// The header and its digest, in bytes: what must be there before [`Pdu::parse`].
+    /// Bytes of the header and its digest, which [`Pdu::parse`] needs.
     pub fn header_bytes(&self) -> u32 {
         self.hlen + if self.header_digest { DIGEST_BYTES } else { 0 }
     }
@@ -208,7 +209,7 @@ impl Frame {
     }
 }
 
-/// The type, if it is one that may come to this side now.
+/// The type, if this side may receive it in this state.
 fn expected_type(ch: &CommonHeader, rules: &Rules) -> Result<PduType, PduError> {
     let Some(pdu_type) = PduType::from_u8(ch.pdu_type) else {
         return Err(invalid(
@@ -257,7 +258,7 @@ fn invalid(field: Field, reason: Reason) -> PduError {
     }
 }
 
-/// A header that may be acted upon. Borrowed from the bytes that were received.
+/// A checked header, borrowed from the received bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pdu<'a> {
     IcReq(&'a IcReq),
@@ -272,8 +273,8 @@ pub enum Pdu<'a> {
 }
 
 impl<'a> Pdu<'a> {
-    /// Judges the rest of the header that `frame` announced. `header` begins with the common header
-    /// and has at least `frame.hlen` bytes.
+    /// Checks and parses the rest of the header. `header` begins with the common header and has at
+    /// least `frame.hlen` bytes.
     pub fn parse(frame: &Frame, header: &'a [u8]) -> Result<Self, PduError> {
         Ok(match frame.pdu_type {
             PduType::IcReq => Pdu::IcReq(check_ic_req(cast(header)?)?),
@@ -289,16 +290,16 @@ impl<'a> Pdu<'a> {
     }
 }
 
-/// What [`parse_header`] found.
+/// The result of [`parse_header`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parsed<'a> {
-    /// So many bytes from the beginning of the PDU are needed for a verdict.
+    /// Number of bytes needed, from the beginning of the PDU.
     Need(u32),
     Header(Frame, Pdu<'a>),
 }
 
-/// Judges the PDU header at the beginning of `bytes`. A bad common header is refused as soon as it
-/// is there.
+/// Checks the PDU header at the beginning of `bytes`. An invalid common header is refused as soon
+/// as its eight bytes are there.
 pub fn parse_header<'a>(bytes: &'a [u8], rules: &Rules) -> Result<Parsed<'a>, PduError> {
     let Some(common) = bytes.first_chunk() else {
         return Ok(Parsed::Need(CommonHeader::SIZE as u32));
@@ -424,7 +425,7 @@ pub enum Field {
 }
 
 impl Field {
-    /// Where in the PDU; `None` for the digest, whose place depends on the type.
+    /// The offset in the PDU; `None` for the digest, whose place depends on the type.
     pub const fn offset(self) -> Option<u32> {
         Some(match self {
             Self::PduType => 0,
@@ -509,7 +510,7 @@ pub enum Reason {
     /// Raised by the connection, which knows the commands in flight.
     #[error("{actual} names nothing that is in flight")]
     NotInFlight { actual: u32 },
-    /// Raised by the connection: not the piece of data that comes next, or more than was asked for.
+    /// Raised by the connection: not the next part of the data, or more than was requested.
     #[error("{length} bytes at {offset}, but {expected_length} at {expected_offset} come next")]
     UnexpectedRange {
         offset: u32,
@@ -519,13 +520,13 @@ pub enum Reason {
     },
 }
 
-/// Why a PDU was refused: the peer broke the protocol, and the connection ends.
+/// The error of an invalid PDU. It ends the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {reason} ({status})", field.name())]
 pub struct PduError {
     pub field: Field,
     pub reason: Reason,
-    /// What to say in the termination request, with [`PduError::fei`].
+    /// The status of the termination request; see also [`PduError::fei`].
     pub status: FatalErrorStatus,
 }
 
@@ -539,7 +540,7 @@ impl PduError {
         }
     }
 
-    /// A CCCID or TTAG that names no transfer in flight.
+    /// The error of a CCCID or TTAG of no transfer in flight.
     pub fn not_in_flight(field: Field, actual: u16) -> Self {
         invalid(
             field,

@@ -47,11 +47,11 @@ impl IoCommand {
     }
 }
 
-/// Read, Write, Compare and Verify: a range of blocks, and how to treat it.
+/// Read, Write, Compare and Verify: a range of blocks, and the options of the access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReadWrite {
     pub slba: u64,
-    /// A count, 1 to 65536 (NLB on the wire is one less).
+    /// A count, 1 to 65536 (NLB + 1).
     pub blocks: u32,
     /// Force unit access.
     pub fua: bool,
@@ -104,7 +104,7 @@ impl ReadWrite {
         sqe
     }
 
-    /// The block after the last; `None` if it is beyond what 64 bits can count.
+    /// The first block after the range; `None` if it exceeds 64 bits.
     pub fn end(&self) -> Option<u64> {
         self.slba.checked_add(u64::from(self.blocks))
     }
@@ -156,8 +156,7 @@ impl Protection {
         sqe.cdw15 = U32::new(u32::from(self.application_tag) | mask);
     }
 
-    /// True if PRACT, PRCHK or STC is set. A namespace without protection information ignores all
-    /// of these fields.
+    /// True if the command requests a check or an action (PRACT).
     pub fn is_requested(&self) -> bool {
         self.action || self.check != 0 || self.storage_tag
     }
@@ -284,7 +283,7 @@ impl DatasetManagement {
 pub struct DsmRange {
     /// Context attributes: hints.
     pub cattr: U32,
-    /// A count, not one less; 0 covers nothing.
+    /// Number of blocks, not 0's based; 0: none.
     pub nlb: U32,
     pub slba: U64,
 }
@@ -302,13 +301,13 @@ impl DsmRange {
         }
     }
 
-    /// The whole ranges in `data`; a tail shorter than one is left out.
+    /// The complete ranges in `data`; a shorter rest is ignored.
     pub fn list(data: &[u8]) -> &[Self] {
         whole_elements(data)
     }
 }
 
-/// Casts as much of `data` as whole elements fill.
+/// The complete elements at the beginning of `data`.
 fn whole_elements<T: FromBytes + KnownLayout + Immutable + Unaligned>(data: &[u8]) -> &[T] {
     let count = data.len() / size_of::<T>();
     // The prefix is long enough for `count` by construction; nothing else can fail.
@@ -320,7 +319,7 @@ fn whole_elements<T: FromBytes + KnownLayout + Immutable + Unaligned>(data: &[u8
 /// Copy: its data is `ranges` source ranges in the descriptor format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyCommand {
-    /// Destination.
+    /// The first destination block.
     pub sdlba: u64,
     /// A count, 1 to 256.
     pub ranges: u16,
@@ -334,7 +333,7 @@ pub struct CopyCommand {
     pub directive: Directive,
 }
 
-/// The descriptor format of the source ranges.
+/// The format of the source range descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CopyFormat {
     /// [`CopyRange0`]: 32-byte descriptors.
