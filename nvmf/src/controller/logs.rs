@@ -2,8 +2,8 @@
 //!
 //! Each command builds its page anew. The exceptions are the discovery log and the telemetry log,
 //! which hosts read in pieces; the controller stores them. A command with RAE cleared clears the
-//! event of its page. It does so before it builds the page, so that a change in between causes
-//! another event.
+//! event of its page, before it builds the page, so that a change in between causes another event.
+//! The last piece of the discovery log clears the event even with RAE set.
 
 use std::sync::atomic::Ordering;
 
@@ -319,7 +319,8 @@ impl Controller {
         bytes(page.as_slice())
     }
 
-    /// The SMART / Health log. Its counters start with the association.
+    /// The SMART / Health log. Its I/O and error counters start with the association, its power-on
+    /// hours with the process.
     fn smart_health(&self, reading: &Reading) -> Page {
         let totals = self.association.totals();
         let (_, errors) = self.association.errors();

@@ -2,7 +2,7 @@
 //! core of its admin queue. That core's queue group ([`crate::queues`]) passes it the commands.
 //!
 //! ```text
-//! registers.rs   CAP VS CC CSTS: enable, disable, shutdown (Base 3.5, 3.6)
+//! registers.rs   CAP VS CC CSTS CRTO: enable, disable, shutdown (Base 3.5, 3.6)
 //! events.rs      Asynchronous Event Requests and their events (Base 5.2)
 //! identify.rs    the data of the controller and its namespaces (Base 5.17)
 //! features.rs    Get and Set Features (Base 5.15, 5.27)

@@ -8,7 +8,8 @@
 //!
 //! A Send completes successfully even if its message is wrong: the host gets the failure with the
 //! next Receive. A queue that needs authentication becomes `Live` when the transaction succeeds. A
-//! later transaction on a live queue runs at the same time as its I/O; its failure ends the queue.
+//! later transaction on a live queue runs at the same time as its I/O. Its failure ends the queue;
+//! its timeout ends only the transaction.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -178,7 +179,7 @@ impl Resources {
             .get_or_insert_with(|| Box::new(QueueAuth::new(Arc::clone(state))))
     }
 
-    /// Starts a transaction with the host's present keys, which apply until its end.
+    /// Starts a transaction with the host's current keys, which apply until its end.
     fn begin_transaction(&mut self, qp: &mut QueuePair, now: Nanos) {
         let channel = self.ports.secure_channel_of(qp);
         let (Some(auth), Some(association), Some(subsystem)) =
@@ -210,7 +211,7 @@ impl Resources {
         auth.end = Some(end.with_channel(policy));
     }
 
-    /// Keeps the PSK that the transaction generated, for the TLS handshakes of this host.
+    /// Stores the PSK that the transaction generated, for the TLS handshakes of this host.
     fn keep_generated(&self, qp: &mut QueuePair, now: Nanos) {
         let Some(end) = transaction(qp) else { return };
         let (generated, keys) = (end.take_generated(), end.used_keys().cloned());
@@ -325,7 +326,7 @@ impl Resources {
         }
     }
 
-    /// Reports a failure. Returns the delay of the report to the host.
+    /// Counts and logs a failure. Returns the delay before its report to the host.
     fn authentication_failed(&mut self, qp: &QueuePair, reason: Reason, now: Nanos) -> Duration {
         let Some(association) = &qp.association else {
             return Duration::ZERO;

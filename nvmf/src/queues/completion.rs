@@ -67,7 +67,8 @@ impl Command<'_> {
         self.complete(Cqe::new(cid, status));
     }
 
-    /// Fails a command. If it waits for data from the host, it completes when the data has arrived.
+    /// Fails a command. One that waits for a buffer or for data from the host completes after that
+    /// wait.
     pub(super) fn fail(&mut self, status: StatusCode) {
         let request = self.request();
         if matches!(request.step, Step::Fetching | Step::Buffer) {
@@ -133,7 +134,7 @@ impl QueuePair {
         })
     }
 
-    /// The end of every accepted command: counts it, logs a failure, and fills in the completion.
+    /// Ends every accepted command: counts it, records a failure, and fills in the completion.
     /// `None`: the connection is closed, so no response is sent.
     #[inline]
     pub(super) fn conclude(&mut self, sqe: &Sqe, done: Done, cqe: Cqe, now: Nanos) -> Option<Cqe> {

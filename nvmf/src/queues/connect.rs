@@ -1,4 +1,4 @@
-//! Fabrics commands of a queue: Connect (Base 6.3), Property Get and Set, Disconnect.
+//! Connect (Base 6.3) and Disconnect (Base 6.4).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +36,7 @@ const CONNECT_DATA_BYTES: u32 = 1024;
 enum ConnectRefused {
     Parameter(InvalidParameter, String),
     Status(StatusCode, String),
-    /// An earlier controller of the host still exists.
+    /// Temporary, for example because an earlier controller of the host still exists.
     Busy(String),
 }
 
@@ -207,9 +207,9 @@ impl Resources {
         Ok(cqe)
     }
 
-    /// Every queue of a host that has a PSK must use TLS, and the names of its Connect must be
-    /// those of the handshake: only then has the host proved that it has the PSK. The host must
-    /// still have that PSK: a handshake does not outlive its key.
+    /// Checks the TLS channel of a queue. A host that has a PSK must use TLS, and the names of its
+    /// Connect must be those of the handshake: only then has the host proved that it has the PSK.
+    /// The host must still have that PSK.
     fn check_channel(
         &self,
         qp: &QueuePair,
@@ -270,7 +270,7 @@ impl Resources {
         ))
     }
 
-    /// Reports a connection that [`Resources::check_channel`] refused, as an event. Repeats are
+    /// Reports a connection that [`Resources::check_channel`] refused, as an event. Repetitions are
     /// left out as in the log.
     fn report_tls(
         &mut self,

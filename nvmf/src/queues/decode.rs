@@ -22,7 +22,7 @@ use crate::subsystems::stats::Kind;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Plan {
     None,
-    /// Read, write, compare, write zeroes: one device I/O.
+    /// Read, Write, Compare, Write Zeroes, Verify: one device I/O.
     Single {
         op: Op,
         flags: Flags,

@@ -16,7 +16,7 @@ use crate::subsystems::core_handle::ReqIndex;
 use crate::subsystems::core_handle::ReqRef;
 use crate::subsystems::namespace::Namespace;
 
-/// A device I/O's token: queue pair, request, child.
+/// The token of a device I/O: 32 bits of queue pair index, 16 of request index, 16 of child number.
 pub(crate) fn token(queue: u32, request: ReqIndex, child: u32) -> Token {
     u64::from(queue) << 32 | u64::from(request) << 16 | u64::from(child & 0xffff)
 }
@@ -34,11 +34,11 @@ pub(crate) struct Device {
     queue: Box<dyn Queue>,
     /// Requests that wait because the device's queue was full.
     pub waiting: WaitingList,
-    /// It stands in [`Devices::busy`].
+    /// The slot is in [`Devices::busy`].
     listed: bool,
     /// The device executed I/O synchronously since the last poll.
     used: bool,
-    /// A queue pair with access to the namespace at the last [`Devices::release`].
+    /// Index of a queue pair that had access to the namespace at the last [`Devices::release`].
     user: u32,
 }
 
@@ -61,8 +61,9 @@ pub(crate) struct Devices {
     refused: Vec<RefusedNamespace>,
     slots: Vec<Option<Device>>,
     open: usize,
-    /// Slots with I/O in flight or waiting. Only these are polled, so that the cost of a turn does
-    /// not depend on the number of open devices.
+    /// Slots with work: I/O in flight or waiting, I/O executed since the last poll, or pending
+    /// cleanup. Only these are polled, so that the cost of a turn does not depend on the number of
+    /// open devices.
     busy: Vec<usize>,
     /// True if a slot in `busy` may have no work any more.
     tidying: bool,
@@ -217,8 +218,8 @@ impl Devices {
         self.busy[at]
     }
 
-    /// Removes devices without work from the busy list. `did`: a command completed, so there may be
-    /// some.
+    /// Removes devices without work from the busy list. `did`: a command completed, so that there
+    /// may be one.
     pub(crate) fn remove_idle(&mut self, did: bool) {
         if !did && !self.tidying {
             return;
@@ -239,8 +240,8 @@ impl Devices {
         }
     }
 
-    /// Adds devices to the busy list that have other work without I/O in flight, for example a
-    /// volume whose replicas changed. Returns true if there was one.
+    /// Adds devices to the busy list that have work without I/O in flight, for example a volume
+    /// whose replicas changed. Returns true if there was one.
     pub(crate) fn list_pending_cleanup(&mut self) -> bool {
         let before = self.busy.len();
         for (slot, device) in self.slots.iter_mut().enumerate() {

@@ -1,5 +1,5 @@
-//! Messages between cores: Abort of a command on another core, and Preempt and Abort of
-//! reservations.
+//! Messages to a core: Abort commands and Preempt and Abort from other cores, results of the helper
+//! thread, and wake-ups by management.
 
 use std::sync::Arc;
 

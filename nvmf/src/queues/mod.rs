@@ -16,17 +16,18 @@
 //!                       the core's resources
 //!
 //!   connections, connect   create and remove queue pairs
-//!   authentication         DH-HMAC-CHAP of a queue
+//!   authentication, queue_auth   DH-HMAC-CHAP of a queue
+//!   request, waiting       the table of a queue's commands; lists of commands that wait
 //!   dispatch, fused        get a command's buffer and data, pair fused commands
 //!   admin, reservation     execute commands without device I/O
 //!   decode                 converts a command to a plan (pure)
 //!   execute, sync          execute the plan on a device: asynchronously, or synchronously
 //!   completion             completes every command
-//!   messages               aborts from other cores
+//!   messages               aborts and preemptions from other cores, results of the helper thread
 //! ```
 //!
-//! Management sets the attention flag of each group that a change affects; the group checks the
-//! flag in its next turn. The data path takes no lock.
+//! Management wakes each group that a change affects, through its `GroupHandle`. The data path
+//! takes no lock, except to adopt a change and to record a failed command.
 
 mod admin;
 mod authentication;

@@ -90,7 +90,7 @@ impl Ports {
         self.ports[port].io.caps_of(conn)
     }
 
-    /// The TLS keys of a queue pair's connection.
+    /// The TLS channel of a queue pair's connection.
     pub(crate) fn secure_channel_of(&self, qp: &QueuePair) -> Option<Arc<SecureChannel>> {
         self.ports[qp.port].io.secure_channel(qp.conn)
     }

@@ -8,9 +8,11 @@
 //!              Transport::flush
 //! ```
 //!
-//! Every command ends in [`QueuePair::conclude`]. A command that must wait is in a bounded list
-//! (for a buffer: the group's list; for a full device: the device's list) and is retried each turn.
-//! So a lack of buffers or of room in a device delays commands and does not fail them.
+//! Every command that completes ends in [`QueuePair::conclude`], unless it got no place in the
+//! request table. A command that must wait is in a bounded list: for a buffer in the group's list,
+//! for a full device in the device's list, for the fetch window in the queue pair's list. The first
+//! two are retried each turn. So a lack of buffers or of room in a device delays commands and does
+//! not fail them.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -29,12 +31,12 @@ use crate::subsystems::core_handle::GroupHandle;
 use crate::subsystems::nvmf_target::Target;
 use crate::transport::{Event, Events, Pools};
 
-/// Sizes of a group's fixed lists.
+/// The limits of a group.
 #[derive(Debug, Clone, Copy)]
 pub struct GroupConfig {
-    /// Most queue pairs on this core.
+    /// Most queue pairs of the group.
     pub max_queues: usize,
-    /// Most events and completions per turn and source.
+    /// Most events of a transport, and most completions of a device, per turn.
     pub batch: usize,
 }
 
@@ -83,7 +85,8 @@ impl QueueGroup {
         })
     }
 
-    /// Runs one turn. Returns the number of items handled.
+    /// Runs one turn. Returns the number of handled events, completions, messages and waiting
+    /// commands.
     pub fn turn(&mut self, now: Nanos) -> u32 {
         let mut did = 0;
         if self.core.handle.has_messages() {
@@ -236,7 +239,8 @@ impl QueueGroup {
         did
     }
 
-    /// Continues reservation commands that wait. Returns the amount of work.
+    /// Continues reservation commands that wait. Returns the number of completed ones and of
+    /// drained fences.
     fn reservation_turn(&mut self, now: Nanos) -> u32 {
         let mut did = self.core.reserving.report_drained(&self.queues);
         for _ in 0..self.core.reserving.waiting() {

@@ -105,8 +105,8 @@ pub(super) fn conflict(command: &mut Command) -> Option<Arc<Reservation>> {
     (!qp.may(nsid, &reservation, required)).then_some(reservation)
 }
 
-/// Answers a command that a reservation forbids, or whose reservation is unknown, and the other
-/// half of its pair.
+/// Completes a command that a reservation forbids, or whose reservation is unknown, and the other
+/// command of its fused pair.
 #[cold]
 pub(super) fn refuse_conflict(command: &mut Command, reservation: &Reservation) {
     let (qp, index) = (&mut *command.queue, command.index);
@@ -131,7 +131,7 @@ pub(super) fn refuse_conflict(command: &mut Command, reservation: &Reservation) 
 
 // Preempt and Abort.
 
-/// Aborts a command if it is for the namespace. `true`: a device still has it.
+/// Aborts a command if it is for the namespace. Returns true if a device still has it.
 pub(super) fn preempt(command: &mut Command, nsid: u32) -> bool {
     let (qp, index) = (&mut *command.queue, command.index);
     let request = &mut qp.requests[index];
@@ -171,7 +171,7 @@ pub(super) fn preempt(command: &mut Command, nsid: u32) -> bool {
 
 /// The rights that an I/O command requires (Base figure "Command Behavior in the Presence of a
 /// Reservation"). Admin commands that depend on a reservation (Format, Sanitize, Namespace
-/// Management and Attachment, Security) are not supported here.
+/// Management and Attachment, Security) are not supported.
 fn required_rights(plan: &Plan) -> Option<Rights> {
     match plan {
         Plan::Single {

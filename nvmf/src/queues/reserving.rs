@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A pending command is an [`Op`] in its core's list, which is checked each turn. The core or store
-//! that it waits for wakes its core. It is executed to the end even if its queue pair is removed.
+//! that it waits for wakes its core. A command that has begun is executed to the end even if its
+//! queue pair is removed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -38,7 +39,7 @@ pub(crate) struct ReservationChange {
     pub todo: Several,
 }
 
-/// A command in progress.
+/// A pending command.
 struct Op {
     request: ReqRef,
     errand: ReservationChange,
@@ -46,9 +47,9 @@ struct Op {
 }
 
 enum WaitsFor {
-    /// Waits for another command of the same namespace.
+    /// Another command of the same namespace is pending.
     Turn,
-    /// Waits until the next state is stored persistently.
+    /// The next state is being stored.
     Storing(Arc<StoreAnswer>, Effect),
     Fence(Arc<Fence>),
 }
@@ -93,7 +94,7 @@ impl ReservationWork {
         Some((request, status))
     }
 
-    /// Records the progress of a command. `Some`: it is complete.
+    /// Stores a command that must wait. `Some`: the command is complete.
     fn note(&mut self, progress: ReservationProgress) -> Option<StatusCode> {
         match progress {
             ReservationProgress::Waits(op) => {
@@ -109,7 +110,7 @@ impl ReservationWork {
         self.drains.push(Drain { fence, requests });
     }
 
-    /// Reports to the fences whose commands on this core have ended.
+    /// Informs the fences whose commands on this core have ended. Returns their number.
     pub(crate) fn report_drained(&mut self, queues: &QueuePairs) -> u32 {
         let there = |r: &ReqRef| {
             queues
@@ -208,7 +209,8 @@ impl Op {
     }
 }
 
-/// Has every core that may have commands of these hosts see to them.
+/// Raises a fence on every core with I/O queues of these hosts, which then abort their commands for
+/// the namespace. `None`: there is no such core.
 fn raise_fence(
     handle: &GroupHandle,
     subsystem: &Arc<Subsystem>,

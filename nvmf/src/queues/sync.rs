@@ -1,11 +1,12 @@
-//! The fast path: Read and Write commands to a bdev that completes an I/O inside `submit`.
+//! The fast path: Read and Write commands to a bdev that executes I/O synchronously
+//! ([`nacre_bdev::Queue::run_sync`]).
 //!
 //! ```text
 //!   capsule ─▶ decode ─▶ Queue::run_sync ─▶ respond
 //! ```
 //!
-//! A command on the fast path completes immediately, so it needs no place in the request table (an
-//! Abort cannot hit it). Every other command is returned unchanged, and takes the usual path.
+//! A command on the fast path completes immediately, so it needs no place in the request table, and
+//! no Abort can find it. All other commands are returned unchanged and take the usual path.
 
 use nacre_bdev::{Extents, Io, Op};
 use nacre_hugepages::Buf;

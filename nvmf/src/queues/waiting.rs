@@ -51,7 +51,7 @@ impl WaitingList {
     }
 
     /// Removes entries that do not wait any more, if the list is long. Called once per turn. So the
-    /// list has at most twice as many entries as commands wait, plus those of one turn.
+    /// list has at most 64 entries, or twice as many as commands wait, plus those of one turn.
     #[inline]
     pub(crate) fn tidy(&mut self, waits: impl Fn(&ReqRef) -> bool) {
         if self.list.len() >= self.tidy_from {

@@ -16,8 +16,8 @@ use crate::subsystems::reservation::{
 };
 use crate::subsystems::subsystem::Subsystem;
 
-/// Not a core: an administrator's call. A reservation tells its waiters apart by their numbers, so
-/// each call has its own one, far above those of cores.
+/// The next core number of an administrator's call. A reservation distinguishes its waiters by core
+/// number, so each call has a number of its own, far above those of cores.
 static NEXT_NUMBER: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// A removal in progress. Its owner polls it to the end: hosts' commands wait until then.

@@ -1,7 +1,7 @@
 //! Limits the number of connected queues, over all transports together.
 //!
 //! Transports limit the connections that have not sent Connect. A queue counts from its Connect on,
-//! so a host beyond the limit gets a status of the specification.
+//! so a host beyond the limit gets a status code of the specification.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -100,7 +100,8 @@ impl Places {
         Ok(Place { places, discovery })
     }
 
-    /// Takes a place for an unauthenticated queue. `origin`: the host as limits count it.
+    /// Takes a place for an unauthenticated queue. `origin`: the address to which the limit
+    /// applies.
     pub(crate) fn take_unproven(
         self: &Arc<Self>,
         origin: String,

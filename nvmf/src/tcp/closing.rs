@@ -66,12 +66,12 @@ impl Lifecycle {
         self.phase == ConnectionPhase::Running
     }
 
-    /// Both ends have initialized the connection.
+    /// Both ends have exchanged ICReq and ICResp.
     pub(super) fn run(&mut self) {
         self.phase = ConnectionPhase::Running;
     }
 
-    /// Notes the reason for the end; the first one counts.
+    /// Records the reason for the end; only the first one counts.
     pub(super) fn record_cause(&mut self, why: Closed) {
         self.why.get_or_insert(why);
     }
@@ -102,13 +102,13 @@ impl Lifecycle {
         self.phase == ConnectionPhase::Finished
     }
 
-    /// Whether [`Lifecycle::takes_shutdown`] would be true.
+    /// True if [`Lifecycle::takes_shutdown`] would return true.
     #[inline]
     pub(super) fn has_shutdown(&self) -> bool {
         matches!(self.phase, ConnectionPhase::Lingering { shutdown: true })
     }
 
-    /// Whether to shut the sending side of the socket down; true once.
+    /// True once, when the sending side of the socket must be shut down.
     pub(super) fn takes_shutdown(&mut self) -> bool {
         match &mut self.phase {
             ConnectionPhase::Lingering { shutdown } => std::mem::take(shutdown),
@@ -120,7 +120,7 @@ impl Lifecycle {
         self.reported
     }
 
-    /// Whether [`Lifecycle::take_end`] would return the end.
+    /// True if [`Lifecycle::take_end`] would return the end.
     pub(super) fn has_end(&self) -> bool {
         !self.reported
             && matches!(
@@ -129,7 +129,7 @@ impl Lifecycle {
             )
     }
 
-    /// The end, once.
+    /// The reason for the end, once.
     pub(super) fn take_end(&mut self) -> Option<Closed> {
         if !self.has_end() {
             return None;

@@ -1,4 +1,4 @@
-//! TLS 1.3 with pre-shared keys for NVMe/TCP, sans-IO: the keys and the first message of a host
+//! TLS 1.3 with pre-shared keys for NVMe/TCP, without I/O: the keys and the first message of a host
 //! (NVMe/TCP transport 3.6.1; RFC 8446).
 //!
 //! ```text
@@ -10,10 +10,10 @@
 //!   alert         the names of alerts
 //! ```
 //!
-//! libnvme before 1.16 derives its keys otherwise than the specification, and the identity does not
-//! name the derivation. So a target computes the binder for each derivation and takes the one that
-//! fits the ClientHello. A library does the handshake with that one key: `transports/tls`. Nothing
-//! here has a socket, a thread or a clock.
+//! libnvme before 1.16 derives its keys differently from the specification, and the identity does
+//! not name the derivation. So a target computes the binder for each derivation and uses the one
+//! that fits the ClientHello. A library does the handshake with that one key: `transports/tls`.
+//! Nothing here has a socket, a thread or a clock.
 
 mod alert;
 mod channel;

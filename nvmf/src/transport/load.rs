@@ -3,7 +3,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// An I/O queue, counted in admin queues: of these a core hears a keep-alive every few seconds.
+/// The weight of an I/O queue. An admin queue has weight 1: it carries little more than Keep
+/// Alives.
 const IO_QUEUE: usize = 16;
 
 /// The purpose of a connection.
@@ -31,7 +32,7 @@ impl QueueKind {
     }
 }
 
-/// The connections of one core, there or on their way.
+/// The load of one core: its connections, established or assigned.
 #[derive(Debug, Default)]
 pub struct CoreLoad(AtomicUsize);
 
@@ -45,9 +46,8 @@ impl CoreLoad {
         self.0.fetch_sub(kind.weight(), Ordering::Relaxed);
     }
 
-    /// The load for comparison: the number of I/O queues, plus one for each sixteen admin queues.
-    /// So the queues of hosts spread evenly, wherever their admin queues are, and many admin queues
-    /// spread too.
+    /// The load for comparison: the number of I/O queues, plus one per sixteen admin queues. So I/O
+    /// queues spread evenly wherever the admin queues are, and many admin queues spread too.
     pub fn rank(&self) -> usize {
         self.0.load(Ordering::Relaxed) / IO_QUEUE
     }

@@ -25,7 +25,8 @@ use crate::transport::TransportType;
 
 /// Interval at which a sleeping core polls the probe.
 pub(super) const LOOK: Duration = Duration::from_millis(1);
-/// Longest time to wait for the commands in flight before the move.
+/// Longest time to wait for the commands in flight before the move, unless half the keep-alive
+/// timeout is shorter.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// The probe: an admin queue over the preferred transport.
@@ -143,7 +144,8 @@ impl HostController {
         Ok(false)
     }
 
-    /// True when no command is in flight that would have to be sent again.
+    /// True when no command is in flight that would have to be sent again, and the target has
+    /// proved that it did not restart.
     fn is_drained(&self, since: Nanos) -> bool {
         let admin = |queue: &CommandQueue| queue.oldest_of(|token| token < EVENT || token == OWN);
         let answered =

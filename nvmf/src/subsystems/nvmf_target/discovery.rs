@@ -11,18 +11,19 @@ use crate::subsystems::discovery::{Reachable, Referral, Snapshot};
 use crate::transport::{Address, ListenerOptions, TlsPolicy, TransportType};
 
 impl Target {
-    /// The name that no other discovery subsystem has.
+    /// The unique NQN of the discovery subsystem; `None`: it has only the well-known one.
     pub fn unique_discovery_nqn(&self) -> Option<Nqn> {
         self.discovery_nqn.lock().clone()
     }
 
-    /// The name of the discovery subsystem for hosts: its unique name, or else the well-known one.
+    /// The NQN of the discovery subsystem in the discovery log: the unique one, or else the
+    /// well-known one.
     pub fn discovery_nqn(&self) -> Nqn {
         self.unique_discovery_nqn().unwrap_or_else(Nqn::discovery)
     }
 
-    /// Gives the discovery subsystem a unique name in place of its present one. Hosts can no longer
-    /// connect to the old name; connected hosts stay. `None`, or the well-known name: it has only
+    /// Gives the discovery subsystem a unique NQN in place of its current one. Hosts can no longer
+    /// connect to the old one; connected hosts stay. `None`, or the well-known NQN: it has only
     /// that one.
     pub fn set_discovery_nqn(&self, nqn: Option<Nqn>) -> Result<(), TargetError> {
         let nqn = nqn.filter(|n| !n.is_discovery());
@@ -115,8 +116,8 @@ impl Target {
     }
 
     /// Opens, changes or closes the discovery service's own port at the address of a listener that
-    /// was added or removed: hosts look there first. A change of its TLS policy opens it again, and
-    /// its hosts connect again. If another program has that port, it keeps it.
+    /// was added or removed, because hosts look there first. A change of its TLS policy opens it
+    /// again, and its hosts reconnect. If the port cannot be opened, a warning is logged.
     pub(super) fn update_discovery_port(&self, kind: TransportType, address: &Address) {
         let Some(address) = self.discovery_address(address) else {
             return;

@@ -14,17 +14,17 @@ use super::{Polled, Receiving, TargetConn, TargetEvent};
 use crate::tcp::frame::{self, Violation, is_damaged};
 use crate::transport::{Closed, Pools, ReqTag};
 
-/// Most unsent responses, in queues' lengths: beyond it, a host that does not read is not read from
-/// either.
+/// Most unsent responses of an I/O queue, in multiples of its entries. Beyond it, the connection
+/// stops reading.
 const UNSENT_QUEUES: usize = 2;
-/// The same of an admin queue, in responses: each may hold one of the few buffers that all of them
-/// share.
+/// Most unsent responses of an admin queue. Each may hold one of the few buffers that all admin
+/// queues share.
 const UNSENT_ADMIN: usize = 16;
 
-/// Goes on, ends the turn with an answer, or ends the connection.
+/// `None`: continue. `Some`: the result of [`TargetConn::poll_into`].
 type Handled = Result<Option<Polled>, Violation>;
 
-/// The destination of events. They are built in place: passing them up by value, layer by layer,
+/// The destination of events, which are built in place: returning them by value through the layers
 /// costs more than parsing the PDUs.
 pub(super) trait TargetSink: FnMut(TargetEvent) {}
 
@@ -163,7 +163,7 @@ impl TargetConn {
         self.command(sink, TargetEvent::Capsule { sqe, data })
     }
 
-    /// A capsule whose data stays where it was received.
+    /// A command capsule whose data stays in the receive buffer.
     #[inline]
     fn capsule_in_place(
         &mut self,
@@ -248,7 +248,7 @@ impl TargetConn {
         Ok(None)
     }
 
-    /// H2CTermReq (TCP 3.6.2.4): the host found us at fault and is about to close.
+    /// H2CTermReq (TCP 3.6.2.9): the host reports a violation of this side, and is about to close.
     fn terminated(
         &mut self,
         pdu: &TermReq,
@@ -266,7 +266,7 @@ impl TargetConn {
         Some(self.news(sink))
     }
 
-    /// Goes on with the payload of the PDU in progress.
+    /// Continues with the payload of the current PDU.
     #[inline]
     fn payload(&mut self, now: Nanos, sink: &mut impl TargetSink) -> Handled {
         if !self.rx.advance() {
@@ -360,7 +360,7 @@ impl TargetConn {
         None
     }
 
-    /// Ends the connection because of the host's violation: sends the cause, and reads no more.
+    /// Ends the connection after a violation of the host: sends the cause, and stops reading.
     #[cold]
     pub(super) fn refuse(&mut self, violation: Violation, now: Nanos) {
         // The header in error is still unread: nothing is consumed before it was found good.
@@ -381,7 +381,7 @@ impl TargetConn {
     }
 }
 
-/// Which part of `available` bytes of in-capsule data the command's SGL means, if that part exists.
+/// Offset and length of the data that the command's SGL names, if it is within `available` bytes.
 #[inline]
 fn meant_range(sqe: &Sqe, available: u32) -> Option<(usize, usize)> {
     let Ok(Sgl::InCapsule { offset, length }) = sqe.sgl() else {
@@ -391,7 +391,7 @@ fn meant_range(sqe: &Sqe, available: u32) -> Option<(usize, usize)> {
     (length > 0 && end <= u64::from(available)).then_some((offset as usize, length as usize))
 }
 
-/// The part of a capsule's data that the command means: nearly always all of it.
+/// The part of a capsule's data that the command names: usually all of it.
 #[inline]
 fn part(data: Buf, offset: usize, length: usize) -> Buf {
     if offset == 0 && length == data.len() {

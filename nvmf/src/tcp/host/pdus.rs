@@ -106,7 +106,7 @@ impl HostConn {
         Ok(None)
     }
 
-    /// Goes on with the payload of C2HData.
+    /// Continues with the payload of C2HData.
     #[inline]
     fn payload(&mut self, sink: &mut impl HostSink) -> Result<Option<Polled>, Violation> {
         if !self.rx.advance() {
@@ -183,7 +183,7 @@ impl HostConn {
         Polled::Event
     }
 
-    /// R2T (TCP 3.6.2.10): everything it asks for is queued at once, in pieces of MAXH2CDATA.
+    /// R2T (TCP 3.6.2.8): queues all requested data at once, in parts of at most MAXH2CDATA.
     fn r2t(&mut self, frame: &Frame, pdu: &R2t) -> Result<Option<Polled>, Violation> {
         // A controller that asks byte by byte must not make us hold a part for each.
         if self.tx.parts() > 8 * self.config.entries + 1024 {
@@ -220,7 +220,8 @@ impl HostConn {
         Ok(None)
     }
 
-    /// C2HTermReq (TCP 3.6.2.5): the controller found us at fault and is about to close.
+    /// C2HTermReq (TCP 3.6.2.10): the controller reports a violation of this side, and is about to
+    /// close.
     fn terminated(&mut self, pdu: &TermReq, now: Nanos, sink: &mut impl HostSink) -> Polled {
         let reason = frame::reason_of(pdu);
         tracing::warn!(%reason, "the controller ended a connection with C2HTermReq");
@@ -238,8 +239,7 @@ impl HostConn {
         self.pdus_received += 1;
     }
 
-    /// Ends the connection because of the controller's violation: sends the cause, and reads no
-    /// more.
+    /// Ends the connection after a violation of the controller: sends the cause, and stops reading.
     #[cold]
     pub(super) fn refuse(&mut self, violation: Violation, now: Nanos) {
         let unread = self.rx.unread();
@@ -265,7 +265,7 @@ fn outstanding(
     }
 }
 
-/// Refuses data that does not begin where the rest of a command's buffer does, or exceeds it.
+/// Refuses data that does not begin at the start of `rest`, or exceeds it.
 #[inline]
 fn expect_range(
     rest: Range<u32>,
