@@ -12,11 +12,11 @@ use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
 use super::{NoRandom, Random};
 
-/// A Diffie-Hellman group, by its identifier in a message.
+/// A Diffie-Hellman group; the value is its identifier in messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Group {
-    /// No Diffie-Hellman exchange: the challenge is used as it is.
+    /// No Diffie-Hellman exchange: responses are computed from the challenge alone.
     Null = 0,
     Ffdhe2048 = 1,
     Ffdhe3072 = 2,
@@ -39,7 +39,7 @@ impl Group {
         self as u8
     }
 
-    /// Identifiers above these belong to groups of later specifications.
+    /// `None`: a group of a later specification.
     pub fn from_id(id: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|group| group.id() == id)
     }

@@ -78,7 +78,7 @@ impl HostError {
         }
     }
 
-    /// True if retries are useless: the target refused permanently (DNR).
+    /// True if retries are useless: the target refused with DNR, or this host lacks a valid key.
     pub fn is_final(&self) -> bool {
         match self {
             Self::Refused { status, .. } => status.dnr(),

@@ -20,7 +20,7 @@ use crate::subsystems::subsystem::Subsystem;
 /// number, so each call has a number of its own, far above those of cores.
 static NEXT_NUMBER: AtomicUsize = AtomicUsize::new(usize::MAX);
 
-/// A removal in progress. Its owner polls it to the end: hosts' commands wait until then.
+/// A removal in progress. Poll it to the end: commands of hosts wait until then.
 pub struct Clearing {
     subsystem: Arc<Subsystem>,
     nsid: u32,
@@ -45,8 +45,8 @@ pub enum ClearError {
 }
 
 impl Clearing {
-    /// `seen`: the state that the caller has checked; another one is not cleared. `None`: any state
-    /// is. `wake`: called from any thread when [`Clearing::poll`] may go on.
+    /// `seen`: the state that the caller has checked; a changed one is not cleared. `None`: any
+    /// state is cleared. `wake`: called from any thread when [`Clearing::poll`] can continue.
     pub fn new(
         subsystem: Arc<Subsystem>,
         (nsid, reservation): (u32, Arc<Reservation>),
@@ -63,8 +63,8 @@ impl Clearing {
         }
     }
 
-    /// Continues. `None`: not finished; poll again after the next wake-up. The result is the former
-    /// state.
+    /// Continues. `None`: not finished; poll again after the next wake-up. `Ok`: the state before
+    /// the removal.
     pub fn poll(&mut self) -> Option<Result<ReservationState, ClearError>> {
         if let Some((answer, ..)) = &self.storing {
             let outcome = answer.outcome.load(Ordering::Acquire);
@@ -128,7 +128,7 @@ impl Clearing {
     }
 }
 
-/// A removal that is given up leaves the former state, and lets hosts' commands go on.
+/// Dropping an unfinished removal keeps the former state and lets commands of hosts continue.
 impl Drop for Clearing {
     fn drop(&mut self) {
         if self.storing.is_some() {

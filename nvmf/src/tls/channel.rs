@@ -11,8 +11,8 @@ use super::psk::PskKey;
 #[derive(Debug, Clone)]
 pub struct SecureChannel {
     pub identity: Identity,
-    /// Where the PSK was when the handshake began. The Connect of a host that has another one since
-    /// is refused.
+    /// The source of the PSK at the handshake. A Connect is refused if the host has another PSK by
+    /// then.
     pub psk: Arc<dyn PskKey>,
     pub suite: Suite,
     pub derivation: Derivation,

@@ -1,5 +1,5 @@
-//! From a configured or generated PSK to the key of a handshake, and the binder that proves it. A
-//! generated PSK takes the place of the retained one (TP8018).
+//! Derives the key of a handshake from a configured or generated PSK, and the binder that proves
+//! it. A generated PSK replaces the retained one (TP8018).
 //!
 //! ```text
 //!   retained = Expand-Label(Extract(0, configured), "HostNQN", NQNh)    HH 00: the configured PSK
@@ -17,15 +17,15 @@ use super::identity::{Identity, Version};
 use super::psk::Psk;
 use crate::auth::{Digest, Hash};
 
-/// How an end turns a configured PSK into the key of a handshake.
+/// The method by which an end derives the key of a handshake from a configured PSK.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Derivation {
-    /// The specification's.
+    /// The method of the specification.
     Standard,
-    /// That of libnvme 1.4 to 1.15: Expand-Label without the lengths of label and context, and
-    /// with the length of the key in little endian.
+    /// The method of libnvme 1.4 to 1.15: Expand-Label without the lengths of label and context,
+    /// and with the length of the key in little endian.
     Libnvme,
-    /// That of libnvme 1.8 and 1.9 for version 1: as [`Derivation::Libnvme`], with the whole
+    /// The method of libnvme 1.8 and 1.9 for version 1: as [`Derivation::Libnvme`], with the whole
     /// identity as context.
     Libnvme18,
 }

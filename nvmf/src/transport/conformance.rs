@@ -24,12 +24,12 @@ pub trait Rig {
     fn now(&self) -> Nanos;
     /// The listener that hosts connect to.
     fn listener(&self) -> ListenerId;
-    /// Buffers that the transport can work with: of the target's core, and of hosts.
+    /// A pool for buffers of the target's core or of a host that the transport can use.
     fn pool(&mut self, classes: &[ClassSpec]) -> Pool {
         Pool::heap(classes)
     }
-    /// Data arrives in buffers that the transport has set aside for it, so that a lack of others
-    /// does not keep it out.
+    /// True if in-capsule data is received into buffers that the transport has reserved, so that it
+    /// arrives although the pools are empty.
     fn receives_ahead(&self) -> bool {
         false
     }
@@ -70,7 +70,7 @@ const CLASSES: [ClassSpec; 2] = [
     },
 ];
 
-/// Bytes that differ by `seed` and place.
+/// Bytes that depend on `seed` and position.
 fn pattern(seed: u32, len: usize) -> Vec<u8> {
     let word = |at: u32| (at ^ seed.wrapping_mul(0x9e37_79b9)).to_le_bytes();
     let mut bytes: Vec<u8> = (0..len.div_ceil(4) as u32).flat_map(word).collect();
@@ -100,7 +100,7 @@ struct Fixture<R: Rig> {
     commands: HashMap<(ConnId, u16), Sqe>,
     written: HashMap<(ConnId, u16), Vec<u8>>,
     params: QueueParams,
-    /// Commands are kept unanswered while this is off.
+    /// False: commands are stored without an answer.
     answer: bool,
     kept: Vec<(ConnId, Sqe, Option<Buf>)>,
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! probe due ─▶ Dialling ─▶ Connecting ─▶ Connected: queues and admin commands drain ─▶ taken over
-//!                 └────────────┴───────────┴─▶ probe failed: everything stays as it is
+//!                 └────────────┴───────────┴─▶ probe failed: the fallback stays in use
 //! ```
 //!
 //! The probe connects an admin queue of a second controller. So it also fails in a network that

@@ -18,7 +18,7 @@ impl Watch {
         })
     }
 
-    /// Uses a set of the queue's owner from the next connection on.
+    /// Replaces the set by one of the queue's owner. Call it before the first connection.
     pub(super) fn join(&mut self, set: EventSet) {
         self.set = set;
     }
@@ -30,7 +30,7 @@ impl Watch {
         }
     }
 
-    /// The connection ends.
+    /// Stops watching a connection.
     pub(super) fn stop(&self, connection: &mut dyn HostTransport) {
         connection.leave(&self.set);
     }

@@ -9,8 +9,8 @@ use crate::auth::KeySource;
 use crate::subsystems::subsystem::{HostSecrets, Rotation};
 
 impl Target {
-    /// Allows a host, as [`Subsystem::add_host`]. Call it from a thread of
-    /// management: it may start the helper thread.
+    /// Allows a host, as [`Subsystem::add_host`]. Call it on a management thread, because it may
+    /// start the helper thread.
     pub fn add_host_with(
         &self,
         nqn: &Nqn,

@@ -1,4 +1,4 @@
-//! Builds the data of Reservation Report (Base 7.4).
+//! Builds the data of Reservation Report (Base 7.5).
 
 use nacre_nvmf_wire::commands::reservation::{Registrant, RegistrantExtended, ReportHeader};
 use zerocopy::IntoBytes;

@@ -26,9 +26,9 @@ pub(crate) struct AnaLogGroup {
 }
 
 impl Subsystem {
-    /// Sets the state of one ANA group, or of all, on a listener of this subsystem. Controllers
-    /// that came through it adopt the state with their next command, and their hosts get an event.
-    /// Returns whether anything changed.
+    /// Sets the state of one ANA group, or of all, on a listener of this subsystem. Controllers of
+    /// the listener with namespaces in the group adopt the state with their next command, and their
+    /// hosts get an event. Returns false if nothing changed.
     pub fn set_ana_state(
         &self,
         listener: ListenerId,
