@@ -35,7 +35,7 @@ pub struct Link {
     away: AtomicBool,
     /// Connections that ended with possible data loss at the target; see [`Link::losses`].
     losses: AtomicU64,
-    /// The same of all paths to a subsystem, which share this counter.
+    /// Losses of all paths to a subsystem, which share this counter.
     all_losses: Arc<AtomicU64>,
     injections: InjectionChanges,
     state: Mutex<LinkState>,

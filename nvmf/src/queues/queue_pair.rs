@@ -114,7 +114,7 @@ pub(crate) struct Admission {
     pub auth_state: Arc<QueueAuthState>,
 }
 
-/// Whether the transport may leave a command's data in the receive buffer.
+/// Permission for the transport to leave a command's data in the receive buffer.
 #[derive(Default)]
 pub(crate) struct InPlace {
     /// The last value of [`crate::transport::Transport::set_in_place`] for the transport.

@@ -31,7 +31,7 @@ pub struct TargetConfig {
     pub copy_blocks: u16,
     /// Largest Write Zeroes, in bytes; rounded down to 4096 times a power of two (WZSL).
     pub write_zeroes_bytes: u64,
-    /// Largest Verify, in bytes; rounded down likewise (VSL).
+    /// Largest Verify, in bytes; rounded down to 4096 times a power of two (VSL).
     pub verify_bytes: u64,
     /// PCI vendor identifiers shown in Identify Controller.
     pub vendor_id: u16,

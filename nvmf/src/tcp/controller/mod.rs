@@ -480,13 +480,13 @@ impl TargetConn {
         }
     }
 
-    /// Whether [`TargetConn::takes_shutdown`] would be true.
+    /// True if [`TargetConn::takes_shutdown`] would return true.
     #[inline]
     pub fn has_shutdown(&self) -> bool {
         self.lifecycle.has_shutdown()
     }
 
-    /// Whether to shut the sending side of the socket down; true once.
+    /// True once, when the sending side of the socket must be shut down.
     pub fn takes_shutdown(&mut self) -> bool {
         self.lifecycle.takes_shutdown()
     }

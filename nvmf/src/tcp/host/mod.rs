@@ -413,7 +413,7 @@ impl HostConn {
         }
     }
 
-    /// Whether to shut the sending side of the socket down; true once.
+    /// True once, when the sending side of the socket must be shut down.
     pub fn takes_shutdown(&mut self) -> bool {
         self.lifecycle.takes_shutdown()
     }

@@ -127,7 +127,7 @@ pub mod dlfeat {
     pub const READ_ZEROES: u8 = 1;
     pub const READ_ONES: u8 = 2;
     pub const WRITE_ZEROES_DEALLOCATES: u8 = 1 << 3;
-    /// The guard field of a deallocated block is the CRC of zeroes, not FFFFh.
+    /// The guard field of a deallocated block is the CRC of the data that is read, not FFFFh.
     pub const GUARD_OF_DATA: u8 = 1 << 4;
 }
 
@@ -161,7 +161,7 @@ bitflags::bitflags! {
         const EXCLUSIVE_ACCESS_REGISTRANTS = 1 << 4;
         const WRITE_EXCLUSIVE_ALL = 1 << 5;
         const EXCLUSIVE_ACCESS_ALL = 1 << 6;
-        /// IEKEY as of NVMe 1.3: reserved in Register, checked in the others.
+        /// IEKEY as of NVMe 1.3: valid in Register, refused in Acquire and Release.
         const IEKEY_1_3 = 1 << 7;
     }
 }
