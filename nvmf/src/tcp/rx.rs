@@ -9,10 +9,10 @@
 //!   receive buffer   [ consumed | start .. unread .. end | free ]
 //! ```
 //!
-//! A connection has a receive buffer of the core ([`RxBuffers`]) only while the buffer holds bytes
-//! that cannot be handled yet. So idle connections hold none, and busy ones share a few, which stay
-//! in the processor's cache. A rest shorter than a PDU header is stored in the connection until
-//! more arrives.
+//! A connection has a receive buffer of the core ([`RxBuffers`]) only during a receive, and while
+//! the buffer holds bytes that cannot be handled yet. So idle connections hold none, and busy ones
+//! share a few, which stay in the processor's cache. A rest shorter than a PDU header is stored in
+//! the connection until more arrives.
 //!
 //! The layer above may get parts of the buffer ([`Rx::part`]) instead of copies. While a part is in
 //! use, another buffer replaces this one for receiving.

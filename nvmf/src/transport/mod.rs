@@ -391,7 +391,7 @@ pub enum ListenError {
     Option { option: &'static str, why: String },
 }
 
-/// Entries of an I/O queue.
+/// Allowed numbers of entries of an I/O queue.
 pub const QUEUE_DEPTHS: RangeInclusive<u16> = 2..=4096;
 
 /// Most bytes of in-capsule data of a command; they are a multiple of 16.

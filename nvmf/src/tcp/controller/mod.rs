@@ -62,8 +62,8 @@ pub struct TcpTargetConfig {
     /// Time from the connection to an accepted Connect.
     pub connect_timeout: Duration,
     /// Time for the rest of a PDU that has begun, and for requested data. Each data PDU restarts
-    /// the time for data. It starts again when it expires, until it began after the latest R2T had
-    /// left the send queue.
+    /// the time for data. If the latest R2T had not left the send queue when that time began, it
+    /// begins again when it expires.
     pub stall_timeout: Duration,
     /// Longest time without received bytes, from ICReq on. `None`: Keep Alive detects a silent
     /// host.
@@ -174,7 +174,7 @@ pub struct TargetConn {
     /// How the host wants payload aligned (HPDA).
     host_alignment: DataAlignment,
     queue: Option<QueueParams>,
-    /// Commands handed up and not answered yet, and how many there may be.
+    /// Commands reported and not answered yet, and how many there may be.
     outstanding: usize,
     entries: usize,
     fetches: Vec<Option<Fetch>>,
@@ -188,7 +188,7 @@ pub struct TargetConn {
     r2t_end: u64,
     r2t_left: bool,
     waiting: bool,
-    /// In-capsule data may be handed up where it was received.
+    /// In-capsule data may be reported in the receive buffer.
     in_place: bool,
     opened: Nanos,
     heard: Nanos,
