@@ -107,8 +107,8 @@ impl IoQueue {
         Some(Returned(self.pending.remove(index)))
     }
 
-    /// Prepares an I/O for any path without sending it. `Ok(None)`: it failed, and this queue's
-    /// next poll completes it.
+    /// Prepares an I/O for any path without sending it. `Ok(None)`: it failed or has no blocks, and
+    /// this queue's next poll completes it.
     // The error carries the I/O back by value, as that of `submit` does.
     #[allow(clippy::result_large_err)]
     pub fn hold(&mut self, io: Io) -> Result<Option<Returned>, (Busy, Io)> {

@@ -11,11 +11,12 @@
 //! I/O, completes.
 //!
 //! A [`Reservation`] belongs to a namespace, and survives the removal of its bdev. Commands change
-//! it under its lock, from the core of their queue. I/O takes the lock only after a change. While
-//! the namespace is not reserved, I/O reads one word, [`Reservation::gate`], which is zero.
-//! Otherwise each queue pair caches its host's access rights, and the word identifies the state for
-//! which they are valid. A command whose outcome must survive a power loss is applied and completed
-//! when the [`ReservationStore`] has it on stable media; later commands wait.
+//! it under its lock, from the core of their queue. I/O takes the lock only after a change, and
+//! when it is refused. While the namespace is not reserved, I/O reads one word,
+//! [`Reservation::gate`], which is zero. Otherwise each queue pair caches its host's access rights,
+//! and the word identifies the state for which they are valid. A command whose outcome must survive
+//! a power loss is applied and completed when the [`ReservationStore`] has it on stable media;
+//! later commands wait.
 
 mod notices;
 pub(crate) mod report;
