@@ -204,8 +204,6 @@ pub struct LaneState {
     /// I/Os in flight to the device of each slot, of any incarnation. Above 0 while any is in
     /// flight; the exact number dates from the end of the last turn.
     pub outstanding: [AtomicU32; MAX_REPLICAS],
-    /// Latency of hosts' I/O on this lane, smoothed (each I/O counts 1/16), in nanoseconds.
-    pub latency_ns: AtomicU64,
     pub gone: AtomicBool,
     bell: std::os::fd::OwnedFd,
 }
@@ -554,7 +552,6 @@ impl Shared {
         let state = Arc::new(LaneState {
             owner: Owner::lane(index),
             outstanding: Default::default(),
-            latency_ns: AtomicU64::new(0),
             gone: AtomicBool::new(false),
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         });

@@ -73,11 +73,14 @@ impl AnaStates {
                 self.groups.insert(group, changed);
                 true
             }
-            None if self.all.state == state && self.groups.is_empty() => false,
             None => {
+                let mut groups = self.groups.values();
+                let changes = self.all.state != state || groups.any(|of| of.state != state);
                 self.groups.clear();
-                self.all = changed;
-                true
+                if changes {
+                    self.all = changed;
+                }
+                changes
             }
         }
     }
@@ -97,5 +100,24 @@ pub(crate) fn refusal(state: AnaState) -> Option<StatusCode> {
         AnaState::Inaccessible => Some(StatusCode::ANA_INACCESSIBLE),
         AnaState::PersistentLoss => Some(StatusCode::ANA_PERSISTENT_LOSS),
         AnaState::Change => Some(StatusCode::ANA_TRANSITION),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: only a change of a state counts, also where single groups have the state of all.
+    #[test]
+    fn what_counts_as_a_change() {
+        let mut states = AnaStates::new(AnaState::Optimized);
+        assert!(!states.set(None, AnaState::Optimized));
+        assert!(states.set(Some(2), AnaState::Inaccessible));
+        assert!(!states.set(Some(2), AnaState::Inaccessible));
+        assert!(states.set(None, AnaState::Optimized), "group 2 changes");
+        assert!(states.set(Some(2), AnaState::Inaccessible));
+        assert!(states.set(Some(2), AnaState::Optimized));
+        assert!(!states.set(None, AnaState::Optimized));
+        assert_eq!(states.of(2), AnaState::Optimized);
     }
 }

@@ -47,6 +47,8 @@ pub enum Teardown {
     HostRemoved,
     SubsystemDeleted,
     ListenerRemoved,
+    /// Hosts may not use the listener any more.
+    ListenerWithheld,
     TargetStopping,
     /// Authentication failed, or did not complete in time.
     NotAuthenticated,
@@ -65,6 +67,7 @@ impl Teardown {
             Self::HostRemoved => "the host is not allowed any more",
             Self::SubsystemDeleted => "the subsystem was deleted",
             Self::ListenerRemoved => "the listener was removed",
+            Self::ListenerWithheld => "the listener was withheld from hosts",
             Self::TargetStopping => "the target stops",
             Self::Elsewhere => "another node of the cluster may serve its volume",
             Self::NotAuthenticated => "the host did not authenticate itself",

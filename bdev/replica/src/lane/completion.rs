@@ -10,15 +10,12 @@ use super::Lane;
 use super::request::{Request, Stage};
 use super::requests::Requests;
 use super::slots::slots;
-use crate::shared::LaneState;
 
-/// The open I/Os of the lane's caller: their number, latency and completions.
+/// The open I/Os of the lane's caller: their number, and completions.
 pub(super) struct Completions {
     ready: VecDeque<Completion>,
     /// Number of accepted I/Os that are neither completed nor in `ready`.
     open: usize,
-    /// Latency from arrival to completion in nanoseconds, smoothed: each completion counts 1/16.
-    latency_ns: u64,
 }
 
 impl Completions {
@@ -26,7 +23,6 @@ impl Completions {
         Self {
             ready: VecDeque::with_capacity(capacity),
             open: 0,
-            latency_ns: 0,
         }
     }
 
@@ -48,28 +44,18 @@ impl Completions {
         if self.open == 1 { Nanos::ZERO } else { now }
     }
 
-    /// Counts a completion. `start`: the I/O's arrival time, from [`Completions::open`].
+    /// Counts a completion.
     #[inline]
-    pub(super) fn answered(&mut self, start: Nanos, now: Nanos) {
+    pub(super) fn answered(&mut self) {
         self.open -= 1;
-        if start != Nanos::ZERO {
-            let latency_ns = now.0.saturating_sub(start.0);
-            let smooth = self.latency_ns;
-            self.latency_ns = smooth - smooth / 16 + latency_ns / 16;
-        }
     }
 
     /// Takes the pending I/O out of a request, for the caller to complete. `None`: the I/O was
     /// completed already.
     #[inline]
-    pub(super) fn close(
-        &mut self,
-        requests: &mut Requests,
-        index: usize,
-        now: Nanos,
-    ) -> Option<Pending> {
-        let (pending, start) = requests.close(index)?;
-        self.answered(start, now);
+    pub(super) fn close(&mut self, requests: &mut Requests, index: usize) -> Option<Pending> {
+        let pending = requests.close(index)?;
+        self.answered();
         Some(pending)
     }
 
@@ -106,10 +92,6 @@ impl Completions {
             done.push(completion);
         }
     }
-
-    pub(super) fn publish_latency(&self, state: &LaneState) {
-        state.latency_ns.store(self.latency_ns, Ordering::Relaxed);
-    }
 }
 
 impl Lane {
@@ -117,7 +99,7 @@ impl Lane {
     pub(super) fn finish(&mut self, index: usize, status: Status) {
         self.admission.request_ended(&mut self.requests, index);
         let data = std::mem::take(&mut self.requests[index].data);
-        let pending = self.completions.close(&mut self.requests, index, self.now);
+        let pending = self.completions.close(&mut self.requests, index);
         if let Some(pending) = pending {
             self.completions.push(pending.complete(status, data));
         }

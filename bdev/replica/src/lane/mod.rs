@@ -19,7 +19,7 @@
 //! | [`Replicas`] | the view, the queues to replicas, and the children there |
 //! | [`Requests`] | the requests, and the reasons of failed children |
 //! | [`Admission`] | the locks that writes hold, and the requests that cannot start yet |
-//! | [`Completions`] | the number of open requests, their latency, and completions to be returned |
+//! | [`Completions`] | the number of open requests, and completions to be returned |
 //! | [`Answers`] | the holder's lease, and the successes that wait for it |
 //! | [`Schedule`] | the times of periodic work |
 //! | [`Counters`] | statistics |
@@ -283,7 +283,6 @@ impl Lane {
 
     fn publish_counts(&mut self) {
         self.counters.publish(&self.shared.totals);
-        self.completions.publish_latency(&self.state);
         self.replicas.publish_loads();
     }
 }

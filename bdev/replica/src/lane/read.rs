@@ -58,7 +58,7 @@ impl Lane {
         completion.token = pending.abandon();
         self.replicas.direct_ended(slot, blocks, start);
         self.counters.read(slot);
-        self.completions.answered(start, self.now);
+        self.completions.answered();
         true
     }
 
@@ -113,7 +113,7 @@ impl Lane {
             if self.requests[index].children.unread != 0 {
                 self.want_repairs(index);
             }
-            let pending = self.completions.close(&mut self.requests, index, self.now);
+            let pending = self.completions.close(&mut self.requests, index);
             let Some(pending) = pending else {
                 return false;
             };

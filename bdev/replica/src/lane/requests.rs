@@ -138,16 +138,16 @@ impl Requests {
         self.free.push(index as u32);
     }
 
-    /// Ends an ordinary request: takes its I/O, for the caller to complete, and its arrival time.
+    /// Ends an ordinary request: takes its I/O, for the caller to complete.
     /// The request stays in the table while it has orphans. `None`: the I/O was completed before.
     #[inline]
-    pub(super) fn close(&mut self, index: usize) -> Option<(Pending, Nanos)> {
+    pub(super) fn close(&mut self, index: usize) -> Option<Pending> {
         let request = &mut self.places[index];
         debug_assert!(
             !matches!(request.stage, Stage::Direct(_)),
             "make it ordinary first"
         );
-        let (pending, start) = (request.pending.take(), request.start);
+        let pending = request.pending.take();
         if request.failures != NO_FAILURES {
             self.failures.remove(request.failures as usize);
             request.failures = NO_FAILURES;
@@ -157,7 +157,7 @@ impl Requests {
         } else {
             request.stage = Stage::Orphaned;
         }
-        Some((pending?, start))
+        pending
     }
 
     /// Records the failure of the child in `slot`. `ticket` is the number of the report to the

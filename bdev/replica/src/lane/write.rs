@@ -125,7 +125,7 @@ impl Lane {
             }
             self.admission.unlock(&mut self.requests, index);
             let data = std::mem::take(&mut self.requests[index].data);
-            let pending = self.completions.close(&mut self.requests, index, self.now);
+            let pending = self.completions.close(&mut self.requests, index);
             let Some(pending) = pending else {
                 return false;
             };

@@ -68,7 +68,7 @@ impl Subsystem {
         self.changes.fetch_add(1, Ordering::AcqRel);
         if why.is_some() {
             for association in state.controllers.values().filter(|a| a.listener == id) {
-                association.tear_down(Teardown::ListenerRemoved);
+                association.tear_down(Teardown::ListenerWithheld);
             }
         }
         Ok(true)

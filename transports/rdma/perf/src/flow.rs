@@ -323,7 +323,7 @@ impl Flow {
             let differs = self.pattern(&load.terms, slot.into()).differs(&buf, 0);
             if let Some((offset, expected, found)) = differs {
                 let wrong = Wrong {
-                    number: self.next,
+                    number: self.next - 1 - self.under_way.len() as u64,
                     offset: offset as u64,
                     expected,
                     found,

@@ -116,7 +116,7 @@ impl Throttle {
 }
 
 fn side(op: Op) -> usize {
-    usize::from(!matches!(op, Op::Read | Op::Compare))
+    usize::from(!matches!(op, Op::Read | Op::Compare | Op::Verify))
 }
 
 impl LayerQueue {

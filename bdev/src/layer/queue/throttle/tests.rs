@@ -159,6 +159,27 @@ fn limits_are_independent() {
     assert_eq!(queue.inflight(), 3);
 }
 
+/// Verifies have the limits of reads, and those that wait hold back no write.
+#[test]
+fn verifies_wait_beside_reads() {
+    let mut rig = Rig::new();
+    let mut queue = rig.open("n");
+    let limits = RateLimits {
+        read_bytes: 1 << 20,
+        ..RateLimits::default()
+    };
+    rig.limit("n", limits);
+    rig.poll(&mut queue);
+    for token in 0..4 {
+        queue.submit(rig.io(token, Op::Verify, 256)).expect("room");
+    }
+    queue.submit(rig.io(10, Op::Write, 1)).expect("room");
+    let mut ended: Vec<u64> = rig.poll(&mut queue).iter().map(|c| c.token).collect();
+    ended.sort_unstable();
+    assert_eq!(ended, [0, 10]);
+    assert_eq!(queue.inflight(), 3);
+}
+
 /// The reactor learns until when to sleep, and completes held I/O then: a second late, which counts
 /// as its latency.
 #[test]

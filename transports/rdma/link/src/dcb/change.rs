@@ -32,36 +32,50 @@ pub enum Change {
 ///
 /// In a request with several application entries, the kernel stops at the first one that fails and
 /// keeps the ones before it. Therefore each entry has a request of its own, and a failure undoes
-/// the earlier entries. Adding an existing entry and deleting a missing one succeed.
+/// the earlier ones that changed something. Adding an existing entry and deleting a missing one
+/// succeed.
 pub fn apply(interface: &str, change: &Change) -> Result<(), DcbError> {
     let (apps, adds) = match change {
         Change::AddApps(apps) => (apps, true),
         Change::DeleteApps(apps) => (apps, false),
-        _ => return send(interface, change),
+        _ => return send(interface, change).map(drop),
     };
-    let send_entry = |app: &App, adds: bool| {
-        let entry = vec![*app];
+    apply_entries(apps, adds, |app, adds| {
+        let entry = vec![app];
         let change = if adds {
             Change::AddApps(entry)
         } else {
             Change::DeleteApps(entry)
         };
         send(interface, &change)
-    };
-    for (index, app) in apps.iter().enumerate() {
-        if let Err(error) = send_entry(app, adds) {
-            for app in &apps[..index] {
-                let _ = send_entry(app, !adds);
+    })
+}
+
+/// Adds or deletes entries one by one. `send`: [`send`] for an entry.
+fn apply_entries(
+    apps: &[App],
+    adds: bool,
+    mut send: impl FnMut(App, bool) -> Result<bool, DcbError>,
+) -> Result<(), DcbError> {
+    let mut changed = Vec::new();
+    for app in apps {
+        match send(*app, adds) {
+            Ok(true) => changed.push(*app),
+            Ok(false) => {}
+            Err(error) => {
+                for app in changed {
+                    let _ = send(app, !adds);
+                }
+                return Err(error);
             }
-            return Err(error);
         }
     }
     Ok(())
 }
 
-/// Sends one request. Adding an existing entry and deleting a missing one succeed, because cards
-/// lose their tables at a reset.
-fn send(interface: &str, change: &Change) -> Result<(), DcbError> {
+/// Sends one request. False: nothing changed. Adding an existing entry and deleting a missing one
+/// succeed, because cards lose their tables at a reset.
+fn send(interface: &str, change: &Change) -> Result<bool, DcbError> {
     let message = match change {
         Change::Ets(ets) => {
             let body = answer(interface, RTM_GETDCB, request(command::IEEE_GET, interface))?;
@@ -72,9 +86,9 @@ fn send(interface: &str, change: &Change) -> Result<(), DcbError> {
     };
     let body = answer(interface, RTM_SETDCB, message)?;
     match (parse_status(&body, change), change) {
-        (Some(Ok(())), _)
-        | (Some(Err(Errno::EXIST)), Change::AddApps(_))
-        | (Some(Err(Errno::NOENT)), Change::DeleteApps(_)) => Ok(()),
+        (Some(Ok(())), _) => Ok(true),
+        (Some(Err(Errno::EXIST)), Change::AddApps(_))
+        | (Some(Err(Errno::NOENT)), Change::DeleteApps(_)) => Ok(false),
         (Some(Err(errno)), _) => Err(error_of(interface, errno)),
         (None, _) => Err(DcbError::Malformed { field: "status" }),
     }
@@ -142,4 +156,31 @@ pub fn message(interface: &str, change: &Change) -> Vec<u8> {
         }),
     };
     request.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a failure takes back the entries that this change made, and none that were there
+    /// before. Method: of four entries the second exists, and the last one is refused.
+    #[test]
+    fn a_failure_undoes_own_entries_only() {
+        let apps: Vec<App> = (1..=4).map(|dscp| App::dscp(dscp, 3)).collect();
+        for adds in [true, false] {
+            let mut sent = Vec::new();
+            let done = apply_entries(&apps, adds, |app, as_added| {
+                sent.push((app.value, as_added));
+                match app.value {
+                    2 => Ok(false),
+                    4 => Err(DcbError::Permission),
+                    _ => Ok(true),
+                }
+            });
+            assert!(matches!(done, Err(DcbError::Permission)));
+            let made = [1, 2, 3, 4].map(|value| (value, adds));
+            let undone = [1, 3].map(|value| (value, !adds));
+            assert_eq!(sent, [&made[..], &undone].concat());
+        }
+    }
 }
