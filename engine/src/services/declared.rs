@@ -1,10 +1,11 @@
-//! Objects declared in the configuration file ([[key]], [[remote]], [[bdev]], [[nvmf.subsystem]]),
-//! created by ordinary RPC calls. Their listeners are handled by [`super::listeners`]. Declared
-//! objects are only in the file, not in the store.
+//! Objects that the configuration file declares (`[[key]]`, `[[remote]]`, `[[bdev]]`,
+//! `[[nvmf.subsystem]]`). Ordinary RPC calls create them, and they are not stored.
+//! [`super::listeners`] handles their listeners.
 //!
-//! An object of the same name in the store has priority: an RPC changed it. Changes by RPC to a
-//! declared subsystem or namespace are records of their own, replayed after it. An object that
-//! cannot be created is reported, does not stop the others, and is retried.
+//! An object of the same name in the store has priority, because a call created or changed it.
+//! Changes by calls to a declared subsystem or namespace are records of their own, which are
+//! replayed after the object. A failure to create an object is reported, does not stop the others,
+//! and is retried.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -53,7 +54,7 @@ struct Planned {
 #[derive(Debug, Default)]
 pub struct Declared {
     calls: RefCell<Vec<Planned>>,
-    /// True from the planning of the calls until each was tried.
+    /// True from the planning of the calls until each was tried, and the listeners too.
     coming: Cell<bool>,
     /// Held while objects are created: no two tasks create the same one.
     making: Mutex<()>,
@@ -62,7 +63,7 @@ pub struct Declared {
 /// The differences of a new configuration.
 #[derive(Debug, Default, PartialEq)]
 pub struct ConfigChanges {
-    /// Objects that can be created now.
+    /// Planned calls that were added or changed, and can be made now.
     pub added: Vec<String>,
     /// Changes that take effect at the next start.
     pub later: Vec<String>,
@@ -87,7 +88,8 @@ impl Declared {
         self.coming.get()
     }
 
-    /// Marks all declarations as tried, including listeners. Returns whether the plan had been
+    /// Marks all declarations as tried, including listeners. Returns true at the first call after
+    /// [`Declared::plan`], if there was any declaration.
     /// pending.
     pub fn has_come(&self) -> bool {
         self.coming.replace(false)
@@ -150,7 +152,7 @@ impl Declared {
         any
     }
 
-    /// Plans the additions of a new configuration, and the changes to objects that do not exist
+    /// Plans the additions of a new configuration, and changes to objects that were not created
     /// yet.
     pub async fn amend(&self, settings: &Settings) -> ConfigChanges {
         let _one = self.making.lock().await;
@@ -240,7 +242,8 @@ impl Declared {
 }
 
 /// Gives the attached paths of a remote target the names that they have in `new`, if the path that
-/// was the first is not attached. The file may put the address of an attached path first then.
+/// is now the first one is not attached under that name: the file may name an attached address
+/// first.
 fn rename_paths(planned: &mut Vec<Planned>, new: &[DeclaredCall]) {
     let is_path = |call: &DeclaredCall| call.method == ATTACH;
     let firsts = new.iter().enumerate().filter(|(at, call)| {
@@ -270,7 +273,7 @@ fn rename_paths(planned: &mut Vec<Planned>, new: &[DeclaredCall]) {
     }
 }
 
-/// True if the store has the object that the call would create.
+/// True if the store, or RPC, has the object that the call would create.
 fn stored_already(engine: &Engine, call: &DeclaredCall) -> bool {
     let same = |field: &str, params: &Value| {
         params.get(field).is_some() && params.get(field) == call.params.get(field)
@@ -297,7 +300,7 @@ fn stored_already(engine: &Engine, call: &DeclaredCall) -> bool {
     })
 }
 
-/// The subsystems that were created by RPC; RPC owns their parts.
+/// NQNs of the subsystems that RPC created. Their parts are changed by RPC only.
 pub fn subsystems_of_rpc(engine: &Engine) -> BTreeSet<String> {
     let of_rpc = |e: &JournalEntry| e.durable && e.record.method == "nvmf_create_subsystem";
     let made = engine.journal.select(of_rpc);
@@ -336,7 +339,7 @@ fn key(declared: &Key) -> DeclaredCall {
     }
 }
 
-/// A call for each path. None if an address is wrong, which the check of the configuration has
+/// A call for each path. Empty if an address is invalid, which the check of the configuration has
 /// reported.
 fn remote(declared: &RemoteTarget) -> Vec<DeclaredCall> {
     let paths = declared.attach_params().unwrap_or_default();

@@ -1,7 +1,8 @@
-//! A daily backup of the cluster in the data directory of each node. The last three stay.
+//! A daily backup of the cluster's keys in the data directory of each node. The last three are
+//! kept.
 //!
-//! The contents of the files decide, and not their names: a clock that was set does not stop the
-//! backups, and does not remove the last one.
+//! The contents of the files tell their ages, not their names. So a change of the system time does
+//! not stop the backups, and does not remove the latest one.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -20,19 +21,19 @@ use super::Running;
 use crate::services::Engine;
 use crate::values::files;
 
-/// Begin and end of the names.
+/// Prefix and suffix of the file names.
 const PREFIX: &str = "cluster-backup-";
 const SUFFIX: &str = ".jsonl";
 const KEPT: usize = 3;
-/// Seconds.
+/// Seconds of a day.
 const DAY: u64 = 24 * 60 * 60;
-/// Time from the start to the first look, and between two.
+/// Delay from the start to the first check, and the interval of later ones.
 const FIRST: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_secs(600);
 /// Time limit of one backup.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Runs until the daemon ends.
+/// Makes the backups until the daemon ends.
 pub(super) async fn keep(engine: Rc<Engine>, running: Rc<Running>) {
     let Some(dir) = engine.journal.store_path().map(Path::to_owned) else {
         return;
@@ -72,8 +73,8 @@ pub(super) async fn keep(engine: Rc<Engine>, running: Rc<Running>) {
     }
 }
 
-/// The time of a look, and the second of the day at which the node's backup is due. Each node has
-/// another one, so that their requests do not meet in etcd.
+/// The time of a check, and the second of the day (UTC) at which the node's backup is due. It
+/// differs between nodes, so that their requests do not reach etcd together.
 #[derive(Debug, Clone, Copy)]
 struct When {
     now: u64,
@@ -90,8 +91,8 @@ impl When {
         (seconds + DAY - self.of_day) / DAY
     }
 
-    /// True if the node has no backup of this day. Those of a time that has not come do not count:
-    /// the clock was set.
+    /// True if the node has no backup of this day. Ignores backups from the future: the system time
+    /// was changed.
     fn is_due(self, found: &[BackupFile]) -> bool {
         let ages = found.iter().filter_map(|file| file.age);
         let mut past = ages.filter(|age| age.created <= self.now);
@@ -99,11 +100,11 @@ impl When {
     }
 }
 
-/// A file of this cluster.
+/// A backup file of this cluster.
 #[derive(Debug)]
 struct BackupFile {
     path: PathBuf,
-    /// `None`: it is damaged.
+    /// `None`: the file is damaged.
     age: Option<Age>,
 }
 
@@ -184,8 +185,8 @@ fn name(created: u64) -> String {
     format!("{PREFIX}{}{SUFFIX}", time.replace(':', "-"))
 }
 
-/// The backups of this cluster. Files that this program cannot judge are left alone: those of other
-/// clusters and of later versions, and those that cannot be read.
+/// The backup files of this cluster. Skips files of other clusters and of later versions, and
+/// unreadable ones.
 fn backups(dir: &Path, cluster: Uuid) -> anyhow::Result<Vec<BackupFile>> {
     let shown = || dir.display().to_string();
     let mut found = Vec::new();
@@ -212,8 +213,8 @@ fn backups(dir: &Path, cluster: Uuid) -> anyhow::Result<Vec<BackupFile>> {
     Ok(found)
 }
 
-/// Removes all but the last [`KEPT`]. Of the store of `last`, revisions tell the age; other ones
-/// are older. Damaged files go first.
+/// Removes all but the last [`KEPT`]. Backups of the same etcd as `last` are ordered by revision
+/// and are newer than the others. Damaged files go first.
 fn prune(mut found: Vec<BackupFile>, last: Age) -> anyhow::Result<()> {
     found.sort_by_key(|file| {
         let by_age = |age: Age| {

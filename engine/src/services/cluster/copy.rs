@@ -1,4 +1,4 @@
-//! The file with the copy of the cluster's keys, in the data directory.
+//! The copy of the cluster's keys: its file in the data directory.
 
 use std::io::Read;
 use std::path::Path;
@@ -9,7 +9,7 @@ use nacre_cluster_node::rebuild::Copy;
 /// The file of the copy in the data directory.
 pub(super) const FILE: &str = "cluster-copy.json";
 
-/// The copy of before; an error says why it is of no use.
+/// Reads the present copy; `None` without a file. The error says why the file is unusable.
 pub(super) fn read(file: &Path) -> Result<Option<Copy>, String> {
     let opened = match std::fs::File::open(file) {
         Ok(opened) => opened,

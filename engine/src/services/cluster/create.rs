@@ -30,15 +30,16 @@ use crate::rpc::error::Errno;
 use crate::services::Engine;
 use crate::services::volumes::lifecycle;
 
-/// Time for the nodes to end the exports.
+/// Time limit for the nodes to end the exports of a deleted volume.
 const ENDED: Duration = Duration::from_secs(20);
-/// Time for the holder of a volume that is not published any more to release it.
+/// Time limit for the holder of an unpublished volume to release it.
 const RELEASED: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(100);
-/// The removal of a replica is done when this begins, so its answer may not wait for long.
+/// Time limit for asking etcd to end the export of a removed replica. The replica is already
+/// removed, so the caller does not wait long.
 const FORMER: Duration = Duration::from_secs(2);
 
-/// Creates a volume. It is not published, and no node holds it.
+/// Creates a volume on devices of nodes. The volume is not published, and no node holds it.
 pub async fn create(
     engine: &Rc<Engine>,
     name: String,
@@ -65,7 +66,7 @@ pub async fn create(
     with_exports(engine, &running, VolumeId(id), &replicas, field, make).await
 }
 
-/// The addresses at which the nodes of a publication show its volume.
+/// The addresses of the nodes that a publication names.
 fn portals(engine: &Engine, publication: &Publication) -> Vec<Portal> {
     let nodes = engine
         .cluster
@@ -78,7 +79,7 @@ fn portals(engine: &Engine, publication: &Publication) -> Vec<Portal> {
         .collect()
 }
 
-/// As [`portals`], for replies.
+/// As [`portals`], as JSON for replies.
 pub fn addresses(engine: &Engine, publication: &Publication) -> Vec<Value> {
     let address = |portal: Portal| {
         let ip = portal.traddr.parse().map(adrfam).unwrap_or_default();
@@ -91,7 +92,8 @@ pub fn addresses(engine: &Engine, publication: &Publication) -> Vec<Value> {
     all.map(address).collect()
 }
 
-/// Publishes the volume on these nodes; none named: on all nodes, at most 16.
+/// Publishes the volume on `nodes`. Without any: on the nodes with replicas and then on others, at
+/// most 16.
 pub async fn publish(
     engine: &Rc<Engine>,
     id: Uuid,
@@ -121,7 +123,7 @@ pub async fn publish(
         .or_refuse()
 }
 
-/// The nodes with replicas first, then others.
+/// The nodes with replicas, then others, up to 16.
 fn nodes_for(engine: &Engine, running: &Running, id: Uuid) -> Vec<NodeId> {
     let listed = engine.volumes.find(&id.to_string()).ok();
     let replicas = listed.into_iter().flat_map(|listed| listed.record.replicas);
@@ -144,7 +146,8 @@ pub async fn unpublish(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
     Err(RpcError::errno(Errno::ENOENT, cause).field("name"))
 }
 
-/// Deletes a volume that is not published, and ends the exports of its devices.
+/// Deletes a volume that is not published, and ends the exports of its devices. Waits for the nodes
+/// that have a lease.
 pub async fn delete(engine: &Rc<Engine>, id: Uuid, force: Option<String>) -> Result<(), RpcError> {
     let running = engine.cluster.joined()?;
     let volume = VolumeId(id);
@@ -180,8 +183,8 @@ pub async fn delete(engine: &Rc<Engine>, id: Uuid, force: Option<String>) -> Res
     Ok(())
 }
 
-/// Ends the exports of the volume that no record names any more. A daemon that makes one ends it by
-/// itself.
+/// Ends the exports of the volume that no record names. Those that a daemon is making at the moment
+/// stay.
 async fn end_unused(running: &Running, volume: VolumeId) -> Result<(), RpcError> {
     let exports = running.operator.exports(Some(volume)).await.or_refuse()?;
     for (node, export_id, _) in exports {
@@ -191,9 +194,9 @@ async fn end_unused(running: &Running, volume: VolumeId) -> Result<(), RpcError>
     Ok(())
 }
 
-/// Asks the node of a removed replica to end its export; gives up after [`FORMER`]. A node that is
-/// there ends it by itself when it sees the volume's record. One that is away finds the request
-/// when it returns, and until then operators see since when.
+/// Asks etcd to end the exports of a removed replica; gives up after [`FORMER`]. The replica's node
+/// also ends the export when it sees the volume's record. If that node is away, it finds the
+/// request when it returns.
 pub async fn end_exports_of_former(engine: &Engine, id: Uuid) {
     let Ok(running) = engine.cluster.joined() else {
         return;
@@ -207,7 +210,7 @@ pub async fn end_exports_of_former(engine: &Engine, id: Uuid) {
     }
 }
 
-/// Waits until the former holder has released the volume, which takes it a moment.
+/// Waits until the volume has no holder, for at most [`RELEASED`].
 async fn released(engine: &Engine, id: Uuid) {
     let end = tokio::time::Instant::now() + RELEASED;
     let is_held = || {

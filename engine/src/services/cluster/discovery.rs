@@ -1,11 +1,11 @@
-//! The discovery service of this node lists the ports of all nodes that show a volume, to the
-//! hosts of its publication.
+//! The discovery log of this node: for each published volume, the ports of all nodes that show it.
+//! Only the hosts of the volume's publication get these entries.
 //!
-//! A node without a lease is listed too: its path works when it returns, and a host that connects
-//! meanwhile only reports an entry that does not answer. The end of a node is `cluster remove`.
+//! The ports of a node without a lease are listed too: they work again when the node returns. A
+//! host that connects to one meanwhile gets no answer. `cluster remove` ends a node's entries.
 //!
-//! PORTID is the node's slot and the position of the port in the node's description, so that each
-//! node lists the same one.
+//! PORTID combines the node's slot and the number of the port in the node's description, so all
+//! nodes list a port under the same PORTID.
 //!
 //! ```text
 //!   15      11 10       9         0
@@ -33,33 +33,33 @@ use uuid::Uuid;
 use super::Running;
 use crate::services::Engine;
 
-/// Most ports of one node in the log.
+/// Most ports of one node in the discovery log.
 const MAX_PORTS: usize = 8;
-/// The bits of PORTID below the slot. `slot + 1` takes five bits at most.
+/// Number of the PORTID bits below the slot. `slot + 1` (1 to 16) takes the five bits above.
 const PORT_BITS: u32 = 11;
 
-/// A port.
+/// A port of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Place {
-    /// Its position in the description of its node.
+    /// The port's position in the description of its node.
     number: u16,
     transport: TransportType,
     address: SocketAddr,
-    /// `None`: the description does not have it.
+    /// `None`: the description is of a version that did not store the TLS policy.
     tls: Option<TlsPolicy>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct ListedVolumes {
-    /// The volumes that the target lists.
+    /// The volumes that were given to the target, with the NQNs of their subsystems.
     listed: RefCell<BTreeMap<VolumeId, Nqn>>,
-    /// The ports of the nodes, as the target lists them.
+    /// The ports of the nodes that were given to the target.
     places: RefCell<BTreeMap<NodeId, Vec<Place>>>,
 }
 
 impl ListedVolumes {
-    /// Gives the target the ports of the changed volumes. `are_nodes_changed`: of all volumes, if
-    /// ports of nodes differ.
+    /// Gives the target the ports of `volumes`. With `are_nodes_changed`, those of all volumes if
+    /// the ports of a node differ.
     pub(super) fn update(
         &self,
         engine: &Engine,
@@ -127,12 +127,12 @@ fn shared(
     }
 }
 
-/// The PORTIDs of a slot begin here.
+/// The lowest PORTID of a slot.
 fn first_id(slot: u8) -> u16 {
     (u16::from(slot) + 1) << PORT_BITS
 }
 
-/// The ports of all nodes. Loopback addresses are of this machine's nodes only.
+/// The ports of all nodes. Loopback addresses count only for nodes of this machine.
 fn places(nodes: &BTreeMap<NodeId, NodeKey>, me: NodeId) -> BTreeMap<NodeId, Vec<Place>> {
     let machine = |node: &NodeKey| node.description.machine;
     let own: Option<Uuid> = nodes.get(&me).and_then(machine);
@@ -172,7 +172,7 @@ fn place(number: u16, portal: &Portal) -> Option<Place> {
     })
 }
 
-/// The policy in the description of a node.
+/// The name of a TLS policy in the description of a node.
 pub(super) fn tls_text(policy: TlsPolicy) -> &'static str {
     match policy {
         TlsPolicy::Off => "off",

@@ -1,5 +1,5 @@
-//! The devices of this node that are replicas of volumes: namespaces of the node's own subsystem,
-//! which only the nodes of the cluster may use.
+//! The devices of this node that are replicas of volumes, as namespaces of the node's own
+//! subsystem. Only the nodes of the cluster may connect to it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,29 +21,31 @@ use crate::rpc::RpcError;
 use crate::services::Engine;
 use crate::services::subsystems::{ADD_NAMESPACE, CREATE_SUBSYSTEM};
 
-/// Namespaces of the node's subsystem, so replicas of one node.
+/// Most namespaces of the node's subsystem, and so most replicas on one node.
 const MAX_EXPORTS: u32 = 1024;
 
 pub(super) struct Exports {
     nqn: String,
     is_made: Cell<bool>,
-    /// All exports that etcd listed were made, or cannot be made.
+    /// All exports that etcd listed have a namespace, or failed to get one.
     is_complete: Cell<bool>,
-    /// The hosts that may connect.
+    /// The NQNs of the hosts that were allowed.
     hosts: RefCell<BTreeSet<String>>,
     not_made: LastErrors<()>,
     not_admitted: LastErrors<String>,
     not_exported: LastErrors<ExportId>,
     nsids: RefCell<Nsids>,
-    /// The last state of each export that was sent, or is to be sent; `None`: it has ended.
+    /// The last state that was sent to etcd, or is to be sent, of each export; `None`: the export
+    /// has ended.
     sent: RefCell<BTreeMap<ExportId, Option<ExportState>>>,
     /// Exports whose state is being sent. Two at once could arrive in the other order.
     sending: RefCell<BTreeSet<ExportId>>,
     /// Exports that etcd is asked to end.
     ending: RefCell<BTreeSet<ExportId>>,
-    /// The exports whose keys were seen, until their namespaces are gone.
+    /// The exports whose keys were seen, with the etcd that had them, until their namespaces are
+    /// gone.
     seen: RefCell<BTreeMap<ExportId, Seen>>,
-    /// Exports that etcd is asked about, because their keys are gone.
+    /// Exports whose keys are missing, while etcd is asked for them.
     asking: RefCell<BTreeSet<ExportId>>,
     pub(super) lvols: Lvols,
 }
@@ -79,12 +81,12 @@ impl Exports {
         self.is_made.get().then(|| self.nqn.clone())
     }
 
-    /// True: a node that connects finds all that it may use.
+    /// True once all exports that etcd listed have a namespace, or failed to get one.
     pub(super) fn is_complete(&self) -> bool {
         self.is_complete.get()
     }
 
-    /// Makes the subsystem with its hosts and namespaces.
+    /// Creates the subsystem if needed, and brings its hosts and namespaces to the wanted state.
     pub(super) async fn make(&self, engine: &Rc<Engine>, running: &Rc<Running>) {
         if let Err(error) = self.make_subsystem(engine).await {
             if self.not_made.is_new(&(), &error.to_string()) {
@@ -118,9 +120,9 @@ impl Exports {
         }
     }
 
-    /// Withdraws the namespaces of exports whose keys are gone without the wish to end them. A key
-    /// counts only in the etcd in which it was seen: one that is away, or was restored, says
-    /// nothing. The device stays, with its data.
+    /// Removes the namespaces of exports whose keys are gone although no node asked to end them.
+    /// Only the etcd in which a key was seen counts: another one, or one restored from a backup,
+    /// proves nothing. The device keeps its data.
     fn withdraw_vanished(
         &self,
         engine: &Rc<Engine>,
@@ -193,7 +195,7 @@ impl Exports {
         }
     }
 
-    /// Ends an export that no record names. Nothing waits for the answer of etcd.
+    /// Ends an export that no record names. Does not wait for etcd.
     fn end(running: &Rc<Running>, id: ExportId) {
         if !running.exports.ending.borrow_mut().insert(id) {
             return;
@@ -221,7 +223,8 @@ impl Exports {
         Ok(())
     }
 
-    /// Admits the described nodes, and no other host.
+    /// Allows the nodes that have a description in etcd as hosts, and removes nodes that have none
+    /// any more.
     async fn admit(&self, engine: &Rc<Engine>, running: &Running) {
         let nodes = running.inbox.nodes();
         let wanted: BTreeSet<String> = nodes
@@ -258,7 +261,7 @@ impl Exports {
         }
     }
 
-    /// The namespace of an export, if it exists.
+    /// The NSID of an export, if it has a namespace.
     fn namespace(&self, engine: &Engine, id: ExportId) -> Option<u32> {
         let nqn = Nqn::new(&self.nqn).ok()?;
         let subsystem = engine.plane().ok()?.target.subsystem(&nqn).ok()?;
@@ -317,7 +320,8 @@ impl Exports {
         }
     }
 
-    /// `None`: the export has ended.
+    /// Removes the namespace of an export, and the lvol that the cluster made. `None`: both are
+    /// gone.
     async fn remove(
         &self,
         engine: &Rc<Engine>,
@@ -345,7 +349,7 @@ impl Exports {
         }
     }
 
-    /// Reports the state to etcd, unless it is there. Nothing waits for the answer of etcd.
+    /// Writes the state of an export to etcd, unless etcd has it. Does not wait for etcd.
     fn send(running: &Rc<Running>, id: ExportId, export: &Export, state: Option<ExportState>) {
         let this = &running.exports;
         let is_in_etcd = state.as_ref().is_some_and(|state| {
@@ -399,7 +403,7 @@ impl Exports {
     }
 }
 
-/// True if the replica of the export was removed, or never made by a daemon that is gone.
+/// True if no record names the export, and the incarnation that requested it has no lease any more.
 fn is_left(running: &Running, id: ExportId, export: &Export) -> bool {
     let inbox = &running.inbox;
     let makes = |by: Holder| inbox.stands(by);
@@ -419,8 +423,8 @@ fn state(is: Is, nsid: u32, why: Option<String>) -> ExportState {
     }
 }
 
-/// The namespace ids of exports. Nodes that know a namespace refuse another one under its id, so an
-/// id is used again only after all others.
+/// The NSIDs of exports, in ascending order and then from 1 again. A late reuse matters: nodes that
+/// know a namespace refuse another one under its NSID.
 #[derive(Debug, Default)]
 struct Nsids {
     used: BTreeMap<ExportId, u32>,
@@ -428,7 +432,7 @@ struct Nsids {
 }
 
 impl Nsids {
-    /// Adopts the ids in etcd; 0: none was chosen. Forgets exports that have ended.
+    /// Takes over the NSIDs that etcd has; 0: none was chosen yet. Drops exports that have ended.
     fn update(&mut self, stored: &BTreeMap<ExportId, u32>) {
         self.used.retain(|id, _| stored.contains_key(id));
         for (id, nsid) in stored.iter().filter(|(_, nsid)| **nsid != 0) {
@@ -437,7 +441,7 @@ impl Nsids {
         }
     }
 
-    /// `None`: all ids are in use.
+    /// The NSID of an export, chosen at the first call. `None`: all [`MAX_EXPORTS`] are in use.
     fn of(&mut self, id: ExportId) -> Option<u32> {
         if let Some(nsid) = self.used.get(&id) {
             return Some(*nsid);

@@ -14,11 +14,11 @@ use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
 
-/// Time for the I/O of a host that is removed. The caller tries again. It has other work, too: the
-/// task of a volume also takes the volume and closes it.
+/// Time limit, in milliseconds, for the I/O of a host that is removed. The caller repeats the
+/// removal. It must not wait for longer: the task of a volume also opens and closes the volume.
 const REMOVED_MS: u64 = 1000;
 
-/// The allowed hosts at one time, and their changes.
+/// The hosts that a subsystem allowed when [`Hosts::of`] was called, and their changes.
 pub(super) struct Hosts<'a> {
     engine: &'a Rc<Engine>,
     subsystem: Arc<Subsystem>,
@@ -46,8 +46,8 @@ impl<'a> Hosts<'a> {
         self.change("nvmf_subsystem_add_host", &params).await
     }
 
-    /// Takes the host's permission, and waits until it is disconnected. After a removal that timed
-    /// out the host is not allowed, and may still have I/O: then only that is waited for.
+    /// Removes a host from the allowed hosts, and waits for its I/O. Called again after a timeout,
+    /// it checks only that the I/O has ended.
     pub(super) async fn remove(&self, host: &str) -> Result<(), RpcError> {
         if self.allowed.contains(host) {
             let params = json!({ "nqn": self.nqn(), "host": host, "timeout_ms": REMOVED_MS });
@@ -64,8 +64,8 @@ impl<'a> Hosts<'a> {
         Ok(())
     }
 
-    /// Hosts that are allowed, or were once and may still be connected (`known`), and that the
-    /// publication does not name. An operator may have allowed one by hand.
+    /// The hosts of `known` and the allowed ones that the publication does not name. An operator
+    /// may have allowed one by a call.
     pub(super) fn surplus(&self, known: &[String], published: &[String]) -> BTreeSet<String> {
         let all = self.allowed.iter().chain(known);
         let surplus = all.filter(|host| !published.contains(host));
@@ -86,10 +86,11 @@ impl<'a> Hosts<'a> {
     }
 }
 
-/// Refuses to allow a host, or any host (`None`), on the subsystem of a volume of the cluster by a
-/// client's call, if the volume's publication does not. The nodes would take the permission again.
+/// Refuses a client's call that would allow a host, or any host (`None`), on the subsystem of a
+/// volume of the cluster, unless the volume's publication does. The node would remove the host
+/// again.
 ///
-/// A record that an earlier daemon stored is replayed: [`Hosts::surplus`] finds the host.
+/// Calls of the journal and of the configuration file pass; [`Hosts::surplus`] finds their hosts.
 pub fn refuse_by_hand(engine: &Engine, nqn: &Nqn, host: Option<&Nqn>) -> Result<(), RpcError> {
     if journal::is_declaring() || journal::is_replaying() {
         return Ok(());

@@ -1,5 +1,7 @@
-//! The calls of the cluster's thread, kept as a state and not as a list of messages: the number of
-//! volumes, nodes and exports bounds it, and a call that is overtaken has no effect.
+//! The inbox between the cluster's thread, which decides, and the management thread, which acts.
+//! The calls of the cluster's thread ([`Serving`]) set wanted states here; there is no message
+//! queue. The number of volumes, nodes and exports bounds its size, and a later call replaces an
+//! earlier one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,13 +23,13 @@ use crate::services::volumes::AbsentDevices;
 /// The state that the cluster's thread wants for one volume.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct WantedVolume {
-    /// `None`: the record has not arrived, or was deleted.
+    /// `None`: etcd has not sent the volume's record yet, or it was deleted.
     pub role: Option<VolumeRole>,
     pub publication: Option<Publication>,
-    /// Number of the call that gave the publication.
+    /// Number of the call that set `publication`; counts over all volumes.
     pub published: u64,
     pub action: Action,
-    /// Number of drops so far.
+    /// Number of calls of [`Serving::drop_all`] for this volume.
     pub drops: u64,
 }
 
@@ -48,29 +50,29 @@ struct InboxState {
     volumes: BTreeMap<VolumeId, WantedVolume>,
     /// Volumes whose wanted state has changed.
     changed: BTreeSet<VolumeId>,
-    /// Volumes whose publication is not in effect.
+    /// Volumes whose last published or withdrawn publication is not in effect on this node yet.
     behind: BTreeMap<VolumeId, Behind>,
-    /// Calls with a publication so far.
+    /// Number of calls of [`Serving::publish`] so far.
     publications: u64,
     nodes: BTreeMap<NodeId, NodeKey>,
     standing: BTreeMap<NodeId, Incarnation>,
     exports: BTreeMap<ExportId, Export>,
-    /// The snapshots of all volumes.
+    /// The snapshots of all volumes, by snapshot id.
     snapshots: BTreeMap<Uuid, SeenSnapshot>,
     others_changed: bool,
-    /// The lists of etcd have all arrived.
+    /// True once the node has read all lists of the cluster's keys from etcd.
     is_listed: bool,
-    /// The replicas that this node reaches, of each volume.
+    /// The replicas of each volume whose devices this node can use.
     reached: BTreeMap<VolumeId, ArrayVec<ReplicaId, MAX_REPLICAS>>,
     /// The devices of each volume's replicas, as its record says.
     devices: BTreeMap<VolumeId, Vec<Exported>>,
-    /// Devices that no record has yet: a change of a record that names one is under way.
+    /// Devices that a replica is being made on; no record names them yet.
     noted: Vec<Exported>,
     /// Duration of the cluster's leases, once the node has read it.
     lease: Option<Duration>,
 }
 
-/// A publication that is not in effect.
+/// A publication that is not in effect yet, with the reason.
 #[derive(Debug)]
 struct Behind {
     /// The number of the last call.
@@ -78,16 +80,17 @@ struct Behind {
     cause: BehindCause,
 }
 
-/// The device of a replica: exported by its node, under a name that is the same on all nodes.
+/// The device of a replica, which `node` exports over NVMe-oF. `device` is its name on all nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Exported {
     pub device: String,
     pub node: NodeId,
-    /// Its name on that node. `None`: the record is of a version that did not store it.
+    /// The device's name on `node`. `None`: the record was written by a version that did not store
+    /// it.
     pub node_device: Option<String>,
 }
 
-/// The shortest silence after which a replica is out whose node has a lease.
+/// Lower bound of [`AbsentDevices::patience`], for clusters with shorter leases.
 const LEAST_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Shared by the cluster's thread, the management thread and the reactors.
@@ -101,7 +104,7 @@ pub(super) struct Inbox {
     snapshots_changed: Notify,
 }
 
-/// The changes since the last look.
+/// The changes since the last call of [`Inbox::news`].
 #[derive(Debug, Default)]
 pub(super) struct News {
     pub volumes: BTreeSet<VolumeId>,
@@ -110,7 +113,7 @@ pub(super) struct News {
 }
 
 impl Inbox {
-    /// That of a node.
+    /// The inbox of the node `me`.
     pub(super) fn of(me: NodeId) -> Self {
         Self {
             me: Some(me),
@@ -118,12 +121,12 @@ impl Inbox {
         }
     }
 
-    /// Waits for a change of the snapshots.
+    /// Waits for a change of the snapshots since the last call.
     pub(super) async fn snapshots_changed(&self) {
         self.snapshots_changed.notified().await;
     }
 
-    /// Waits for changes.
+    /// Waits for changes since the last call, and returns them.
     pub(super) async fn news(&self) -> News {
         loop {
             {
@@ -139,13 +142,13 @@ impl Inbox {
         }
     }
 
-    /// `None`: the volume was deleted.
+    /// The wanted state of a volume. `None`: it has neither a record nor a publication.
     pub(super) fn wanted(&self, volume: VolumeId) -> Option<WantedVolume> {
         self.state.lock().volumes.get(&volume).cloned()
     }
 
-    /// The publication of the call with this number, or its deletion, is in effect. A later call
-    /// counts for itself.
+    /// Marks the publication of call number `published` as in effect; `None`: the volume's removal.
+    /// Has no effect after a later call of [`Serving::publish`].
     pub(super) fn set_in_effect(&self, volume: VolumeId, published: Option<u64>) {
         let mut state = self.state.lock();
         let is_last = match published {
@@ -159,8 +162,8 @@ impl Inbox {
         }
     }
 
-    /// Notes the error of the last try to put the volume's publication into effect. `None`: that
-    /// goes on.
+    /// Sets the error of the last attempt to put the volume's publication into effect. `None`: the
+    /// attempt is still in progress.
     pub(super) fn set_behind_cause(&self, volume: VolumeId, why: Option<String>) {
         if let Some(behind) = self.state.lock().behind.get_mut(&volume) {
             behind.cause.why = why;
@@ -261,7 +264,7 @@ impl Inbox {
         devices.is_some_and(|devices| devices.iter().any(|one| one.device == device))
     }
 
-    /// True when the lists of etcd have all arrived.
+    /// True once the node has read all lists of the cluster's keys from etcd.
     pub(super) fn is_listed(&self) -> bool {
         self.state.lock().is_listed
     }
@@ -271,19 +274,19 @@ impl Inbox {
         self.state.lock().standing.get(&node.node) == Some(&node.incarnation)
     }
 
-    /// True if the lease of the node is over.
+    /// True if the node has no lease; false before the list of nodes was read.
     pub(super) fn is_node_away(&self, node: NodeId) -> bool {
         let state = self.state.lock();
         // Without the list of nodes, none is known to be away.
         !state.nodes.is_empty() && !state.standing.contains_key(&node)
     }
 
-    /// Wakes the look at exports: a device of this node has changed.
+    /// Makes [`Inbox::news`] return with `others`: a device of this node has changed.
     pub(super) fn look_again(&self) {
         self.change_others(|_| {});
     }
 
-    /// The nodes whose leases stand.
+    /// The nodes that have a lease.
     pub(super) fn standing(&self) -> BTreeMap<NodeId, Incarnation> {
         self.state.lock().standing.clone()
     }
@@ -312,7 +315,7 @@ impl Inbox {
     }
 }
 
-/// The side of the cluster's thread.
+/// The end of the inbox that the cluster's thread calls.
 pub(super) struct Sender(pub(super) Arc<Inbox>);
 
 impl Serving for Sender {
@@ -331,7 +334,7 @@ impl Serving for Sender {
             .change(volume, |wanted| wanted.action = Action::Close { number });
     }
 
-    /// A close ends the commands in flight itself, after 2 s.
+    /// No action: [`Serving::close`] itself ends the commands in flight after 2 s.
     fn abort(&mut self, _: VolumeId) {}
 
     fn drop_all(&mut self, volume: VolumeId) {
@@ -417,14 +420,14 @@ impl Serving for Sender {
 }
 
 impl AbsentDevices for Inbox {
-    /// True if the lease of the device's node is over.
+    /// True if the device is of a node that has no lease.
     fn is_absent(&self, device: &str) -> bool {
         let node = self.state.lock().node_of(device);
         node.is_some_and(|node| self.is_node_away(node))
     }
 
-    /// As long as a silent node keeps its volumes. A lease below the default one does not shorten
-    /// it, because devices are slow at times.
+    /// The duration of the cluster's leases, at least 2 s, because devices are slow at times.
+    /// `None`: the device is this node's or unknown, or the duration is not known yet.
     fn patience(&self, device: &str) -> Option<Duration> {
         let state = self.state.lock();
         let node = state.node_of(device)?;

@@ -1,7 +1,6 @@
-//! The cluster that a data directory belongs to, in its note of the volume store: `cluster NAME
-//! ID`.
+//! The note in the data directory about the cluster that it belongs to: `cluster NAME ID`.
 //!
-//! With the id, the node does not mistake an etcd that lost its data, or another one, for its own.
+//! By the id, the node recognises an etcd that lost its data, or another etcd.
 
 use std::path::Path;
 
@@ -16,8 +15,8 @@ fn text(name: &str, id: Uuid) -> String {
     format!("cluster {name} {id}")
 }
 
-/// The id of the cluster `name`, if this node has joined it before. Refuses a data directory with
-/// volumes of its own, or of another store. Blocks.
+/// The id of the cluster `name`, if this node has joined it before. Refuses a data directory whose
+/// note names another cluster or store. Blocks.
 pub(super) fn read(dir: &Path, name: &str) -> anyhow::Result<Option<Uuid>> {
     let Some(noted) = note::read(dir)? else {
         return Ok(None);
@@ -36,7 +35,7 @@ pub(super) fn read(dir: &Path, name: &str) -> anyhow::Result<Option<Uuid>> {
     Ok(Some(id))
 }
 
-/// As [`read`]; without a note, the cluster of this name in the copy of its keys. Blocks.
+/// As [`read`]. Without a note, takes the id from the copy of the cluster's keys. Blocks.
 pub(super) fn known(dir: &Path, name: &str) -> anyhow::Result<Option<Uuid>> {
     if let Some(noted) = read(dir, name)? {
         return Ok(Some(noted));
@@ -73,7 +72,7 @@ pub(super) async fn must_have_no_volumes(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Durable when it returns.
+/// Writes the note. It is durable when this returns.
 pub(super) fn write(dir: &Path, name: &str, id: Uuid) -> anyhow::Result<()> {
     let text = text(name, id);
     if note::read(dir)?.as_deref() == Some(text.as_str()) {

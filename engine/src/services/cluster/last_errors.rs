@@ -1,9 +1,9 @@
-//! The last errors of work that a loop repeats, so that each is logged once, and not every turn.
+//! The last errors of work that a loop repeats, so that each error is logged once.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-/// The errors by the object that the work is for.
+/// The last errors, by the object of the work.
 #[derive(Debug)]
 pub(super) struct LastErrors<K>(RefCell<BTreeMap<K, String>>);
 
@@ -14,7 +14,8 @@ impl<K> Default for LastErrors<K> {
 }
 
 impl<K: Ord + Clone> LastErrors<K> {
-    /// Notes the last error of an object. True: it is another one than before, and to be logged.
+    /// Stores the last error of an object. True if it differs from the one before, and should be
+    /// logged.
     pub(super) fn is_new(&self, of: &K, error: &str) -> bool {
         let mut errors = self.0.borrow_mut();
         if errors.get(of).is_some_and(|last| last == error) {
@@ -24,12 +25,12 @@ impl<K: Ord + Clone> LastErrors<K> {
         true
     }
 
-    /// The work succeeded: the next error is a new one.
+    /// Clears an object's error after success. The next error counts as new.
     pub(super) fn clear(&self, of: &K) {
         self.0.borrow_mut().remove(of);
     }
 
-    /// Forgets the other objects, which are no more.
+    /// Drops the errors of objects that do not exist any more.
     pub(super) fn retain(&self, is_there: impl Fn(&K) -> bool) {
         self.0.borrow_mut().retain(|of, _| is_there(of));
     }

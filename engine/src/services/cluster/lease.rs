@@ -1,4 +1,4 @@
-//! The lease of this node, as lanes and targets read it before answers leave.
+//! The lease of this node, as reactors check it before each answer to a host.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -9,8 +9,8 @@ use nacre_cluster_node::clock;
 use nacre_cluster_node::serving::Link;
 use nacre_nvmf::subsystems::reservation::StateLease;
 
-/// The lease in one incarnation of the node. A volume that an earlier incarnation opened never
-/// answers again, whatever lease the node has now.
+/// The lease during one incarnation of the node. Volumes that an earlier incarnation opened never
+/// answer again, even if the node has a lease.
 pub(super) struct OfIncarnation {
     word: Arc<Word>,
     current: Arc<AtomicI64>,

@@ -1,13 +1,14 @@
-//! The lvols that this node makes for replicas, because an export says so ([`super::exports`]).
+//! The lvols that this node makes and deletes for replicas, as the keys of its exports demand
+//! ([`super::exports`]).
 //!
 //! ```text
-//!   export with a place   lvol absent: make it ▸ too small: enlarge it ▸ the device is exported
-//!   export wanted gone    namespace removed ▸ lvol deleted ▸ the export's key deleted
+//!   want there, with a place   lvol missing: create it ▸ too small: enlarge it ▸ device exported
+//!   want gone                  namespace removed ▸ lvol deleted ▸ the export's key deleted
 //! ```
 //!
-//! The UUID of an lvol follows from that of the replica, so a node that died in between finds it
-//! again, and never deletes an lvol that it did not make for the replica. A pool's disk may not
-//! answer: each step is a task, and nothing waits for it.
+//! The UUID of an lvol is derived from that of the replica. So a node that crashed in between finds
+//! the lvol again, and never deletes an lvol that it did not make for the replica. A pool's disk
+//! may not answer: each step is a task, and nothing waits for it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -30,7 +31,7 @@ use crate::rpc::error::Errno;
 use crate::services::Engine;
 use crate::services::pools;
 
-/// The state of an lvol that a replica needs, or needs no more.
+/// The progress of creating or deleting a replica's lvol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum LvolProgress {
     Done,
@@ -38,7 +39,7 @@ pub(super) enum LvolProgress {
     Failed(String),
 }
 
-/// The outcome of one is none of the other: an lvol that was made is not deleted.
+/// The kind of a task. The result of one kind says nothing about the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Task {
     Make,
@@ -49,15 +50,15 @@ enum Task {
 pub(super) struct Lvols {
     /// The last task of each replica, while it runs or after it has ended.
     tasks: RefCell<BTreeMap<ExportId, (Task, LvolProgress)>>,
-    /// Since when the pools of replicas are away.
+    /// Since when the pools of replicas are not open.
     away: RefCell<BTreeMap<ExportId, Instant>>,
 }
 
-/// Time for the daemon to open its pools after its start.
+/// Time after which a pool that is not open counts as missing: the daemon may have just started.
 pub(super) const OPENED: Duration = Duration::from_secs(60);
 
 impl Lvols {
-    /// Has the lvol exist, with the size of the place.
+    /// Makes sure that the lvol exists and has the size of `place`. Returns the progress at once.
     pub(super) fn make(
         &self,
         engine: &Rc<Engine>,
@@ -95,7 +96,7 @@ impl Lvols {
         })
     }
 
-    /// Has the lvol not exist.
+    /// Makes sure that the lvol does not exist. Returns the progress at once.
     pub(super) fn delete(
         &self,
         engine: &Rc<Engine>,
@@ -109,7 +110,7 @@ impl Lvols {
         })
     }
 
-    /// Forgets exports that have ended.
+    /// Drops the state of exports that have ended.
     pub(super) fn retain(&self, exists: impl Fn(ExportId) -> bool) {
         self.tasks
             .borrow_mut()
@@ -117,7 +118,8 @@ impl Lvols {
         self.away.borrow_mut().retain(|id, _| exists(*id));
     }
 
-    /// Starts the work, unless some runs, and returns the outcome of the last one of this task.
+    /// Starts the work, unless a task of the export runs. Returns the result of the last task of
+    /// this kind.
     fn run(
         &self,
         running: &Rc<Running>,

@@ -89,12 +89,15 @@ pub use self::snapshots::{
 };
 pub(super) use self::volumes::Shown;
 
-/// Time for the handover of all volumes when the daemon ends; the node itself takes 6 s.
+/// Time limit for the handover of all volumes when the daemon ends; the node's thread takes 6 s of
+/// it at most.
 const LEAVE: Duration = Duration::from_secs(8);
-/// Time for the volumes to be shown after a start, and between two looks at them.
+/// Longest wait, after the join, for the subsystems of published volumes. Then the start goes on,
+/// and hosts that look for a missing subsystem get a status after which they retry.
 const SHOWN: Duration = Duration::from_secs(2);
 const MOMENT: Duration = Duration::from_millis(20);
-/// Longest time between two looks at devices and listeners, which change without news.
+/// Interval at which devices and listeners are compared with the wanted state: they change without
+/// a message of the cluster's thread.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Empty in a daemon without `[cluster]`.
@@ -103,10 +106,10 @@ pub struct Cluster {
     running: RefCell<Option<Rc<Running>>>,
 }
 
-/// The node, from the start of its thread.
+/// The node, once its thread runs.
 pub(super) struct Running {
     me: NodeId,
-    /// This process, as a host of the nodes' exports.
+    /// Host identifier of this process for its connections to the nodes' exports.
     process: Uuid,
     node: RefCell<Option<Node>>,
     operator: Operator,
@@ -114,17 +117,17 @@ pub(super) struct Running {
     link: Link,
     /// Wakes the task of each volume.
     tasks: RefCell<BTreeMap<VolumeId, Rc<Notify>>>,
-    /// The volumes that hosts see here.
+    /// The volumes with a subsystem on this node.
     shown: RefCell<BTreeMap<VolumeId, Shown>>,
     exports: Exports,
     peers: Peers,
     snapshots: Snapshots,
     discovery: ListedVolumes,
-    /// No lost replica is replaced, at the last look.
+    /// The brake was set at the last check: no lost replica is replaced.
     is_braked: Cell<bool>,
-    /// The data directory does not name the cluster.
+    /// The last error of noting the cluster in the data directory.
     not_noted: LastErrors<()>,
-    /// The copy of the cluster's keys is not written.
+    /// The last error of writing the copy of the cluster's keys.
     not_copied: LastErrors<()>,
     not_reported: LastErrors<()>,
     is_ending: Cell<bool>,
@@ -154,7 +157,7 @@ impl Cluster {
         Some(self.running()?.me)
     }
 
-    /// Reads and changes the cluster for operators.
+    /// The operators' access to the cluster; `ENOTSUP` in a daemon without `[cluster]`.
     pub fn operator(&self) -> Result<Operator, RpcError> {
         Ok(self.joined()?.operator.clone())
     }
@@ -195,7 +198,7 @@ impl Cluster {
         self.running()?.exports.nqn()
     }
 
-    /// True while the node has not started.
+    /// True if `[cluster]` is set and the node has not started.
     pub(super) fn is_coming(&self, engine: &Engine) -> bool {
         engine.settings.cluster.is_node() && self.running().is_none()
     }
@@ -206,8 +209,8 @@ impl Cluster {
         running.is_some_and(|running| running.shown.borrow().values().any(|one| one.nqn == nqn))
     }
 
-    /// The subsystems of the volumes that hosts see here, each with its volume. Their listeners are
-    /// inaccessible until [`show_states`].
+    /// The subsystems of volumes on this node that have their namespace, each with its volume.
+    /// Their listeners are inaccessible until [`show_states`].
     pub(super) fn shown(&self) -> Vec<(String, Uuid)> {
         let Some(running) = self.running() else {
             return Vec::new();
@@ -343,7 +346,8 @@ fn describe(engine: &Engine, me: NodeId) -> Description {
     }
 }
 
-/// As nodes use it: in clear. A change of TLS must not detach the devices of replicas.
+/// The portal with which nodes reach the exports: without the TLS policy, so that a change of TLS
+/// does not detach the devices of replicas.
 fn for_replicas(portal: &Portal) -> Portal {
     Portal {
         tls: None,
@@ -351,14 +355,14 @@ fn for_replicas(portal: &Portal) -> Portal {
     }
 }
 
-/// Other machines cannot use the zone of such an address.
+/// True for an address with a zone, which other machines cannot use.
 fn is_link_local(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
-/// Admits hosts once the volumes of this node have their subsystems. A host that connects earlier
-/// would be refused for good. An etcd that lost its data lists no volumes, and the node does not
-/// join.
+/// Admits hosts once the volumes published on this node have their subsystems. A host that connects
+/// earlier would be refused for good. If etcd has lost its data, the node does not join, and hosts
+/// wait.
 async fn admit_hosts(
     engine: Rc<Engine>,
     running: Rc<Running>,
@@ -421,13 +425,14 @@ async fn follow(engine: Rc<Engine>, running: Rc<Running>) {
     }
 }
 
-/// Until the answer is dropped, hosts try again where a subsystem is unknown.
+/// Makes the target answer connections to unknown subsystems with a status after which hosts retry,
+/// until the result is dropped.
 fn expect_subsystems(engine: &Engine) -> Option<ExpectedSubsystems> {
     let plane = engine.plane().ok()?;
     Some(plane.target.expect_subsystems())
 }
 
-/// Notes the cluster in the data directory.
+/// Writes the name and the id of the cluster to the data directory.
 async fn note(engine: &Engine, running: &Running, cluster: Uuid) {
     let (Some(dir), Some(name)) = (engine.journal.store_path(), &engine.settings.cluster.name)
     else {
@@ -490,7 +495,8 @@ impl Running {
         name.unwrap_or_else(|| node.0.to_string())
     }
 
-    /// True if this node shows its exports, and all volumes that are published on it.
+    /// True if the exports of this node are complete, and so are the subsystems of all volumes that
+    /// are published on it.
     fn are_shown(&self) -> bool {
         let shown = self.shown.borrow();
         let is_shown = |id: &VolumeId| shown.get(id).is_some_and(Shown::is_complete);
@@ -524,7 +530,7 @@ impl Running {
     }
 }
 
-/// Hands all volumes over and gives the lease back, before hosts are disconnected.
+/// Hands all volumes over and gives the lease back. Called before hosts are disconnected.
 pub async fn leave(engine: &Engine) {
     let Some(running) = engine.cluster.running() else {
         return;

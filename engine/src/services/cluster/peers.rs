@@ -1,7 +1,7 @@
-//! The other nodes, and this one: their exports are attached as remote controllers.
+//! Attaches the exports of all nodes, including this one, as remote controllers.
 //!
-//! A controller has the name `node.` and the node's id. Its paths are the addresses that the node
-//! describes. It reconnects by itself for as long as the node is described.
+//! The controller of a node has the name `node.ID`. Its paths are the addresses in the node's
+//! description. It reconnects by itself while the node has a description.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,11 +19,11 @@ use crate::rpc::RpcError;
 use crate::services::Engine;
 use crate::services::nvme::{self, AttachParams};
 
-/// Most addresses of one node.
+/// Most addresses of one node that are used.
 const MAX_PORTALS: usize = 8;
 
-/// The name with which a node connects to the others. It is derived from the node's id: several
-/// nodes of one machine must not share a registration.
+/// The host NQN with which a node connects to the exports. It is derived from the node's id,
+/// because two nodes on one machine must not share a reservation registration.
 pub(super) fn host_nqn(node: NodeId) -> String {
     format!("nqn.2014-08.org.nvmexpress:uuid:{}", node.0)
 }
@@ -36,12 +36,13 @@ fn controller(node: NodeId) -> String {
 pub(super) struct Peers {
     /// The attached addresses of each node.
     attached: RefCell<BTreeMap<NodeId, Vec<Portal>>>,
-    /// Nodes with an error that was logged.
+    /// Nodes whose last error was logged.
     reported: RefCell<BTreeSet<NodeId>>,
 }
 
 impl Peers {
-    /// Attaches described nodes, and detaches nodes that are described no longer or have moved.
+    /// Attaches the nodes that have a description. Detaches nodes without one, or with other
+    /// addresses.
     pub(super) async fn attach(&self, engine: &Rc<Engine>, running: &Running) {
         let nodes = running.inbox.nodes();
         let gone: Vec<NodeId> = {
@@ -82,8 +83,8 @@ impl Peers {
         }
     }
 
-    /// Connects now to nodes that have a lease and no connection. A node that has come back must
-    /// not wait for the rest of a delay: a volume that is taken waits for its replica.
+    /// Reconnects at once to nodes that have a lease and no connection. A volume that is taken
+    /// waits for the replica of a node that has returned.
     pub(super) fn hurry(&self, engine: &Engine, running: &Running) {
         for node in self.attached.borrow().keys() {
             if running.inbox.is_node_away(*node) || self.is_connected(engine, *node) {
@@ -96,7 +97,7 @@ impl Peers {
         }
     }
 
-    /// True if a path to the node is connected.
+    /// True if a path to the node is live.
     pub(super) fn is_connected(&self, engine: &Engine, node: NodeId) -> bool {
         let remote = engine.remotes.find(&controller(node));
         remote.is_some_and(|remote| {
@@ -138,7 +139,7 @@ async fn attach(
     Ok(())
 }
 
-/// Ends the connections of a node that is described no longer, and its devices.
+/// Detaches the controller of a node, with its devices.
 async fn detach(engine: &Rc<Engine>, node: NodeId) {
     let name = controller(node);
     if engine.remotes.find(&name).is_none() {

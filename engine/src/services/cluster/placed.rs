@@ -1,10 +1,10 @@
 //! Replicas on pools that the cluster chooses.
 //!
 //! ```text
-//!   place    pools chosen, space promised, exports wanted: one transaction
-//!   export   the nodes make the lvols ([`super::lvols`]) ▸ this node reaches them
+//!   place    choose pools, promise space, create the exports' keys: one transaction
+//!   export   the nodes make the lvols ([`super::lvols`]) ▸ this node reaches their devices
 //!   work     the control writes labels and the record
-//!   conclude made: the exports end with their replicas; not made: they end now, with the lvols
+//!   conclude on success, the exports end with their replicas; else they end now, with the lvols
 //! ```
 
 use std::rc::Rc;
@@ -29,15 +29,15 @@ use crate::rpc::error::Errno;
 use crate::services::Engine;
 use crate::services::volumes::lifecycle;
 
-/// Time for all nodes to enlarge their lvols, and for this node to notice it.
+/// Time limit for all nodes to enlarge their lvols, and for this node to notice the new sizes.
 const GROWN: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(100);
-/// Time between two attempts to end exports.
+/// Pause between two attempts to end exports.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Longest time from a request without an answer to its execution by etcd.
+/// Longest time after which etcd may still execute a request that was not answered.
 const ON_ITS_WAY: Duration = Duration::from_secs(10);
 
-/// Replicas of a new volume, as an operator wishes for them.
+/// An operator's demands for the replicas of a new volume.
 #[derive(Debug, Clone, Default)]
 pub struct PlacedReplicas {
     pub count: usize,
@@ -47,14 +47,15 @@ pub struct PlacedReplicas {
     pub strict: bool,
     /// Nodes by name or id: each of them gets a replica.
     pub nodes: Vec<String>,
-    /// The first replica is a clone of this snapshot, and the others are filled from it.
+    /// The snapshot of which the first replica is a clone. The other replicas are filled from that
+    /// one.
     pub source: Option<(CloneSource, Origin)>,
 }
 
-/// A replica that is put in the place of another one.
+/// A replica that takes the place of another one.
 pub(super) struct Successor<'a> {
     pub volume: Uuid,
-    /// The place of the former replica.
+    /// The pool choice of the former replica: its size and its demands hold for the successor.
     pub place: &'a PoolChoice,
     /// The nodes of the replicas that stay.
     pub other_nodes: Vec<NodeId>,
@@ -62,7 +63,8 @@ pub(super) struct Successor<'a> {
     pub left_out: Vec<PoolId>,
 }
 
-/// Creates a volume of `bytes` on pools. It is not published, and no node holds it.
+/// Creates a volume of `bytes` on pools that the cluster chooses. The volume is not published, and
+/// no node holds it.
 pub async fn create_placed(
     engine: &Rc<Engine>,
     name: String,
@@ -117,18 +119,18 @@ pub async fn create_placed(
     with_placed(engine, &running, placing.volume, placed, make).await
 }
 
-/// Why a replica is not replaced.
+/// The reason that a replica is not replaced.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NotReplaced {
-    /// No pool was chosen.
+    /// The cluster refused, for example because no pool has room.
     #[error("{0}")]
     Cluster(#[from] Error),
     #[error("{0}")]
     Call(#[from] RpcError),
 }
 
-/// Places a successor, and runs `work` with its device. The outcome of the work is beside the pool
-/// that was chosen.
+/// Places a successor, and runs `work` with the name of its device. Returns the chosen pool and the
+/// result of `work`.
 pub(super) async fn with_successor<T, Work>(
     engine: &Rc<Engine>,
     running: &Rc<Running>,
@@ -172,7 +174,7 @@ where
     Ok((pool, done))
 }
 
-/// Chooses the pools, and wants the replicas on them.
+/// Chooses the pools and creates the exports' keys.
 async fn place_all(running: &Rc<Running>, placing: &Placing) -> Result<Vec<Placed>, Error> {
     let placed = running.operator.place(placing).await;
     if let Err(Error::Store { .. }) = &placed {
@@ -207,8 +209,8 @@ fn new_exports(count: usize) -> Vec<ExportId> {
     (0..count).map(|_| ExportId(Uuid::new_v4())).collect()
 }
 
-/// Ends the exports of an unanswered request, which may still be on its way. The end of the daemon
-/// ends them, too.
+/// Ends the exports of a request that etcd has not answered and may still execute. They also end
+/// with the incarnation of this node.
 async fn end_unused(running: Rc<Running>, volume: VolumeId, export_ids: Vec<ExportId>) {
     let begin = tokio::time::Instant::now();
     let not_ended = LastErrors::default();
@@ -236,7 +238,7 @@ async fn end_unused(running: Rc<Running>, volume: VolumeId, export_ids: Vec<Expo
     }
 }
 
-/// The replicas of a volume, among those in its record, whose pools the cluster chose.
+/// The exports of the replicas in `replicas` whose pools the cluster chose.
 pub(super) async fn places(
     running: &Running,
     replicas: &[ReplicaRecord],
@@ -251,8 +253,8 @@ pub(super) async fn places(
     Ok(exports)
 }
 
-/// Enlarges the lvols of a volume's replicas for `bytes` of data, as far as the cluster made them,
-/// and waits until this node has the new sizes.
+/// Enlarges the lvols that the cluster made for a volume's replicas, for `bytes` of data. Waits
+/// until this node sees the new sizes.
 pub async fn grow_lvols(engine: &Rc<Engine>, volume: Uuid, bytes: u64) -> Result<(), RpcError> {
     let running = engine.cluster.joined()?;
     let bytes = bytes.saturating_add(RESERVED);
@@ -302,8 +304,8 @@ pub async fn grow_lvols(engine: &Rc<Engine>, volume: Uuid, bytes: u64) -> Result
     }
 }
 
-/// Refuses a size that a device which an operator named does not have. The lvols of the others
-/// would be enlarged for nothing.
+/// Refuses to grow if a replica on a device that an operator named has fewer than `bytes`: the
+/// other lvols would grow in vain.
 fn must_fit_others(
     engine: &Engine,
     replicas: &[ReplicaRecord],

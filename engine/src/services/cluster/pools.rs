@@ -1,4 +1,5 @@
-//! Reports this node's pools to the cluster, `pool/P`: when they change, at most once in a while.
+//! Reports this node's pools to the cluster, `pool/P`, when they change, with a lower rate for
+//! small changes.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -16,19 +17,20 @@ use crate::services::Engine;
 use crate::services::pools::{self, OpenPool};
 
 const LOOK: Duration = Duration::from_secs(1);
-/// Time between two reports of a pool in which only the space in use has changed a little.
+/// Least time between two reports of a pool of which only the free space has changed a little.
 const SMALL_CHANGE: Duration = Duration::from_secs(60);
-/// A change of more than one in so many bytes is reported at the next look.
+/// A change of the free space by more than a 64th of the pool is reported at the next check.
 const PART: u64 = 64;
-/// A report is compared with etcd after this time: promises of lvols that were never made end so.
+/// Interval at which a report is compared with etcd. This ends promises of lvols that were never
+/// made.
 const AGAIN: Duration = Duration::from_secs(10);
-/// Time for a pool's disk to answer.
+/// Time limit for a pool's disk to answer.
 const ANSWER: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 struct Reporter {
     sent: BTreeMap<PoolId, Sent>,
-    /// The pools that etcd had at the start were compared.
+    /// The pools that etcd had at the start were compared with those of this node.
     is_compared: bool,
     incarnation: u64,
 }
@@ -41,7 +43,7 @@ struct Sent {
     compared: Instant,
 }
 
-/// Runs until the daemon ends.
+/// Reports the pools until the daemon ends.
 pub(super) async fn report(engine: Rc<Engine>, running: Rc<Running>) {
     let mut reporter = Reporter::default();
     while !running.is_ending.get() && engine.plane().is_ok() {

@@ -1,8 +1,8 @@
-//! The node's part in a rebuild of the store: its copy of the cluster's keys, and its report.
+//! The node's part in a rebuild of the cluster's store: its copy of the keys, and its report.
 //!
 //! ```text
-//!   keys change ─▶ keep_copy ─▶ cluster-copy.json       while the cluster is there
-//!   etcd has no cluster, and a rebuild asks: copy, labels of all local devices ─▶ found/N
+//!   keys change ─▶ keep_copy ─▶ cluster-copy.json       while the node has a lease
+//!   etcd has no cluster and a rebuild runs: copy, labels of all local devices ─▶ found/N
 //! ```
 
 use std::path::Path;
@@ -34,24 +34,26 @@ use crate::services::pools;
 use crate::services::volumes::is_local;
 use crate::values::files;
 
-/// Time without changes before a copy is written, so that one has all keys of an act.
+/// Time without further changes before a copy is written, so that a copy has all keys of one
+/// action.
 const QUIET: Duration = Duration::from_millis(100);
-/// Longest wait of a copy for the end of changes, and shortest time between two copies.
+/// Longest wait for the end of changes, and shortest time between two copies.
 const LATEST: Duration = Duration::from_secs(1);
-/// Part of the time that copies may be written: many volumes make a large file.
+/// The wait after a copy is at least this many times as long as writing it took.
 const SHARE: u32 = 10;
-/// Time between two attempts, and between two looks for a rebuild while etcd has no cluster.
+/// Pause after a failed copy, and interval of the checks for a rebuild.
 const LOOK: Duration = Duration::from_millis(500);
-/// Time between two looks at labels after the first report: devices may have come.
+/// Interval of reports to a rebuild: devices may appear later.
 const AGAIN: Duration = Duration::from_secs(2);
 /// Time limit for the labels of all devices.
 const LABELS: Duration = Duration::from_secs(5);
-/// Devices that are read at the same time: two blocks of each.
+/// Most devices that are read at the same time; two blocks of each are read.
 const AT_ONCE: usize = 256;
-/// Product of volumes' devices: their contents are hosts' data.
+/// `product_name` of the bdevs of volumes. They are not searched for labels: hosts wrote their
+/// contents.
 const VOLUME: &str = "Replicated volume";
 
-/// Writes the copy after each change of the cluster's keys. Runs until the daemon ends.
+/// Writes the copy after changes of the cluster's keys. Runs until the daemon ends.
 pub(super) async fn keep_copy(engine: Rc<Engine>, running: Rc<Running>) {
     let Some(dir) = engine.journal.store_path().map(Path::to_owned) else {
         return;
@@ -91,8 +93,8 @@ pub(super) async fn keep_copy(engine: Rc<Engine>, running: Rc<Running>) {
     }
 }
 
-/// Writes the present keys. False: the node has no lease, or the keys are not all there. The file
-/// of before stays.
+/// Writes the present keys. Returns false, and leaves the file unchanged, if the node has no lease
+/// or has not read all keys.
 async fn write_copy(dir: &Path, running: &Running) -> anyhow::Result<bool> {
     let Some(cluster) = running.cluster() else {
         return Ok(false);
@@ -106,7 +108,7 @@ async fn write_copy(dir: &Path, running: &Running) -> anyhow::Result<bool> {
     Ok(true)
 }
 
-/// Reports to a rebuild, while etcd has no cluster. Runs until the daemon ends.
+/// Reports to a rebuild of the store while etcd has no cluster. Runs until the daemon ends.
 pub(super) async fn report(engine: Rc<Engine>, running: Rc<Running>) {
     // The last report, and the run that it was sent to.
     let mut sent: Option<(Uuid, Found)> = None;
@@ -159,7 +161,7 @@ pub(super) async fn report(engine: Rc<Engine>, running: Rc<Running>) {
     }
 }
 
-/// True if the node is out because etcd has no cluster: it serves nothing.
+/// True if the node serves nothing because etcd has no cluster.
 fn has_no_cluster(running: &Running) -> bool {
     let node = running.node.borrow();
     let Some(node) = node.as_ref() else {
@@ -191,7 +193,7 @@ async fn found(
     Ok(Found::new(running.me, description, joined, copy, devices))
 }
 
-/// The local devices with labels.
+/// The local devices with readable or damaged labels.
 async fn labels(engine: &Rc<Engine>) -> anyhow::Result<Vec<Device>> {
     let plane = engine.plane().map_err(|error| anyhow::anyhow!("{error}"))?;
     let mut listed = plane.bdevs.list();
@@ -216,9 +218,8 @@ async fn labels(engine: &Rc<Engine>) -> anyhow::Result<Vec<Device>> {
     Ok(listed.into_iter().zip(read).filter_map(device).collect())
 }
 
-/// Reads several devices at a time, in order of the answer's items. A device that has not answered
-/// by the deadline, or whose turn did not come, has an error. Devices that hang take up places: the
-/// others pass them as long as a place is left.
+/// Reads up to [`AT_ONCE`] devices at a time; the results are in the order of `names`. A device
+/// without a result after `limit` gets an error.
 async fn side_by_side<T>(
     names: Vec<String>,
     limit: Duration,
@@ -238,7 +239,8 @@ async fn side_by_side<T>(
     join_all(each).await
 }
 
-/// False for devices of other nodes, of volumes, below other devices, and for snapshots.
+/// True for a bdev of this machine that can be a replica's device. False for bdevs of volumes,
+/// read-only bdevs, and bdevs that another bdev or an exclusive user has claimed.
 fn may_be_replica(plane: &Plane, listed: &Listed) -> bool {
     let layer = &listed.layer;
     let is_in_use =
@@ -252,7 +254,7 @@ fn may_be_replica(plane: &Plane, listed: &Listed) -> bool {
         && geometry.bytes() >= nacre_bdev_replica::model::RESERVED
 }
 
-/// The newer label of a device. `None`: it is no replica.
+/// The newer of the two labels of a device. `None`: the device has no label.
 pub(super) async fn label(
     engine: &Rc<Engine>,
     plane: &Plane,

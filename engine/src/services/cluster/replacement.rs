@@ -1,16 +1,17 @@
-//! Replaces lost replicas of the volumes that this node serves, and moves those of evicted nodes.
+//! Replaces lost replicas of the volumes that this node serves, and moves replicas away from
+//! evicted nodes.
 //!
 //! ```text
 //!   core: repair    which replica, when            core: storm   many leases lost at once
 //!     ▼                                              ▼
 //!   place a successor, one transaction ◀─ compares ─ the brake
 //!     ▼
-//!   Command::Replace: the former replica goes when the new one is in sync
+//!   Command::Replace: the former replica is removed when the new one is in sync
 //! ```
 //!
-//! The node that serves a volume decides for it and acts: it alone knows the states of replicas,
-//! and no other node can change them. What concerns several volumes, the space and the resyncs of
-//! a pool and the brake, is compared by the transaction.
+//! The node that serves a volume decides for it and acts: only this node knows the states of the
+//! replicas, and no other node can change them. The transaction compares facts that concern several
+//! volumes: the space and the resyncs of a pool, and the brake.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -40,12 +41,12 @@ use crate::services::Engine;
 use crate::services::volumes::{Listed, OpenState, OpenedVolume};
 
 const LOOK: Duration = Duration::from_secs(1);
-/// Pause after an act that was refused, for example because no pool has room.
+/// Pause after an action that was refused, for example because no pool has room.
 const REFUSED: Duration = Duration::from_secs(10);
-/// Time between two looks at the brake, for the metric.
+/// Interval at which the brake is read for the metric.
 const BRAKE: Duration = Duration::from_secs(10);
 
-/// Volumes that are looked at or repaired at the same time.
+/// Most volumes that are checked or repaired at the same time.
 const AT_ONCE: usize = 8;
 
 /// The repairs of all volumes that this node serves.
@@ -71,13 +72,14 @@ struct VolumeRepair {
     absences: Absences,
     /// The last refusal that was reported, and the time of the next attempt.
     refused: Option<(RefusalKind, tokio::time::Instant)>,
-    /// No export of the volume counts as being filled. A former holder may have left one.
+    /// No export of the volume is marked as being resynced. A former holder may have left such a
+    /// mark.
     has_no_resync: bool,
-    /// A task looks at the volume.
+    /// A task checks the volume.
     is_busy: bool,
 }
 
-/// The kind of a refusal, without its figures: free space changes, and the demand stays.
+/// The kind of a refusal, without its figures. A refusal of the same kind is not reported again.
 #[derive(Debug, PartialEq, Eq)]
 enum RefusalKind {
     /// Too few nodes or pools meet a demand.
@@ -160,8 +162,8 @@ pub(super) async fn watch(engine: Rc<Engine>, running: Rc<Running>) {
 }
 
 impl Repairs {
-    /// Starts a look at each volume that needs one. A disk that does not answer delays only its
-    /// volume.
+    /// Starts a task for each volume that needs a check. A disk that does not answer delays only
+    /// its volume.
     fn turn(self: &Rc<Self>, engine: &Rc<Engine>, running: &Rc<Running>) {
         let all: Vec<(Listed, Rc<OpenedVolume>)> =
             engine.volumes.list().into_iter().filter_map(open).collect();
@@ -201,7 +203,7 @@ impl Repairs {
         }
     }
 
-    /// The repair of a volume. It stays while a task looks at the volume.
+    /// Gives access to the repair state of a volume.
     fn of<T>(&self, id: Uuid, work: impl FnOnce(&mut VolumeRepair) -> T) -> T {
         work(self.volumes.borrow_mut().entry(id).or_default())
     }
@@ -276,7 +278,7 @@ fn needs_repair(nodes: &BTreeMap<NodeId, NodeKey>, listed: &Listed, opened: &Ope
             .any(|one| one.node.as_ref().is_some_and(is_evicted))
 }
 
-/// `None`: the replicas change at this moment.
+/// `None`: the replicas of the volume are being changed.
 async fn served(
     running: &Running,
     nodes: &BTreeMap<NodeId, NodeKey>,
@@ -347,7 +349,7 @@ impl Served {
         Some(PoolId(export.place.as_ref()?.pool))
     }
 
-    /// Exports that count as being filled, and are in sync.
+    /// Exports that are marked as being resynced although their replicas are in sync.
     fn filled(&self) -> Vec<(NodeId, ExportId, Export)> {
         let is_in_sync = |export_id: &ExportId| {
             self.replicas
@@ -431,7 +433,7 @@ async fn replace(
     Ok(())
 }
 
-/// Removes a successor that is not in sync. Its lvol goes with its export.
+/// Removes a successor that is not in sync. The end of its export deletes its lvol.
 async fn give_up(
     engine: &Rc<Engine>,
     served: &Served,
@@ -471,7 +473,7 @@ async fn give_up(
     Ok(())
 }
 
-/// The brake was released.
+/// Reports that the brake was released.
 pub(crate) fn report_release(engine: &Engine, why: &str) {
     let text = format!("{why}: lost replicas are replaced again");
     info!("{text}");

@@ -27,13 +27,13 @@ use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
 
-/// Time for all nodes to export the devices, and for this node to reach them.
+/// Time limit for all nodes to export the devices, and for this node to reach them.
 const EXPORTED: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(100);
 /// Pause after a failure to conclude an export.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// A device of a node.
+/// A device of a node, as the place of a new replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewReplica {
     /// Id or name of the node.
@@ -42,7 +42,7 @@ pub struct NewReplica {
 }
 
 impl NewReplica {
-    /// `NODE:DEVICE`.
+    /// Parses `NODE:DEVICE`.
     pub fn parse(text: &str) -> Result<Self, RpcError> {
         match text.split_once(':') {
             Some((node, device)) if !node.is_empty() && !device.is_empty() => Ok(Self {
@@ -81,7 +81,7 @@ impl Running {
         }
     }
 
-    /// Refuses a node that an operator keeps free of new replicas.
+    /// Refuses a node that is cordoned, drained or evicted.
     fn must_get_replicas(&self, node: NodeId) -> Result<NodeId, RpcError> {
         let nodes = self.inbox.nodes();
         let Some(key) = nodes.get(&node).filter(|key| key.is_avoided()) else {
@@ -100,7 +100,7 @@ impl Running {
         Err(RpcError::errno(Errno::EPERM, cause).remedy(remedy))
     }
 
-    /// Notes the device of a replica before a record names it.
+    /// Records the device of a replica in the inbox, before a record of the volume names it.
     pub(super) fn note(&self, export_id: ExportId, node: NodeId, device: &str) {
         self.inbox.note(Exported {
             device: export_id.0.to_string(),
@@ -109,7 +109,7 @@ impl Running {
         });
     }
 
-    /// This node in its present incarnation.
+    /// This node with its present incarnation; `EAGAIN` without a lease.
     pub(super) fn myself(&self) -> Result<Holder, RpcError> {
         match self.link.incarnation.load(Ordering::Acquire) {
             0 => {
@@ -202,7 +202,8 @@ where
     outcome
 }
 
-/// Ends the export of a replica that was not made. One that was made ends with its replica.
+/// Ends the export of a replica that was not made. The export of one that was made ends with its
+/// replica.
 async fn conclude(
     running: &Running,
     node: NodeId,
@@ -222,8 +223,8 @@ async fn conclude(
     concluded.inspect_err(|error| warn!(%error, "cannot conclude the export of a replica"))
 }
 
-/// Waits until the nodes export the devices, and this node has them. The refusal has the index of
-/// the device.
+/// Waits until the nodes export the devices and this node has them. The error has the index of the
+/// device.
 async fn reached(
     engine: &Engine,
     running: &Running,

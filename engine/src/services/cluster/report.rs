@@ -24,7 +24,7 @@ use crate::services::volumes::{self, endpoints, holder};
 /// Time limit of a connection to another node.
 const CONNECTED: Duration = Duration::from_secs(2);
 
-/// This node in numbers.
+/// Figures of this node.
 pub(crate) struct Figures {
     pub lease_left: Duration,
     pub renewals: u64,
@@ -32,10 +32,10 @@ pub(crate) struct Figures {
     /// Volumes that this node holds or takes, and others that it shows to hosts.
     pub held: usize,
     pub standby: usize,
-    /// Described nodes, and those without a lease.
+    /// Nodes with a description, and those of them without a lease.
     pub nodes: usize,
     pub away: usize,
-    /// No lost replica is replaced.
+    /// The brake was set at the last check: no lost replica is replaced.
     pub is_braked: bool,
 }
 
@@ -70,16 +70,15 @@ impl Cluster {
     }
 }
 
-/// The volume store in etcd, with the cluster that it has. Blocks. `None`: the store is not in
-/// etcd.
+/// Reads the volume store in etcd and its cluster. Blocks. `None`: the store is not in etcd.
 pub fn store_for_doctor(settings: &Settings, dir: Option<&Path>) -> Option<VolumeStoreReport> {
     let mut store = volumes::store_for_doctor(settings, dir)?;
     store.cluster = for_doctor(settings, dir);
     Some(store)
 }
 
-/// Asks etcd and the other nodes, with connections of its own. Blocks. `None`: the configuration
-/// names no cluster.
+/// Queries etcd and connects to the other nodes. Blocks. `None`: the configuration names no
+/// cluster.
 fn for_doctor(settings: &Settings, dir: Option<&Path>) -> Option<doctor::Cluster> {
     let name = settings.cluster.name.clone()?;
     let unknown = |why: String| doctor::Cluster {
@@ -134,15 +133,14 @@ fn examine(settings: &Settings, name: &str, dir: Option<&Path>) -> anyhow::Resul
     })
 }
 
-/// True if no address of a node takes a connection in clear. Descriptions of the first release do
-/// not have it.
+/// True if all addresses of a node require TLS. False for descriptions that do not have the policy.
 fn needs_tls(description: &node::Description) -> bool {
     let require = Some(tls_text(TlsPolicy::Require));
     let portals = &description.portals;
     !portals.is_empty() && portals.iter().all(|one| one.tls.as_deref() == require)
 }
 
-/// Connects to an address over TCP. Other transports are not tried.
+/// Tries to connect to an address. `None`: not tried, because the transport is not TCP.
 async fn tried(portal: &Portal) -> (String, Option<Result<Duration, String>>) {
     let Portal {
         trtype,

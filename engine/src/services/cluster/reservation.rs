@@ -19,13 +19,13 @@ use crate::rpc::error::Errno;
 use crate::services::Engine;
 use crate::services::stored_reservation::{self, StoredReservation};
 
-/// Version of the stored form.
+/// Version of the stored JSON value.
 const FORMAT: u64 = 1;
-/// The namespace of a volume's subsystem.
+/// NSID of the namespace in a volume's subsystem.
 const NSID: u32 = 1;
 
-/// Stores the reservation before the host's command is answered. Refused if this node holds the
-/// volume no longer.
+/// Stores the reservation in etcd, before the host's command completes. Refused if this node does
+/// not hold the volume any more.
 pub(in crate::services) async fn store(
     engine: &Engine,
     volume: Uuid,
@@ -46,7 +46,7 @@ pub(in crate::services) async fn store(
     stored.await.or_refuse()
 }
 
-/// The reservation of the namespace that shows the volume.
+/// The reservation of the namespace with which this node shows the volume.
 pub(super) fn shown(
     engine: &Engine,
     running: &Running,
@@ -65,9 +65,9 @@ pub(super) fn shown(
     stored_reservation::find(engine, &nqn, NSID, id.0)
 }
 
-/// Gives the namespace the stored reservation, before hosts have access to it. This node opened the
-/// volume with `lease`; the target answers reservation commands while that lease is good. Returns
-/// false while the target decides a reservation command: call it again.
+/// Gives the namespace the stored reservation, before hosts can access it. The target answers
+/// reservation commands while `lease` is good, under which this node opened the volume. Returns
+/// false while the target executes a reservation command: call again.
 pub(super) async fn load(
     engine: &Engine,
     running: &Running,

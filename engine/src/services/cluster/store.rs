@@ -1,7 +1,7 @@
-//! The volume store of a node: etcd, with the node of each replica in the records.
+//! The volume store of a node in a cluster: etcd, plus the node of each replica in every record.
 //!
-//! The control of a volume knows devices only, also of a replica that it has added while the volume
-//! is open. The node that exports a device is added to each record that is written.
+//! The control of a volume knows only devices. So each record that is written is completed with the
+//! node that exports a replica's device, and with the device's name there.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ impl VolumeStore for NodesOfReplicas {
         self.inner.delete(id, expected)
     }
 
-    /// The node's lease and the fences take its place.
+    /// False: in a cluster the node's lease and the fences exclude other writers.
     fn is_shared(&self) -> bool {
         false
     }

@@ -41,12 +41,12 @@ use crate::services::Engine;
 use crate::services::subsystems::{ADD_NAMESPACE, CREATE_SUBSYSTEM};
 use crate::services::volumes::in_cluster;
 
-/// Longest time for a read of the reservation: the volume's task waits for it.
+/// Time limit for reading the reservation from etcd: the volume's task waits for it.
 const RESERVATION: Duration = Duration::from_secs(1);
 /// Interval at which an open volume is checked: it may close by itself, for example when fenced.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// The subsystem of a volume on this node.
+/// The subsystem with which a volume of the cluster is shown to hosts on this node.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::services) struct Shown {
     pub nqn: String,
@@ -54,24 +54,24 @@ pub(in crate::services) struct Shown {
     published: u64,
     slot: u8,
     has_namespace: bool,
-    /// True if it also has its hosts and listeners.
+    /// True once the subsystem also has its hosts and listeners.
     is_complete: bool,
     hosts: Vec<String>,
     ana: Ana,
 }
 
 impl Shown {
-    /// False: hosts would find a subsystem without a namespace.
+    /// True if the subsystem has its namespace.
     pub(super) fn is_ready(&self) -> bool {
         self.has_namespace
     }
 
-    /// True: a host that connects finds all that it may use.
+    /// True if the subsystem has its namespace, hosts and listeners.
     pub(super) fn is_complete(&self) -> bool {
         self.is_complete
     }
 
-    /// Sets the ANA state of all listeners.
+    /// Sets the ANA state of all listeners of the subsystem.
     pub(super) fn show_state(&self, engine: &Engine) {
         let state = match self.ana {
             Ana::Optimized => AnaState::Optimized,
@@ -92,7 +92,7 @@ impl Shown {
     }
 }
 
-/// The parts of the wanted state that this node has reached.
+/// The state that the volume's task has reached.
 #[derive(Default)]
 struct Done {
     action: Action,
@@ -101,18 +101,18 @@ struct Done {
     open: Option<Taken>,
     /// The reservation of hosts that was loaded, while the volume is open.
     reservation: Option<Arc<Reservation>>,
-    /// The volume's record that its entry has.
+    /// The volume's record that was last given to its entry in `volumes`.
     record: Option<Arc<Value>>,
     not_shown: LastErrors<()>,
     not_withdrawn: LastErrors<()>,
-    /// The subsystem should be gone, and is not: its deletion failed.
+    /// True if the deletion of the subsystem failed and must be repeated.
     is_left: bool,
-    /// The error of the last try to put the publication into effect.
+    /// The error of the last attempt to put the publication into effect.
     obstacle: Option<String>,
     not_reserved: LastErrors<()>,
-    /// From the withdrawal of a subsystem that is shown anew, until hosts find it again.
+    /// While the subsystem is replaced by another one: makes hosts retry instead of giving up.
     shown_anew: Option<ExpectedSubsystems>,
-    /// The subsystem of the volume, and deleted ones whose hosts may have commands in flight.
+    /// The subsystem of the volume, and deleted ones while hosts may have commands in flight.
     subsystems: Vec<Weak<Subsystem>>,
 }
 
@@ -124,7 +124,7 @@ struct Taken {
 }
 
 impl Done {
-    /// Notes the volume's present subsystem, before it is deleted.
+    /// Adds the volume's present subsystem to `subsystems`, before it is deleted.
     fn note_subsystem(&mut self, engine: &Engine, running: &Running, id: VolumeId) {
         let nqn = (running.shown.borrow().get(&id)).and_then(|shown| Nqn::new(&shown.nqn).ok());
         let plane = engine.plane().ok();
@@ -138,7 +138,7 @@ impl Done {
         }
     }
 
-    /// True if the hosts of this publication, and no others, have permissions and connections.
+    /// True if only the hosts of this publication are allowed and connected.
     fn is_in_effect(&mut self, engine: &Engine, here: Option<&Publication>) -> bool {
         let Ok(plane) = engine.plane() else {
             return false;
@@ -175,7 +175,7 @@ impl Done {
         is_in_effect
     }
 
-    /// Another node may have the volume soon, and change the reservation.
+    /// Forgets the loaded reservation: another node may hold the volume soon, and change it.
     fn leave_reservation(&mut self) {
         if let Some(reservation) = self.reservation.take() {
             reservation.leave();
@@ -324,12 +324,13 @@ async fn drop_open(engine: &Rc<Engine>, running: &Running, id: VolumeId, done: &
     in_cluster::drop_open(engine, id.0, nqn.as_deref()).await;
 }
 
-/// This node's slot of the volume's publication.
+/// The slot (0 to 15) that the volume's publication gives this node; `None`: the publication does
+/// not name this node.
 fn slot_of(running: &Running, wanted: &WantedVolume) -> Option<u8> {
     wanted.publication.as_ref()?.slots.of(running.me)
 }
 
-/// True if the volume's control has ended, or was fenced.
+/// True if the volume has no status here, is closed, or was fenced.
 fn is_over(engine: &Engine, id: VolumeId) -> bool {
     let listed = engine.volumes.find(&id.0.to_string());
     let state = listed
@@ -339,7 +340,7 @@ fn is_over(engine: &Engine, id: VolumeId) -> bool {
     state.is_none_or(|state| matches!(state, VolumeState::Fenced | VolumeState::Closed))
 }
 
-/// Reports until the cluster's thread takes it.
+/// Sends an answer to the cluster's thread; retries while the queue is full.
 async fn report(running: &Running, id: VolumeId, answer: Answer) {
     while let Err(Full) = running.link.reports.send(id, answer) {
         if running.is_ending.get() {
@@ -378,7 +379,8 @@ async fn set_record(
     in_cluster::set_record(engine, record).await;
 }
 
-/// Notes the replicas that this node reaches: their devices exist, and their nodes are connected.
+/// Reports the replicas that this node can use to the inbox: their devices exist, and a path to
+/// their nodes is connected.
 fn note_reached(engine: &Engine, running: &Running, id: VolumeId, role: &VolumeRole) {
     let Ok(plane) = engine.plane() else { return };
     let mut reached = ArrayVec::new();
@@ -470,7 +472,7 @@ fn late() -> RpcError {
     RpcError::errno(Errno::ETIMEDOUT, cause)
 }
 
-/// Loads the reservation of hosts, once for each opening. False: not yet.
+/// Loads the reservation of hosts, once for each opening. False if it is not loaded yet.
 async fn is_reserved(engine: &Engine, running: &Running, id: VolumeId, done: &mut Done) -> bool {
     let shown = || {
         let reservation = reservation::shown(engine, running, id).ok();
@@ -584,7 +586,7 @@ async fn furnish(
     Ok(())
 }
 
-/// Takes the volume away from hosts on this node, until nothing is left of its subsystem.
+/// Removes the volume's subsystem from this node. Sets `is_left` if that fails.
 async fn withdraw(engine: &Rc<Engine>, running: &Rc<Running>, id: VolumeId, done: &mut Done) {
     (done.is_left, done.obstacle) = (false, None);
     let Some(shown) = running.shown.borrow_mut().remove(&id) else {

@@ -1,10 +1,10 @@
-//! Where the store key is, and its rotation.
+//! The store key, which seals the keys that the daemon stores: its places, and its rotation.
 //!
 //! ```text
 //!   credential nacre-store-key          seals and opens
-//!   credential nacre-store-key-former   opens, while keys move to the one above
-//!   store.key in the data directory     seals and opens where there is no credential
-//!   store.key.next beside it            a rotation: opens, and becomes store.key at its end
+//!   credential nacre-store-key-former   opens, until a rotation has sealed all keys again
+//!   store.key in the data directory     opens; seals if there is no credential
+//!   store.key.next beside it            made by a rotation: opens, becomes store.key at its end
 //! ```
 //!
 //! A rotation writes `store.key.next`, then all sealed keys in one transaction of the state, then
@@ -12,8 +12,8 @@
 //! [`StoreKeys::finish_rotation`] finishes the rename before the next key is sealed. A rotation to
 //! a credential deletes both files at its end; after a crash the next rotation deletes them.
 //!
-//! A store key is read at each use, and never kept. Calls come one after the other, from the
-//! methods that change keys.
+//! A store key is read at each use and not cached. The methods that change keys call this module
+//! one after the other.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -34,11 +34,11 @@ use crate::services::Engine;
 /// The name of the credential with the previous store key.
 const FORMER: &str = "nacre-store-key-former";
 const NEXT: &str = "store.key.next";
-/// The order in which the files are read and deleted. A rename from `NEXT` to `FILE` between two
-/// reads loses no key: the reader finds the new key in `FILE`.
+/// The order in which the files are read and deleted. A reader in the middle of a rename from
+/// `NEXT` to `FILE` finds the new key in `FILE`.
 const FILES: [&str; 2] = [NEXT, FILE];
 
-/// The store keys of a daemon.
+/// The places of the store keys.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StoreKeys {
     /// The folder of the service manager's credentials.
@@ -47,7 +47,7 @@ pub struct StoreKeys {
     state: Option<PathBuf>,
 }
 
-/// The IDs of the store keys with which the stored keys are sealed.
+/// The IDs of the store keys that sealed the stored keys.
 pub type InUse = BTreeSet<String>;
 
 impl StoreKeys {
@@ -65,7 +65,7 @@ impl StoreKeys {
         file::read_credential(&path, most).map_err(|error| unreadable(&path, &error))
     }
 
-    /// Opens the sealed text of a key, and returns when the secret was made.
+    /// Opens the sealed text of the key `name`. Also returns when the secret was made.
     pub fn open(
         &self,
         name: &str,
@@ -90,8 +90,8 @@ impl StoreKeys {
         })
     }
 
-    /// Seals the text of a key. The first key makes the store key. While a sealed key has none, no
-    /// other key is sealed: a new store key would hide that one is lost.
+    /// Seals the text of the key `name`. Creates a store key if there is none. Refused while the
+    /// store key of another sealed key is missing: a new store key would hide that loss.
     pub fn seal(
         &self,
         name: &str,
@@ -121,8 +121,8 @@ impl StoreKeys {
         own.seal(name, text, made)
     }
 
-    /// Begins a rotation, and returns the store key of all keys from now on: the credential, or a
-    /// new one, which is on the disk.
+    /// Begins a rotation. Returns the store key that seals all keys from now on: the credential, or
+    /// a new key whose file is durable.
     pub fn begin_rotation(&self, in_use: &InUse) -> Result<StoreKey, SealError> {
         self.finish_rotation(in_use)?;
         if let Some(key) = self.credential(CREDENTIAL)? {
@@ -141,7 +141,7 @@ impl StoreKeys {
         }
     }
 
-    /// Ends a rotation, once all keys are sealed with `new`.
+    /// Ends a rotation after all keys were sealed with `new`.
     pub fn end_rotation(&self, new: &StoreKey) -> Result<(), SealError> {
         let id = new.id();
         if self.file(NEXT)?.is_some_and(|next| next.id() == id) {
@@ -162,7 +162,7 @@ impl StoreKeys {
         self.sync()
     }
 
-    /// The store key for `nacre doctor`; `None`: there is none, and no key is sealed.
+    /// The store key for `nacre doctor`. `None`: there is no store key, and no key is sealed.
     pub fn for_doctor(&self, is_any_sealed: bool) -> Option<doctor::StoreKey> {
         let lost = |error: SealError| doctor::StoreKey::Missing(error.to_string());
         Some(match (self.credential(CREDENTIAL), self.files()) {
@@ -176,7 +176,7 @@ impl StoreKeys {
         })
     }
 
-    /// The paths that a viewer does not see, each with its replacement.
+    /// The paths that viewers must not see, each with its replacement.
     pub fn hidden_paths(&self) -> Vec<(String, String)> {
         let files = FILES.iter().filter_map(|name| self.path(name));
         let files = files.map(|path| (path, "(store key)"));
@@ -200,7 +200,7 @@ impl StoreKeys {
         self.promote()
     }
 
-    /// The store keys that there are. Keys are opened with any of them.
+    /// All store keys, or the errors of reading them. Each can open keys.
     fn all(&self) -> Vec<Result<StoreKey, SealError>> {
         let credentials = [CREDENTIAL, FORMER].map(|name| self.credential(name));
         let files = FILES.map(|name| self.file(name));
@@ -223,7 +223,7 @@ impl StoreKeys {
         all.collect()
     }
 
-    /// The file of a store key in the data directory. `FILE` comes before `NEXT`.
+    /// The first existing file of a store key in the data directory; `FILE` before `NEXT`.
     fn present(&self) -> Option<PathBuf> {
         let mut files = FILES.iter().rev().filter_map(|name| self.path(name));
         files.find(|path| path.exists())
@@ -233,7 +233,7 @@ impl StoreKeys {
         self.state.as_ref().map(|folder| folder.join(name))
     }
 
-    /// Makes a store key. Its file is on the disk before anything is sealed with it.
+    /// Creates a store key. Its file is durable when this returns.
     fn make(&self, name: &str) -> Result<StoreKey, SealError> {
         let path = self.path(name).ok_or(SealError::NoState)?;
         let key = StoreKey::generate()?;
@@ -244,7 +244,7 @@ impl StoreKeys {
         Ok(key)
     }
 
-    /// Makes the next store key the present one.
+    /// Renames `NEXT` to `FILE`.
     fn promote(&self) -> Result<(), SealError> {
         let paths = self.path(NEXT).zip(self.path(FILE));
         let (next, own) = paths.ok_or(SealError::NoState)?;

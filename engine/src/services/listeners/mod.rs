@@ -1,5 +1,5 @@
-//! The listeners that the configuration file declares. They follow changes of the machine's
-//! interfaces and RDMA devices.
+//! The listeners that the configuration file declares. They follow the machine's interfaces and
+//! RDMA devices.
 //!
 //! ```text
 //!   [[nvmf.listener]] ─┐
@@ -10,9 +10,10 @@
 //!                                               they differ: RPC, metric, event, log
 //! ```
 //!
-//! Subsystems of the file are served on these listeners, and so are volumes published without
-//! addresses. Other subsystems listen where RPC says. All of this runs on the management thread,
-//! except for reading the machine's state, which may block.
+//! Subsystems of the configuration file are served on these listeners, and so are volumes published
+//! without addresses, and the volumes and exports of a cluster. Other subsystems listen where calls
+//! say. All of this runs on the management thread, except for reading the machine's state, which
+//! may block.
 
 mod address_watch;
 pub mod plan;
@@ -52,7 +53,7 @@ use crate::services::volumes::paths::admits;
 use crate::services::volumes::published::Published;
 use crate::values::address::ScopedIp;
 
-/// Polling interval without a notification. RDMA devices that are not in use change without one.
+/// Interval of checks without a notification: changes of unused RDMA devices are not announced.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// The interval while a listener could not be added: an IPv6 address takes a second to become
 /// usable.
@@ -73,19 +74,19 @@ type ListenerKey = (String, IpTransport, ScopedIp, u16);
 pub struct Listeners {
     pub failover_tests: FailoverTests,
     declared: RefCell<Vec<Listener>>,
-    /// Listeners added for the file, with the parameters of the call.
+    /// Listeners that were added here, with the parameters of the call.
     served: RefCell<BTreeMap<ListenerKey, Value>>,
     /// Errors of listeners that could not be added.
     refused: RefCell<BTreeMap<ListenerKey, RpcError>>,
     statuses: RefCell<Vec<PathStatus>>,
     unmatched: RefCell<Vec<Unmatched>>,
-    /// Paths that were lost with their addresses, after that was reported.
+    /// Paths that were lost with their addresses, and whose loss was reported.
     away: RefCell<BTreeSet<PathId>>,
-    /// Concerns about RDMA on these paths that were already logged.
+    /// Warnings about RDMA on these paths that were logged before.
     concerns: Rc<RefCell<BTreeSet<String>>>,
     /// Number of reads of the machine's state.
     checks: Cell<u64>,
-    /// Time of the last warning while the machine's state cannot be read.
+    /// Time of the last warning, while the machine's state cannot be read.
     blind: Cell<Option<Instant>>,
     /// A task follows the changes of the machine.
     following: Cell<bool>,
@@ -107,7 +108,8 @@ impl Listeners {
         }
     }
 
-    /// Calls `work` after each change of the listeners. The last call of this method counts.
+    /// Calls `work` after each [`Listeners::reconcile`]. A later call of this method replaces
+    /// `work`.
     pub(super) fn after_reconcile(&self, work: fn(&Engine)) {
         self.after_reconcile.set(Some(work));
     }
@@ -151,14 +153,14 @@ impl Listeners {
         self.statuses.borrow().iter().cloned().map(now).collect()
     }
 
-    /// Whether connections of a declared path use TLS.
+    /// The TLS policy of a declared path.
     pub fn tls_of(&self, path: &Path) -> TlsPolicy {
         let declared = self.declared.borrow();
         let of = declared.iter().find(|one| one.name == path.listener);
         of.map_or(TlsPolicy::Off, |listener| listener.options.tls())
     }
 
-    /// Selectors without a match at present.
+    /// Selectors that match no interface at present.
     pub fn unmatched(&self) -> Vec<Unmatched> {
         self.unmatched.borrow().clone()
     }
@@ -211,7 +213,7 @@ impl Listeners {
         }
     }
 
-    /// Reconciles at once, after a change of the subsystems to serve.
+    /// Reconciles at once, for example after a change of the subsystems to serve.
     pub async fn look_again(&self, engine: &Rc<Engine>) {
         if self.declared.borrow().is_empty() {
             return;
@@ -291,7 +293,7 @@ impl Listeners {
         self.update_statuses(engine, plan);
     }
 
-    /// The calls for the planned paths, by place.
+    /// The calls of `nvmf_subsystem_add_listener` for subsystems of the configuration file.
     fn wanted(
         &self,
         engine: &Engine,
@@ -319,8 +321,8 @@ impl Listeners {
         wanted
     }
 
-    /// As [`Listeners::wanted`], for published volumes: every listener, withheld if the volume's
-    /// policy excludes the transport.
+    /// As [`Listeners::wanted`], for published volumes: every listener, withheld from hosts if the
+    /// volume's policy excludes the transport.
     fn wanted_of_volumes(
         &self,
         plan: &ListenerPlan,
@@ -343,8 +345,8 @@ impl Listeners {
         wanted
     }
 
-    /// As [`Listeners::wanted`], for the subsystems of a node of a cluster: every listener. Those
-    /// of volumes are inaccessible until the cluster sets their states.
+    /// As [`Listeners::wanted`], for the subsystems of a node of a cluster: every listener. The
+    /// listeners of volumes start as inaccessible (ANA), until the cluster sets their states.
     fn wanted_of_cluster(
         &self,
         engine: &Engine,
@@ -508,7 +510,7 @@ fn call(nqn: &str, ana: Option<&str>, path: &Path, listener: Option<&Listener>) 
     params
 }
 
-/// The volume's policy does not admit hosts over the listener's transport.
+/// Marks a listener as withheld from hosts, because the volume's policy excludes its transport.
 fn withhold_by_policy(params: &mut Value) {
     params["withheld"] = true.into();
     params["withheld_reason"] = "transport_policy".into();
@@ -589,7 +591,7 @@ impl Path {
     }
 }
 
-/// Actual state of an added RDMA listener: its device may be gone.
+/// Actual state of an added RDMA listener. Not listening if its device was removed or failed.
 pub fn of_rdma(engine: &Engine, address: SocketAddr) -> Actual {
     let plug = engine.rdma.plug();
     match plug.and_then(|plug| plug.is_listening(address)) {
@@ -656,7 +658,7 @@ async fn follow(engine: Rc<Engine>) {
     }
 }
 
-/// The word for the requested state in replies.
+/// The name of the requested state in replies.
 pub fn wanted(path: &Path) -> &'static str {
     match (path.setting, path.withheld) {
         (_, true) => "withheld",

@@ -1,12 +1,13 @@
-//! Storage pools of the daemon: the open ones, and the block devices of their volumes.
+//! The storage pools that this daemon has open, and the bdevs of their lvols.
 //!
 //! ```text
-//!   create, import   claim the disk ▸ a keeper on a reactor ▸ every volume is a bdev
-//!   disk goes        bdevs removed ▸ keeper ended; imported again when the disk is back
+//!   create, import   claim the disks ▸ a keeper on a reactor ▸ every lvol is a bdev
+//!   disk removed     bdevs removed ▸ keeper ended; imported again when the disk is back
 //!   close            queues closed ▸ keeper ended
 //! ```
 //!
-//! The contents of a pool are on its disk. The journal only has `pool/<uuid>`: the import.
+//! The contents of a pool are on its disks. The journal has one record per pool, `pool/<uuid>`: the
+//! call that imports it.
 
 mod closing;
 pub mod copies;
@@ -58,24 +59,25 @@ pub use removal::{keep_disk, remove_disk};
 pub use report::for_doctor;
 pub use space::{recount, take_counts};
 
-/// The method that the journal has for a pool.
+/// The method of a pool's journal record.
 pub const IMPORT: &str = "pool_import";
-/// How long cores may take to close their queues, and a disk to answer a command.
+/// Time limit for reactors to close their queues, and for a disk to answer a command.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// An opening reads the whole log: it may take so many times as long.
+/// Factor of the time limit for opening a pool, which reads the whole log.
 const OPENINGS: u32 = 6;
 
 pub struct Pools {
     open: RefCell<BTreeMap<Uuid, Rc<OpenPool>>>,
-    /// Pools whose disk went away, by the disk's name.
+    /// Pools that the journal has and that are not open, because a disk was removed or the import
+    /// failed, by the names of their disks.
     lost: RefCell<BTreeMap<String, Uuid>>,
-    /// Those that were open when it went.
+    /// Pools that were closed because a disk was removed, by UUID.
     gone: RefCell<BTreeMap<Uuid, Gone>>,
     /// Devices that pools lack and try to claim again, and those of commands in progress.
     external: external::Pending,
-    /// A lost disk appeared while the daemon was starting.
+    /// A disk of a pool in `lost` appeared while the daemon was starting.
     came_early: Cell<bool>,
-    /// Serialises changes. Its owner waits for a disk no longer than `patience`.
+    /// Serialises changes. The holder of the lock waits for a disk for at most `patience`.
     changing: Mutex<()>,
     pub copies: copies::Copies,
     pub(crate) patience: Cell<Duration>,
@@ -96,7 +98,7 @@ impl Default for Pools {
     }
 }
 
-/// A disk that did not answer in time.
+/// The operation in which a disk did not answer in time; `ETIMEDOUT`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Late {
     #[error("the disk does not answer: the pool is not open")]
@@ -130,13 +132,13 @@ pub struct OpenPool {
     /// The reactor with its keeper.
     pub reactor: String,
     pub report: ImportReport,
-    /// Serialises changes of names, and the registration of volumes under them.
+    /// Serialises renames, and the registration of lvols under their names.
     pub names: Arc<Mutex<()>>,
-    /// The keeper was told to end, and has not ended in time.
+    /// The keeper was asked to end and did not end in time.
     is_closing: Cell<bool>,
-    /// The pool is no more, whatever its disks answered.
+    /// The pool was deleted, even if its disks did not confirm it.
     is_deleted: Cell<bool>,
-    /// The name that it gets when its disk answers.
+    /// The name of a rename in progress.
     new_name: RefCell<Option<String>>,
 }
 
@@ -156,15 +158,15 @@ pub fn state_word(state: PoolState) -> &'static str {
 }
 
 impl Pools {
-    /// The pools whose keepers live.
+    /// The pools whose keepers run.
     pub fn list(&self) -> Vec<Rc<OpenPool>> {
         let open = self.open.borrow();
         let live = open.values().filter(|pool| !pool.is_closed());
         live.cloned().collect()
     }
 
-    /// True when a disk of a lost pool has appeared during the start, or all names of a lost pool's
-    /// disks are there.
+    /// True when a disk of a lost pool has appeared during the start (once), or when all disks of a
+    /// lost pool are present.
     pub fn have_come(&self, plane: &Plane) -> bool {
         let lost = self.lost.borrow();
         let is_complete = |id: &Uuid| {
@@ -174,7 +176,7 @@ impl Pools {
         self.came_early.take() || lost.values().any(is_complete)
     }
 
-    /// Drops pools without a keeper: their handles claim the disk.
+    /// Drops pools whose keepers have ended; their handles hold claims on the disks.
     fn forget_closed(&self) {
         let mut open = self.open.borrow_mut();
         open.retain(|_, pool| !pool.is_closed());
@@ -203,7 +205,7 @@ impl Pools {
         names.flatten().collect()
     }
 
-    /// Checks that no open pool has a name, nor gets it.
+    /// Refuses a name that an open pool has, or gets by a rename in progress.
     fn check_free(&self, field: &str, name: &str) -> Result<(), RpcError> {
         if !self.names().iter().any(|other| other == name) {
             return Ok(());
@@ -212,7 +214,8 @@ impl Pools {
         Err(RpcError::errno(Errno::EEXIST, cause).field(field))
     }
 
-    /// Waits for a disk, for a caller that has a lock.
+    /// Waits for work of a disk, for a caller that holds a lock: at most `patience`, six times as
+    /// long for [`Late::Open`].
     async fn in_time<T>(&self, late: Late, work: impl Future<Output = T>) -> Result<T, RpcError> {
         let patience = match late {
             Late::Open => self.patience.get() * OPENINGS,
@@ -239,7 +242,7 @@ impl OpenPool {
         }
     }
 
-    /// The present state of a volume.
+    /// An lvol with its space in use.
     pub async fn lvol(&self, id: Uuid) -> Result<LvolInfo, RpcError> {
         let counted = self.run(Command::Count { lvol: id }).await?;
         let found = match counted {
@@ -249,7 +252,7 @@ impl OpenPool {
         found.ok_or_else(|| RpcError::errno(Errno::ENODEV, format!("{id} was deleted meanwhile")))
     }
 
-    /// Volumes and snapshots, without their space.
+    /// Lvols without the space that they use.
     pub async fn list_names(&self) -> Result<Vec<LvolInfo>, RpcError> {
         match self.run(Command::Names).await? {
             Outcome::List(list) => Ok(list),
@@ -320,17 +323,17 @@ pub async fn create(
 /// The pool that a caller imports.
 #[derive(Debug, Default)]
 pub struct ImportRequest {
-    /// `None`: any.
+    /// The pool's UUID. `None`: any pool on the disk.
     pub id: Option<Uuid>,
-    /// The name that it gets. Default: its own.
+    /// The name that the pool gets; `None`: it keeps its name.
     pub new_name: Option<String>,
-    /// Another daemon may have it open.
+    /// Import the pool even if another daemon may have it open.
     pub force: bool,
     /// The disks as they were last seen.
     pub known: Vec<KnownDisk>,
 }
 
-/// Imports the pool on a device, and registers its volumes.
+/// Imports the pool on a device, and registers its lvols as bdevs.
 pub async fn import(
     engine: &Rc<Engine>,
     disk: &str,
@@ -351,8 +354,8 @@ pub async fn import(
     imported
 }
 
-/// Imports a pool. The caller has the gate of changes. The journal changes last: an import that
-/// fails leaves the record of an earlier one as it was.
+/// Imports a pool. The caller holds [`Pools::changing`]. The journal changes last: a failed import
+/// leaves an earlier record unchanged.
 async fn import_one(
     engine: &Rc<Engine>,
     disk: &str,
@@ -452,9 +455,9 @@ async fn import_one(
     Ok(pool)
 }
 
-/// Gives a pool another name. The devices of its volumes keep their names, which are UUIDs.
+/// Renames a pool. The bdevs of its lvols keep their names, which are UUIDs; their aliases change.
 ///
-/// The disk may answer after the caller has gone: the aliases change then.
+/// If the disk answers late, the aliases change after the caller has its error.
 pub async fn rename(
     engine: &Rc<Engine>,
     pool: &Rc<OpenPool>,
@@ -500,7 +503,7 @@ pub async fn rename(
     renamed.unwrap_or_else(|error| Err(RpcError::internal(error.to_string())))
 }
 
-/// Opens a pool on a reactor. A pool that opens late is closed again by `undo`.
+/// Opens a pool on a reactor. A pool that opens after the time limit is closed again by `undo`.
 async fn open<Work>(
     engine: &Rc<Engine>,
     devices: &ImportDisks,
@@ -566,7 +569,7 @@ async fn store_import(engine: &Engine, pool: &OpenPool) -> Result<(), RpcError> 
     engine.journal.commit(Change(vec![Edit::Put(record)])).await
 }
 
-/// The name of the disk that it has after the next start, too.
+/// The name of a disk for the journal: the one that it has after the next start.
 fn lasting_name(engine: &Engine, plane: &Plane, disk: &str) -> String {
     let layer = plane.bdevs.lookup(disk);
     let name = layer.map_or_else(|| disk.to_owned(), |layer| layer.name().to_owned());
@@ -581,7 +584,7 @@ pub fn least_loaded(engine: &Engine, plane: &Plane) -> Option<ReactorHandle> {
     plane.reactors.iter().min_by_key(load).cloned()
 }
 
-/// Registers the devices of all volumes.
+/// Registers the bdevs of all lvols.
 async fn register_all(engine: &Rc<Engine>, pool: &OpenPool) -> Result<(), RpcError> {
     let work = async {
         let _names = pool.names.lock().await;
@@ -594,7 +597,7 @@ async fn register_all(engine: &Rc<Engine>, pool: &OpenPool) -> Result<(), RpcErr
     pools.in_time(Late::Register, work).await?
 }
 
-/// The registered devices of a pool's volumes.
+/// The registered bdevs of a pool's lvols.
 fn lvols_of(plane: &Plane, id: Uuid) -> Vec<Arc<Lvol>> {
     let all = plane.bdevs.list();
     let lvols = all
@@ -603,13 +606,13 @@ fn lvols_of(plane: &Plane, id: Uuid) -> Vec<Arc<Lvol>> {
     lvols.filter(|lvol| lvol.pool() == id).collect()
 }
 
-/// Makes namespaces and devices on volumes of pools that were imported late.
+/// Starts to replay the journal records that wait for bdevs of a pool imported after the start.
 pub fn replay(engine: &Rc<Engine>) {
     let engine = Rc::clone(engine);
     tokio::task::spawn_local(async move { deferred::replay_waiting(&engine).await });
 }
 
-/// A disk appeared: if it is a lost one, its pool is imported again.
+/// Imports a lost pool again when one of its disks appears.
 pub async fn disk_appeared(engine: &Rc<Engine>, disk: &str) {
     let pools = &engine.devices.pools;
     // A disk that returns at once: its pool is being closed, and is noted as lost after that.

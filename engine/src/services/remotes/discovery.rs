@@ -1,5 +1,5 @@
-//! Discovery services that this daemon follows: the subsystems that each lists, and the controllers
-//! that are attached for them.
+//! Discovery controllers that this daemon follows: the subsystems that each lists, and the
+//! controllers that are attached for these.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -14,8 +14,8 @@ use tokio::sync::Notify;
 
 use crate::values::address::{canonical_host, canonical_port};
 
-/// An address of a subsystem, as a discovery log names it, in SPDK's words. The address and the
-/// port have one spelling.
+/// An address of a subsystem from a discovery log entry, in SPDK's spelling; addresses and ports
+/// are normalised.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
 pub struct SubsystemAddress {
     pub trtype: &'static str,
@@ -26,7 +26,7 @@ pub struct SubsystemAddress {
 }
 
 impl SubsystemAddress {
-    /// `None`: another transport than TCP and RDMA.
+    /// `None`: the transport is neither TCP nor RDMA.
     pub fn of(record: &DiscoveryRecord) -> Option<Self> {
         let traddr = canonical_host(&record.traddr);
         Some(Self {
@@ -52,7 +52,7 @@ impl SubsystemAddress {
 pub struct DiscoveredPath {
     pub name: String,
     pub place: SubsystemAddress,
-    /// Since when the log lacks it.
+    /// Since when the discovery log does not list the path. `None`: it does.
     pub missing_since: Option<Instant>,
 }
 
@@ -63,7 +63,8 @@ impl DiscoveredPath {
     }
 }
 
-/// Paths that were detached by hand. They stay detached until the log changes for their subsystem.
+/// Paths that were detached by a call. They stay detached until the log's entries for their
+/// subsystem change.
 #[derive(Debug, Default)]
 pub struct DetachedByHand {
     /// The paths of the last log, by subsystem.
@@ -72,7 +73,7 @@ pub struct DetachedByHand {
 }
 
 impl DetachedByHand {
-    /// Takes the paths of a log, and the paths that were detached since the last log.
+    /// Takes the paths of a new log, and those that were detached since the log before.
     pub fn update(
         &mut self,
         places: &[SubsystemAddress],
@@ -94,10 +95,10 @@ impl DetachedByHand {
     }
 }
 
-/// A discovery service.
+/// A discovery controller that this daemon follows, on the management thread.
 pub struct Discovery {
     pub name: String,
-    /// Its own address.
+    /// Address of the discovery controller.
     pub place: SubsystemAddress,
     /// Names of controllers by subsystem, also of subsystems that are not listed now: a subsystem
     /// that returns gets its former name.
@@ -105,16 +106,16 @@ pub struct Discovery {
     /// The paths that are attached for it.
     pub listed: RefCell<Vec<DiscoveredPath>>,
     pub referrals: RefCell<Vec<SubsystemAddress>>,
-    /// Names were chosen that the store does not have.
+    /// `names` has entries that are not stored yet.
     pub has_unstored_names: Cell<bool>,
     /// Paths that could not be attached or detached, each with the reason.
     pub refused: RefCell<Vec<(SubsystemAddress, String)>>,
-    /// Attempts in a row, since the last log was read, after which a path was refused.
+    /// Number of attempts, since the last log was read, in which some path was refused.
     pub attempts: Cell<u32>,
     pub detached_by_hand: RefCell<DetachedByHand>,
-    /// Records of the last log that could not be parsed, and the first error.
+    /// Number of entries of the last log that could not be parsed, and the first error.
     pub malformed: RefCell<(usize, Option<DiscoveryError>)>,
-    /// Records of the last log that were not read, because the log is too long.
+    /// Number of entries of the last log that were not read, because the log is too long.
     pub unread: Cell<u64>,
     pub state: RefCell<ControllerState>,
     /// The log was read on the present connection.
@@ -125,7 +126,7 @@ pub struct Discovery {
     pub is_complete: Cell<bool>,
     pub is_stopping: Cell<bool>,
     pub has_ended: Cell<bool>,
-    /// Notified after each change of the above.
+    /// Notified when a field above changes.
     pub changed: Notify,
 }
 
@@ -153,8 +154,8 @@ impl Discovery {
         }
     }
 
-    /// Notes that the log was read. The absence of a path counts from the first log of a
-    /// connection: a target that restarts lists its subsystems one by one.
+    /// Marks the log as read on the present connection. The first log of a connection resets
+    /// `missing_since`: a target that restarts lists its subsystems one by one.
     pub fn log_was_read(&self) {
         if !self.is_current.replace(true) {
             let mut listed = self.listed.borrow_mut();
@@ -162,20 +163,20 @@ impl Discovery {
         }
     }
 
-    /// Resolves when its task must end.
+    /// Resolves when the service's task must end.
     pub async fn stopping(&self) {
         while !self.is_stopping.get() {
             self.changed.notified().await;
         }
     }
 
-    /// Has its task disconnect and end.
+    /// Makes the task of the service disconnect and end.
     pub fn stop(&self) {
         self.is_stopping.set(true);
         self.changed.notify_waiters();
     }
 
-    /// SPDK's word for the state of the connection to the service.
+    /// The state of the connection to the discovery controller, as SPDK names it.
     pub fn state_word(&self) -> &'static str {
         match &*self.state.borrow() {
             ControllerState::Live => "enabled",
@@ -185,7 +186,8 @@ impl Discovery {
         }
     }
 
-    /// Why the service is not connected, or its log could not be read.
+    /// The reason that the discovery controller is not connected, or that its log could not be
+    /// read.
     pub fn problem(&self) -> Option<String> {
         match &*self.state.borrow() {
             ControllerState::Waiting { error, .. } | ControllerState::Failed(error) => {
@@ -218,7 +220,7 @@ impl Discoveries {
         self.0.borrow_mut().remove(name);
     }
 
-    /// The controller of a subsystem that a service lists now, else that one listed before.
+    /// The name of the controller for a subsystem that a service lists now, or else listed before.
     pub fn name_of(&self, subnqn: &str) -> Option<String> {
         let all = self.list();
         let listed = all.iter().find_map(|one| {
@@ -242,7 +244,7 @@ impl Discoveries {
             .collect()
     }
 
-    /// Ends the tasks of all services; controllers stay.
+    /// Ends the tasks of all services, waiting until `deadline`. Attached controllers stay.
     pub async fn close(&self, deadline: tokio::time::Instant) {
         let all = std::mem::take(&mut *self.0.borrow_mut());
         all.values().for_each(|one| one.stop());

@@ -17,27 +17,28 @@ use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
 
-/// Time between two looks at a snapshot that is made or deleted.
+/// Polling interval while a snapshot is made or deleted.
 const LOOK: Duration = Duration::from_millis(50);
-/// Time for the nodes to make a snapshot, also while another node takes the volume.
+/// Time limit for the nodes to make a snapshot, including the time in which another node takes the
+/// volume.
 const MADE: Duration = Duration::from_secs(20);
-/// Time for a node to delete an lvol.
+/// Time limit for a node to delete an lvol.
 const DELETED: Duration = Duration::from_secs(10);
 
-/// A snapshot, as this node sees the cluster.
+/// A snapshot, as etcd and the lists of this node show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeSnapshot {
     pub id: Uuid,
     pub name: String,
     pub volume: Uuid,
-    /// Bytes of the volume.
+    /// Size of the volume in bytes.
     pub bytes: u64,
-    /// Seconds since 1970; `None`: it is not made yet.
+    /// Unix time in seconds; `None`: the snapshot is not made yet.
     pub created: Option<u64>,
     pub state: VolumeSnapshotState,
     /// The reason of the state.
     pub why: Option<String>,
-    /// The node with its lvol.
+    /// The node with the snapshot's lvol.
     pub node: Option<Uuid>,
     pub pool: Option<Uuid>,
     pub lvol: Option<Uuid>,
@@ -92,7 +93,7 @@ fn view(running: &Running, id: Uuid, key: &SnapshotKey) -> VolumeSnapshot {
     }
 }
 
-/// Refuses while a node of the cluster does not know snapshots: it would not carry them out.
+/// Refuses while a node of the cluster runs a version without snapshots.
 async fn must_know_snapshots(running: &Running) -> Result<(), RpcError> {
     let without = running
         .operator
@@ -111,8 +112,8 @@ async fn must_know_snapshots(running: &Running) -> Result<(), RpcError> {
         .remedy("upgrade all nodes, and remove those that never return: nacre cluster nodes"))
 }
 
-/// Makes a snapshot of the volume under the id, or finds the one of an earlier call. It has every
-/// write that was acknowledged before the first call.
+/// Makes a snapshot of the volume with this id, or finds the one of an earlier call. It contains
+/// every write that was acknowledged before the first call.
 pub async fn create_snapshot(
     engine: &Rc<Engine>,
     volume: Uuid,
@@ -151,7 +152,7 @@ fn deleted(id: Uuid) -> RpcError {
     RpcError::errno(Errno::EAGAIN, cause)
 }
 
-/// The error of the node that was to cut. Nothing stays of the snapshot.
+/// The error of the node that failed to take the snapshot. Deletes the snapshot.
 async fn failed(running: &Running, id: Uuid, key: &SnapshotKey) -> RpcError {
     if let Err(error) = running.operator.snapshots().delete(id).await {
         debug!(%error, "a snapshot that failed stays listed");
@@ -162,7 +163,7 @@ async fn failed(running: &Running, id: Uuid, key: &SnapshotKey) -> RpcError {
     }
 }
 
-/// The error of a snapshot that is not made in time. It may be made later.
+/// The error of a snapshot that is not made in time. It may still be made later.
 async fn late(running: &Running, key: &SnapshotKey) -> RpcError {
     let sources = running.operator.snapshots().sources(key.volume()).await;
     let why = match (sources, key.node()) {

@@ -1,11 +1,11 @@
-//! The snapshots of volumes in etcd (`snap/S`), as far as this node has a part in them.
+//! The snapshots of volumes in etcd (`snap/S`): the steps that this node takes.
 //!
 //! ```text
-//!   asked    the holder, or without one the node of the first replica in sync: names a replica
-//!   chosen   the replica's node: cuts its lvol ▸ there, if the volume's record has not changed
-//!            the chooser: asks again if that node has no lease any more
-//!   there    its node: says when the lvol is away
-//!   former   its node: deletes the lvol ▸ the key goes with the last one
+//!   asked    the holder, or without one the node of the first replica in sync, chooses a replica
+//!   chosen   the replica's node takes a snapshot of its lvol ▸ there, if the volume's record is
+//!            the same; the chooser asks again if that node has no lease any more
+//!   there    the lvol's node reports when the lvol is missing
+//!   former   the lvol's node deletes the lvol ▸ the key is deleted with the last one
 //! ```
 //!
 //! Each step is one transaction that compares what the step saw, so two nodes that act at once do
@@ -52,40 +52,41 @@ pub use self::calls::{
     snapshot_source, snapshots,
 };
 
-/// Time for a label to follow the volume's record, and for a pool to open.
+/// Pause before a retry while a label does not show the volume's record yet, or a pool is not open.
 const AGAIN: Duration = Duration::from_millis(200);
-/// Snapshots with a task at a time; the others wait for the next look. A task that is older than
+/// Most snapshots with a task at a time; the others wait for the next round. A task older than
 /// [`HANGS`] waits for a pool that does not answer, and does not count.
 const AT_ONCE: usize = 16;
 const HANGS: Duration = Duration::from_secs(10);
-/// Cuts of one snapshot before it fails: each replica has its turn.
+/// Most attempts to take one snapshot, so that each replica has its turn.
 const CUTS: u32 = MAX_REPLICAS as u32;
 
 #[derive(Default)]
 pub(super) struct Snapshots {
-    /// Snapshots with a task, and when it began.
+    /// Snapshots with a task, and the start of the task.
     busy: RefCell<BTreeMap<Uuid, Instant>>,
-    /// The last one whose task was started: the next look begins behind it, so that steps that fail
-    /// again and again do not keep the others waiting.
+    /// The snapshot whose task was started last. The next round begins after it, so that steps that
+    /// fail again and again do not delay the others.
     last: Cell<Uuid>,
-    /// Since when the lvols of snapshots are away.
+    /// Since when the lvols of snapshots are missing.
     away: RefCell<BTreeMap<Uuid, Instant>>,
     not_done: LastErrors<Uuid>,
 }
 
-/// A step of this node.
+/// A step for this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum CutStep {
     Choose,
     Cut(Cut),
-    /// The node that was to cut has no lease.
+    /// The node that was chosen has no lease any more: choose again.
     AskAgain,
-    /// The lvol is away, or there again.
+    /// Report that the lvol is missing, or (`None`) present again.
     Note(Option<CutProblem>),
     Remove(Cut),
 }
 
-/// Follows the snapshots until the daemon ends. Changes of other keys count at the next look.
+/// Runs the steps of snapshots until the daemon ends. Changes of keys other than `snap/` take
+/// effect at the next interval.
 pub(super) async fn follow(engine: Rc<Engine>, running: Rc<Running>) {
     loop {
         let changed = running.inbox.snapshots_changed();
@@ -98,7 +99,7 @@ pub(super) async fn follow(engine: Rc<Engine>, running: Rc<Running>) {
 }
 
 impl Snapshots {
-    /// Starts the steps that are this node's. A step that fails is tried again at the next look.
+    /// Starts the steps for this node. A step that fails is repeated in the next round.
     pub(super) fn look(&self, engine: &Rc<Engine>, running: &Rc<Running>) {
         let state = running.node.borrow().as_ref().map(Node::state);
         let Some(NodeState::In { incarnation, .. }) = state else {
@@ -179,7 +180,8 @@ impl Snapshots {
         }
     }
 
-    /// Why the lvol of a snapshot is not there; `known`: the reason in etcd.
+    /// The reason that the lvol of a snapshot is missing; `None`: it is present. `known` is the
+    /// reason in etcd, which stays for the first 60 s.
     fn problem(
         &self,
         engine: &Engine,
@@ -213,14 +215,14 @@ impl Snapshots {
     }
 }
 
-/// All, beginning behind the last one whose step was started.
+/// All entries, beginning after `last`.
 fn in_turn<Key>(all: &BTreeMap<Uuid, Key>, last: Uuid) -> impl Iterator<Item = (&Uuid, &Key)> {
     let behind = all.range((Bound::Excluded(last), Bound::Unbounded));
     behind.chain(all.range(..=last))
 }
 
-/// True if this node holds the volume, or no node does and this one has a replica of it. The node
-/// that chooses looks at etcd again.
+/// True if this node holds the volume, or no node does and this node has a replica of it. [`take`]
+/// compares with etcd again.
 fn may_choose(running: &Running, key: &SnapshotKey) -> bool {
     let wanted = running.inbox.wanted(key.volume());
     let Some(role) = wanted.and_then(|wanted| wanted.role) else {
@@ -336,7 +338,7 @@ async fn take(
     }
 }
 
-/// The replicas that this node may have cut, its own ones first. None: another node chooses, or the
+/// The replicas that this node may choose, its own first. Empty if another node chooses, or if
 /// replicas may differ at this moment.
 fn candidates(
     engine: &Engine,
@@ -361,9 +363,8 @@ fn candidates(
     may_be
 }
 
-/// The replicas that the open volume writes to. None while blocks of its replicas differ, which
-/// were being written when a holder stopped or a write failed: a host may have read either
-/// contents.
+/// The replicas that the open volume writes to. Empty while blocks of its replicas may differ after
+/// a crash or a failed write: a host may have read either contents.
 fn used(opened: &[ReplicaStatus], replicas: &[CutSource]) -> Vec<CutSource> {
     let reconciles = may_differ(opened);
     let is_used = |source: &CutSource| {
@@ -385,16 +386,17 @@ fn may_differ(opened: &[ReplicaStatus]) -> bool {
     })
 }
 
-/// An lvol that was cut.
+/// The result of taking the snapshot of an lvol.
 enum Made {
     Counts(Rc<OpenPool>),
-    /// Its label does not say yet that the replica is in sync: no volume could begin with it. The
+    /// The label does not show the replica as in sync yet, so no volume could be opened from the
+    /// lvol.
     /// record of the volume says so first.
     Early,
 }
 
-/// Cuts the lvol of the replica, or finds the cut that this node made before it was restarted: it
-/// counts as well, if the volume's record has not changed since the choice.
+/// Takes a snapshot of the replica's lvol, or finds the one that this node took before a restart,
+/// which is valid if the volume's record has not changed since the choice.
 async fn make(
     engine: &Rc<Engine>,
     id: Uuid,
@@ -436,8 +438,8 @@ async fn make(
     })
 }
 
-/// True if a volume can begin with the lvol of this label. Replicas that no holder closed may
-/// differ, and nothing makes them equal before a node serves the volume.
+/// True if a volume can be opened from the lvol of this label. Refuses replicas that no holder
+/// closed: they may differ until a node serves the volume again.
 fn counts(label: Option<&Label>, volume: Uuid, is_held: bool) -> Result<bool, RpcError> {
     let Some(label) = label.filter(|label| label.volume == volume) else {
         return Ok(false);
@@ -455,7 +457,7 @@ fn counts(label: Option<&Label>, volume: Uuid, is_held: bool) -> Result<bool, Rp
     Ok(own.is_some_and(|own| own.state == LabelState::InSync))
 }
 
-/// Deletes an lvol that does not count any more.
+/// Deletes an lvol of a snapshot that is not needed any more.
 async fn remove(engine: &Rc<Engine>, cut: &Cut) -> Result<(), RpcError> {
     let lvol = cut.lvol;
     if let Ok((pool, found)) = pools::find_lvol(engine, "lvol", &lvol.to_string()) {
