@@ -1,4 +1,4 @@
-//! Checks the calls of clients against their role and the daemon's phase, and counts them.
+//! Checks the calls of clients against their roles and the daemon's phase, and counts the calls.
 
 use std::cell::{Cell, RefCell};
 use std::os::unix::fs::MetadataExt;
@@ -24,14 +24,14 @@ use crate::rpc::folder;
 use crate::rpc::method::MethodEntry;
 use crate::rpc::{Class, Role, RpcError};
 
-/// The rules for clients, and the number of their calls.
+/// The access rules for clients, the audit log, and the number of calls.
 pub struct Calls {
     counts: Cell<CallCounts>,
     rules: RefCell<settings::Rpc>,
     access: RefCell<Access>,
     socket_access: watch::Sender<SocketAccess>,
     pub audit: AuditLog,
-    /// The administration page, whose users are clients.
+    /// The administration page, whose users are clients too.
     pub page: Page,
 }
 
@@ -43,7 +43,7 @@ pub struct CallCounts {
     pub refused: u64,
 }
 
-/// The client of one call.
+/// A client of the management socket, with its role.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Client {
     pub caller: Rc<Caller>,
@@ -61,7 +61,8 @@ impl Client {
 }
 
 impl Calls {
-    /// Looks up the names of users and groups, for at most [`NAMES_LIMIT`].
+    /// Applies the rules. Looks up the names of users and groups, which blocks for at most
+    /// [`NAMES_LIMIT`].
     pub fn new(rules: &settings::Rpc, audit: AuditLog) -> Self {
         let access = resolve(rules);
         Self {
@@ -74,16 +75,16 @@ impl Calls {
         }
     }
 
-    /// Applies other rules; they count for connected clients, too. If the name service does not
-    /// answer, users and groups keep their old roles; certificates and lists of methods need no
-    /// names, and change all the same.
+    /// Replaces the rules, for connected clients too. If the name service does not answer within
+    /// [`NAMES_LIMIT`], this is an error: users and groups keep their old roles, and only the rules
+    /// for certificates and for lists of methods change.
     pub async fn change_rules(&self, rules: settings::Rpc) -> anyhow::Result<()> {
         let looked_up = of_daemon_on_a_thread(&rules, rustix::process::geteuid().as_raw())?;
         let looked_up = tokio::time::timeout(NAMES_LIMIT, looked_up).await;
         self.change_to(rules, looked_up.ok().transpose()?)
     }
 
-    /// `looked_up`: the rules with their names, unless the name service has not answered.
+    /// `looked_up`: the rules with their names; `None` if the name service has not answered.
     fn change_to(
         &self,
         rules: settings::Rpc,
@@ -110,12 +111,12 @@ impl Calls {
         Ok(())
     }
 
-    /// The rules in effect, as written.
+    /// The rules in effect, as the configuration has them.
     pub fn rules(&self) -> settings::Rpc {
         self.rules.borrow().clone()
     }
 
-    /// Who must be able to open the socket, now and after each change.
+    /// The users and groups that the socket must admit, now and after each change.
     pub fn socket_access(&self) -> watch::Receiver<SocketAccess> {
         self.socket_access.subscribe()
     }
@@ -131,7 +132,7 @@ impl Calls {
         self.counts.set(counts);
     }
 
-    /// The client with its role. Refuses one without.
+    /// The client with its role. Refuses a caller without a role.
     pub fn client(&self, caller: &Rc<Caller>) -> Result<Client, RpcError> {
         match self.role(caller) {
             Some(role) => Ok(Client {
@@ -159,8 +160,8 @@ impl Calls {
         access.permits(access::role(), entry.name, entry.class)
     }
 
-    /// Checks the client's role, and begins the record of a call of an audited class, or of one
-    /// that may change something. A refused call has a record, too.
+    /// Checks the client's role. Begins an audit record if the method's class is audited or the
+    /// call may change something; refused calls have a record too.
     pub async fn begin(
         &self,
         client: &Client,
@@ -193,12 +194,11 @@ impl Calls {
     }
 }
 
-/// How long the name service may take. Names are looked up at the start and at a reload, never when
-/// a client connects.
+/// Time limit for the name service. Names are looked up at the start and at a reload, never when a
+/// client connects.
 const NAMES_LIMIT: Duration = Duration::from_secs(5);
 
-/// The rules with their names looked up. Names that the name service does not answer in time have
-/// no role.
+/// The rules with names looked up. Names without an answer in time have no role.
 fn resolve(rules: &settings::Rpc) -> Access {
     let own_uid = rustix::process::geteuid().as_raw();
     let numbers = of_daemon(rules, own_uid, |texts| {
@@ -216,7 +216,7 @@ fn resolve(rules: &settings::Rpc) -> Access {
     known(looked_up.and_then(Result::ok).unwrap_or(numbers))
 }
 
-/// As [`resolve`], without a limit, on a thread that no other work waits for.
+/// Looks up the names without a limit, on a thread of its own.
 fn of_daemon_on_a_thread(
     rules: &settings::Rpc,
     own_uid: u32,
@@ -228,7 +228,7 @@ fn of_daemon_on_a_thread(
     Ok(receiver)
 }
 
-/// Logs each name that the machine does not know.
+/// Logs the names that the machine does not know.
 fn known((access, unknown): (Access, Vec<String>)) -> Access {
     for unknown in unknown {
         warn!("[rpc.access] entry ignored: {unknown}");
@@ -236,7 +236,8 @@ fn known((access, unknown): (Access, Vec<String>)) -> Access {
     access
 }
 
-/// The rules of a daemon of this user, and a text for each name that the machine does not know.
+/// The rules of a daemon that runs as `own_uid`, and a text for each name that the machine does not
+/// know.
 fn of_daemon(
     rules: &settings::Rpc,
     own_uid: u32,
@@ -265,7 +266,7 @@ fn of_daemon(
     (access, all_unknown)
 }
 
-/// The socket that the doctor should find at this path. May ask the network.
+/// The socket that the doctor should find at `path`. May query the name service over the network.
 pub fn expected_socket(rules: &settings::Rpc, path: &Path) -> doctor::Socket {
     let owner = std::fs::metadata(path).map(|metadata| metadata.uid());
     let own_uid = owner.unwrap_or_else(|_| rustix::process::geteuid().as_raw());
@@ -283,7 +284,7 @@ pub fn expected_socket(rules: &settings::Rpc, path: &Path) -> doctor::Socket {
     }
 }
 
-/// Checks whether a client may call the method in this phase of the daemon.
+/// Refuses a method that cannot be called in this phase of the daemon.
 pub fn check_phase(phase: Phase, entry: &MethodEntry<Engine>) -> Result<(), RpcError> {
     match phase {
         Phase::Startup if !entry.callable(false) => {
@@ -305,10 +306,10 @@ pub fn check_phase(phase: Phase, entry: &MethodEntry<Engine>) -> Result<(), RpcE
     }
 }
 
-/// Replaces the paths of key files and of the store key, and sealed keys, in an answer or refusal
-/// for a viewer: key `web1` in place of `/etc/nacre/keys/web1`; and the URLs of webhooks, whose
-/// paths can be secrets, by their origins. By value and not by field, so that it covers saved
-/// configurations, stored objects, events and the causes of errors.
+/// Hides secrets' places in a reply or an error for a viewer. The paths of key files and of the
+/// store key, and sealed keys, become names: `key web1` in place of `/etc/nacre/keys/web1`. The
+/// URLs of webhooks, whose paths can be secrets, become their origins. Replaces values wherever
+/// they occur, so saved configurations, stored objects, events and error texts are covered.
 pub fn for_viewer(
     engine: &Engine,
     outcome: Result<Box<RawValue>, RpcError>,
@@ -383,7 +384,7 @@ pub fn for_viewer(
     }
 }
 
-/// True if answers of this call hide the paths of key files and the URLs of webhooks.
+/// True if [`for_viewer`] applies to the replies of this client.
 pub fn is_viewer(client: &Client) -> bool {
     client.role < Class::Operate.role()
 }

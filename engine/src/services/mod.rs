@@ -1,5 +1,5 @@
-//! The services: each owns one kind of object of the daemon. [`Engine`] has one of each. It is the
-//! state on which RPC methods work, and the single entry point of calls.
+//! The services: each owns one kind of the daemon's objects. [`Engine`] owns the services. It is
+//! the state that RPC methods work on, and calls enter through it.
 //!
 //! ```text
 //!   methods ─▶ Engine ─┬─ calls        clients, their roles and calls
@@ -21,8 +21,8 @@
 //!                      └─ deferred     devices whose base does not exist yet
 //! ```
 //!
-//! RPC methods use services. Services never use methods; a service that needs a method's work calls
-//! it by name, through the engine.
+//! RPC methods use services. Services do not import methods. A service that needs a method calls it
+//! by name, through [`Engine::own_call`] or [`Engine::declared_call`].
 
 pub mod alerts;
 pub mod backup;
@@ -95,7 +95,7 @@ use crate::services::remotes::Remotes;
 use crate::services::volumes::Volumes;
 use crate::store::Record;
 
-/// Settings that a new configuration changes while the daemon runs.
+/// Settings that change when the configuration is reloaded.
 #[derive(Debug, Clone)]
 pub struct Tunables {
     pub deadline_s: u64,
@@ -109,7 +109,7 @@ pub struct Tunables {
     pub rpc_tls: Option<Arc<ServerTls>>,
 }
 
-/// The present settings, and the wake-up of tasks that depend on them.
+/// The present settings, and the notification of their changes.
 struct CurrentTunables {
     current: RefCell<Tunables>,
     changed: Notify,
@@ -127,9 +127,10 @@ impl CurrentTunables {
 /// Locks that order calls.
 #[derive(Debug, Default)]
 struct CallLocks {
-    /// Changes lock it exclusively. Reads wait for earlier changes; the lock is fair.
+    /// Changing calls hold it exclusively; reading calls share it. It is fair, so a read waits for
+    /// earlier changes.
     gate: RwLock<()>,
-    /// Held during a replay: no two tasks create the same object.
+    /// Held during a replay, so that no two tasks create the same object.
     replaying: Mutex<()>,
 }
 
@@ -154,12 +155,12 @@ pub struct Engine {
     pub rdma: Rdma,
     pub remotes: Remotes,
     pub drives: Drives,
-    /// Reservations that are being stored.
+    /// Reservations on their way to storage.
     pub reservation_jobs: ReservationJobs,
     pub volumes: Volumes,
     /// The cluster that this daemon is a node of.
     pub cluster: Cluster,
-    /// Set by `init`, cleared by `fini`.
+    /// Set by [`Engine::set_plane`] at the start and the end of the data plane.
     plane: RefCell<Option<Rc<Plane>>>,
     locks: CallLocks,
     /// Receivers of messages about events.
@@ -211,7 +212,7 @@ impl Engine {
         }
     }
 
-    /// The data plane. Methods that need it are callable only while it exists.
+    /// The data plane. `EAGAIN` while it does not run; methods that need it cannot be called then.
     pub fn plane(&self) -> Result<Rc<Plane>, RpcError> {
         let plane = self.plane.borrow();
         plane
@@ -223,18 +224,19 @@ impl Engine {
         self.plane.replace(plane)
     }
 
-    /// Waits for changes that were called earlier.
+    /// Waits until the changes that were called earlier have ended.
     pub async fn earlier_changes(&self) {
         drop(self.locks.gate.read().await);
     }
 
-    /// Locks the gate for a changing method of [`Order::Free`]. While the method waits without
-    /// the gate, other calls run.
+    /// Locks the gate for a changing method of [`Order::Free`]. Such a method holds the gate only
+    /// for parts of its work; other calls run between.
     pub async fn changing(&self) -> RwLockWriteGuard<'_, ()> {
         self.locks.gate.write().await
     }
 
-    /// Finds, checks and runs a method, within the deadline, for the daemon's own startup files.
+    /// Finds, checks and runs a method for the daemon's own startup files. `ETIMEDOUT` after the
+    /// deadline; the change goes on.
     pub async fn call(
         self: &Rc<Self>,
         method: &str,
@@ -245,7 +247,7 @@ impl Engine {
         outcome
     }
 
-    /// As [`Engine::call`], for a client of the socket.
+    /// As [`Engine::call`], for a client of a socket: with its role, and with audit records.
     pub async fn call_for(
         self: &Rc<Self>,
         caller: &Rc<Caller>,
@@ -407,7 +409,7 @@ impl Engine {
         }
     }
 
-    /// A call by the daemon itself, exempt from the allow-list and the phase check.
+    /// Runs a method for the daemon itself, without the allow-list and the phase check.
     pub async fn own_call(
         self: &Rc<Self>,
         method: &str,
@@ -416,7 +418,7 @@ impl Engine {
         self.try_call(method, params, Origin::Daemon).await
     }
 
-    /// A call for an object that the configuration file declares.
+    /// Runs a method for an object that the configuration file declares. The result is not stored.
     pub async fn declared_call(
         self: &Rc<Self>,
         method: &str,
@@ -427,8 +429,8 @@ impl Engine {
         self.try_call(method, Some(&params), Origin::Config).await
     }
 
-    /// Fails if the replayed object has since been deleted or changed. Methods that lock the gate
-    /// themselves call it.
+    /// Fails if the object of a replayed record was deleted, changed or created meanwhile. Methods
+    /// of [`Order::Free`] call it after they have locked the gate.
     pub fn refuse_overtaken(&self) -> Result<(), RpcError> {
         if self.journal.is_overtaken() {
             let cause = "the object was deleted, changed or created meanwhile";
@@ -461,7 +463,8 @@ impl Engine {
         allowed.is_empty() || allowed.iter().any(|name| name == method)
     }
 
-    /// Creates a stored object again, unless it exists or was deleted. Call it without the gate.
+    /// Creates the object of a stored record again, unless it exists, was deleted, or waits for a
+    /// base device. The caller must not hold the gate.
     pub async fn replay(self: &Rc<Self>, record: &Record) {
         use crate::journal::EntryState;
         let _one = self.locks.replaying.lock().await;
@@ -523,14 +526,14 @@ impl Engine {
 /// The origin of a call.
 #[derive(Debug)]
 enum Origin {
-    /// With the record of a call that may change something.
+    /// A client, with the audit record if the call is audited or may change something.
     Client(Client, Option<Rc<AuditRecord>>),
     /// A startup file.
     File,
     Daemon,
-    /// Replay of this entry.
+    /// The replay of this entry of the journal.
     Replay(JournalEntry),
-    /// The configuration file; the result is not stored.
+    /// The configuration file. The result is not stored.
     Config,
 }
 

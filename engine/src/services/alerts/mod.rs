@@ -1,4 +1,4 @@
-//! Alerts: messages about events to receivers: those of `[alert]`, and those that calls have added.
+//! Alerts: messages about events to receivers, which are configured in `[alert]` or added by calls.
 //!
 //! ```text
 //!   Notifications ──▶ EventQueue of a receiver ──▶ gather ─▶ send ─▶ again after a pause
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! While a receiver cannot be reached, its events wait in its queue. The next message has the
-//! number of those that were given up or found no room. Everything is asynchronous or on helper
-//! threads, so a receiver that hangs delays only itself.
+//! number of lost events: those that were given up, or did not fit into the queue. Deliveries run
+//! as tasks and on helper threads, so a receiver that hangs delays only itself.
 
 mod send;
 mod silences;
@@ -33,12 +33,13 @@ use crate::services::machine::host_name;
 pub use silences::{Silence, Silences};
 
 const EVENTS_PER_MESSAGE: usize = 100;
-/// Failed attempts in a row after which other receivers get an event about it.
+/// Failed attempts in a row after which `alert_failed` is reported to the other receivers.
 const REPORT_AFTER: u32 = 4;
-/// Longest summary in characters: mail programs show about as many.
+/// Most characters of a summary; mail programs show about as many.
 const SUMMARY: usize = 150;
 
-/// Time limits of deliveries. A receiver's setting limits the age of a message.
+/// Time limit of an attempt, and the pauses between attempts. The receiver's `retry_for_s` limits
+/// the time after which a message is given up.
 #[derive(Debug, Clone, Copy)]
 pub struct DeliveryPace {
     pub attempt: Duration,
@@ -64,7 +65,7 @@ pub struct Alerts {
     pub silences: Rc<Silences>,
     /// The receivers of the configuration file.
     declared: RefCell<Vec<AlertReceiver>>,
-    /// The receivers of calls. One with the name of a declared one takes its place.
+    /// The receivers that calls have added. They replace declared ones with the same name.
     added: RefCell<Vec<AlertReceiver>>,
     /// `None` before the daemon has started its receivers.
     running: RefCell<Option<Vec<Rc<AlertTask>>>>,
@@ -77,20 +78,21 @@ pub struct AlertTask {
     pub receiver: AlertReceiver,
     queue: Rc<EventQueue>,
     state: RefCell<DeliveryState>,
-    /// For one helper thread. Receivers of the same name share it, also after a reload.
+    /// Allows one helper thread at a time. A receiver that is changed keeps the permit of its
+    /// former task.
     permit: Arc<Semaphore>,
     task: RefCell<Option<AbortHandle>>,
 }
 
-/// How the deliveries to a receiver go.
+/// Counts and errors of the deliveries to a receiver.
 #[derive(Debug, Clone, Default)]
 pub struct DeliveryState {
-    /// Messages since the daemon's start.
+    /// Delivered messages.
     pub delivered: u64,
     pub dropped: u64,
     pub failed_attempts: u64,
     pub last_delivery: Option<SystemTime>,
-    /// The latest failure, while attempts fail.
+    /// The latest failure; `None` after a successful delivery.
     pub error: Option<String>,
     pub failing_since: Option<SystemTime>,
     failures: u32,
@@ -98,13 +100,13 @@ pub struct DeliveryState {
 }
 
 impl Alerts {
-    /// Sends to the receivers of the configuration file from now on.
+    /// Replaces the receivers of the configuration file, and starts their tasks.
     pub fn declare(&self, engine: &Rc<Engine>, settings: &AlertSettings) {
         self.declared.replace(settings.receivers());
         self.update(engine);
     }
 
-    /// Sends also to this receiver, in place of the one of this name that a call has added.
+    /// Adds a receiver by call, or replaces the added one of this name.
     pub fn add(&self, engine: &Rc<Engine>, receiver: AlertReceiver) {
         let mut added = self.added.borrow_mut();
         match added.iter_mut().find(|one| one.name() == receiver.name()) {
@@ -115,8 +117,7 @@ impl Alerts {
         self.update(engine);
     }
 
-    /// Sends no longer to the receiver of this name that a call has added. Its waiting events are
-    /// lost.
+    /// Removes an added receiver. Its waiting events are lost.
     pub fn remove(&self, engine: &Rc<Engine>, name: &str) {
         self.added.borrow_mut().retain(|one| one.name() != name);
         self.update(engine);
@@ -137,9 +138,9 @@ impl Alerts {
         self.declared.borrow().iter().any(|one| one.name() == name)
     }
 
-    /// Unchanged receivers continue; a changed one has the events and the state of its former self.
-    /// A new one gets the events from now on, and at the daemon's start also those that the daemon
-    /// has.
+    /// Starts and stops tasks. Unchanged receivers continue. A changed receiver keeps its waiting
+    /// events and its state. A new one gets later events; at the daemon's start also the stored
+    /// ones.
     fn update(&self, engine: &Rc<Engine>) {
         let old = self.running.take();
         let is_start = old.is_none() || crate::journal::is_replaying();
@@ -183,7 +184,7 @@ impl Alerts {
         self.pace.set(pace);
     }
 
-    /// Sends a test message, once.
+    /// Sends a test message, with one attempt.
     pub async fn test(&self, engine: &Engine, task: &AlertTask) -> Result<(), Failure> {
         let node = node();
         let text = format!("nacre on {node}: test message");
@@ -245,7 +246,7 @@ impl AlertTask {
         self.queue.len()
     }
 
-    /// Sends the message until it arrives or is given up; true if it reached a recipient.
+    /// Sends the message until it is delivered or given up. True if at least one recipient has it.
     async fn deliver(&self, engine: &Engine, message: &Message) -> bool {
         let pace = engine.alerts.pace.get();
         let retry = Retry {
@@ -342,7 +343,7 @@ async fn follow(engine: Rc<Engine>, task: Rc<AlertTask>) {
     }
 }
 
-/// The message about these events.
+/// Makes a message of these events. `lost`: number of lost events before them.
 fn about(events: &[Rc<EventDetails>], lost: u64) -> Message {
     let node = node();
     // The first of the most severe ones.

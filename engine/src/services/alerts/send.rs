@@ -15,13 +15,13 @@ use crate::config::alert::{AlertReceiver, MailSettings, MailTls, WebhookSettings
 use crate::services::keyring::text::{LONGEST_LINE, line};
 use crate::services::keyring::{Keyring, NamedKey, file};
 
-/// Largest file of `ca` in bytes. The system's authorities have a quarter of it.
+/// Most bytes of the file `ca`. The system's own list has about a quarter of that.
 const LARGEST_CA: usize = 1 << 20;
 
-/// The keys with a receiver's secrets, by the settings that name them.
+/// The keys that hold a receiver's secrets, by the names of its settings.
 type NamedKeys = BTreeMap<&'static str, Arc<NamedKey>>;
 
-/// `permit`: at most one helper thread reads for a receiver, also one that hangs.
+/// Attempts one delivery. `permit` allows one helper thread per receiver, even if that hangs.
 pub(super) async fn once(
     (receiver, permit): (&AlertReceiver, &Arc<Semaphore>),
     keyring: &Keyring,
@@ -38,7 +38,7 @@ pub(super) async fn once(
     }
 }
 
-/// Looks the keys up at each attempt: another key of the same name counts at once.
+/// Looks up the keys at each attempt, so that a replaced key takes effect at once.
 fn keys_of(receiver: &AlertReceiver, keyring: &Keyring) -> Result<NamedKeys, Failure> {
     let found = receiver.keys().into_iter().map(|(setting, name)| {
         let found = keyring.find(name).map(|key| (setting, key));
@@ -51,8 +51,8 @@ fn keys_of(receiver: &AlertReceiver, keyring: &Keyring) -> Result<NamedKeys, Fai
     found.collect()
 }
 
-/// Reads the files, which can be on a disk that does not respond, and asks the resolver. Both
-/// happen each time, so that changes count at once.
+/// Reads the files and resolves the host name at each attempt, so that changes take effect at once.
+/// A disk that does not respond holds up only the helper thread.
 async fn read(
     receiver: AlertReceiver,
     keys: NamedKeys,
@@ -147,7 +147,7 @@ fn shown(path: Option<&Path>) -> String {
     path.map_or_else(String::new, |path| path.display().to_string())
 }
 
-/// The line of a key, or in a file that no other user can read.
+/// The secret in a key, or in a file that no other user can read.
 fn secret(
     (file_setting, path): (&'static str, Option<&Path>),
     key_setting: &'static str,

@@ -7,7 +7,7 @@ use tracing::{info, warn};
 
 use crate::services::Engine;
 
-/// Reports events other than state changes.
+/// Reports the events of a controller except for state changes.
 pub(super) fn report(engine: &Engine, name: &str, event: &Event) {
     match event {
         Event::Health(event) => {

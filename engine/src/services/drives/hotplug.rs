@@ -13,7 +13,7 @@ use crate::services::Engine;
 use crate::services::nvme::{ATTACH, address_of};
 use crate::store::Record;
 
-/// Settings of `bdev_nvme_set_hotplug`.
+/// The settings of `bdev_nvme_set_hotplug`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HotPlug {
     /// Attach new drives automatically. Attached drives are watched in any case.
@@ -21,12 +21,12 @@ pub struct HotPlug {
     pub period: Duration,
 }
 
-/// Longest interval between checks of a drive in the slot of a pulled one. Each check resets that
-/// drive.
+/// Longest interval between checks of an unexpected drive in the slot of a pulled one. Each check
+/// resets that drive.
 const LOOK_MAX: Duration = Duration::from_secs(60);
 
-/// Slots that contain another drive than the expected one, with the time of the next check: at
-/// growing intervals, and at once when the drive is replaced.
+/// Slots with a drive other than the expected one, and the time of their next check. The intervals
+/// grow; a newly inserted drive is checked at once.
 #[derive(Default)]
 struct OtherDrives(BTreeMap<String, (Instant, Duration)>);
 
@@ -56,7 +56,7 @@ impl Default for HotPlug {
     }
 }
 
-/// Watches drives as long as the data plane exists. Idle while there is no drive to watch.
+/// Watches drives until the data plane ends.
 pub async fn watch(engine: Rc<Engine>) {
     // New drives that could not be attached; retried after they were removed and put back.
     let mut refused: Vec<String> = Vec::new();
@@ -115,7 +115,7 @@ pub async fn watch(engine: Rc<Engine>) {
     }
 }
 
-/// Configured drives that are not attached, by address.
+/// Stored drives that are not attached, by address.
 fn waiting(engine: &Engine) -> Vec<(String, Record)> {
     let waiting = engine.journal.waiting().into_iter();
     waiting
@@ -126,7 +126,7 @@ fn waiting(engine: &Engine) -> Vec<(String, Record)> {
         .collect()
 }
 
-/// Returns the pulled drive to service. True if its slot contains that drive and it works.
+/// Resumes a pulled drive. True if its slot contains that same drive and it works.
 async fn take_back(engine: &Rc<Engine>, name: &str, drive: &Rc<Drive>) -> bool {
     let returned = async {
         let function = engine.drives.open(engine, &drive.address).await?;
@@ -144,7 +144,7 @@ async fn take_back(engine: &Rc<Engine>, name: &str, drive: &Rc<Drive>) -> bool {
     true
 }
 
-/// Attaches by an RPC call, so that the drive keeps its name after a restart.
+/// Attaches a new drive by an RPC call, so that it is stored and keeps its name.
 async fn attach(engine: &Rc<Engine>, address: &str) -> Result<(), String> {
     let name = engine.drives.free_name(engine, "HotInNvme");
     let params = json!({ "name": name, "trtype": "PCIe", "traddr": address });

@@ -7,8 +7,8 @@
 //!                                    follow: devices registered, resized, removed; events reported
 //! ```
 //!
-//! A removed drive keeps its bdevs, whose I/O fails, until it returns or is detached. So their
-//! exports need not be configured again.
+//! A removed drive keeps its bdevs, whose I/O fails, until it returns or is detached. So the
+//! objects on them need not be configured again.
 
 mod health;
 mod hotplug;
@@ -36,11 +36,11 @@ pub use crate::services::bus::{Bus, RealBus};
 pub use hotplug::{HotPlug, watch};
 pub use uri::{DriveUri, DriveUriError};
 
-/// Limit for an orderly shutdown: drives announce seconds (RTD3E).
+/// Time limit for an orderly shutdown of a drive; drives may announce seconds (RTD3 Entry Latency).
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Most unhandled events per controller. Namespace changes are not queued; [`Drive::sync`] reads
-/// the current list.
+/// Most events of a controller that wait to be handled; the oldest are dropped. Namespace changes
+/// are not queued: [`Drive::sync`] reads the current list.
 const EVENTS: usize = 256;
 
 /// An attached drive.
@@ -53,25 +53,25 @@ pub struct Drive {
     /// Bdevs by namespace.
     devices: RefCell<BTreeMap<u32, Arc<NvmeBdev>>>,
     refused: RefCell<BTreeMap<u32, String>>,
-    /// Namespaces whose former bdevs still have users, and therefore still their names.
+    /// Namespaces whose removed bdevs still have users, and so keep their names.
     leaving: Rc<RefCell<BTreeSet<u32>>>,
 }
 
 /// All attached drives by controller name.
 pub struct Drives {
     all: RefCell<BTreeMap<String, Rc<Drive>>>,
-    /// Drives that are being initialised: addresses by name.
+    /// Addresses of drives that are being initialised, by name.
     coming: RefCell<BTreeMap<String, String>>,
     /// The bus of this machine; tests use another one.
     bus: Arc<dyn Bus>,
     pub hot_plug: Cell<HotPlug>,
-    /// The home reactor of the next drive.
+    /// Counts the attached drives, to choose the next reactor.
     next: Cell<usize>,
     changed: Arc<Notify>,
     bdevs_appeared: Notify,
 }
 
-/// Events of a controller, on their way to the management thread.
+/// The events of a controller that wait for the management thread.
 struct EventInbox {
     events: Mutex<VecDeque<Event>>,
     changed: Arc<Notify>,
@@ -146,7 +146,8 @@ impl Drives {
         all.find(|(_, drive)| drive.address == address)
     }
 
-    /// `prefix` with the first number that neither an attached nor a waiting controller uses.
+    /// `prefix` followed by the lowest number whose name neither a controller nor a stored record
+    /// has.
     pub fn free_name(&self, engine: &Engine, prefix: &str) -> String {
         let is_free = |name: &String| {
             let key = crate::services::nvme::key(name);
@@ -262,12 +263,12 @@ impl Drives {
         fitting[turn % fitting.len()]
     }
 
-    /// Removes the drive from the list; the caller shuts it down.
+    /// Takes the drive out of the list; the caller shuts it down.
     pub fn take(&self, name: &str) -> Option<Rc<Drive>> {
         self.all.borrow_mut().remove(name)
     }
 
-    /// Shuts all drives down in order, in parallel.
+    /// Shuts down all drives, in parallel.
     pub async fn close(&self) {
         let all = std::mem::take(&mut *self.all.borrow_mut());
         let going = all.values().map(|drive| drive.shut_down());
@@ -299,7 +300,7 @@ impl Drive {
         self.devices.borrow().values().cloned().collect()
     }
 
-    /// Unused namespaces, with the reason.
+    /// Namespaces without a bdev, with the reason.
     pub fn refused(&self) -> Vec<(u32, String)> {
         let refused = self.refused.borrow();
         let all = refused.iter().map(|(nsid, why)| (*nsid, why.clone()));
@@ -308,7 +309,7 @@ impl Drive {
             .collect()
     }
 
-    /// Detaches the controller and waits for it, at most for [`PATIENCE`].
+    /// Shuts the controller down; waits at most [`PATIENCE`].
     pub async fn shut_down(&self) {
         if tokio::time::timeout(PATIENCE, self.controller.detach())
             .await
@@ -318,7 +319,8 @@ impl Drive {
         }
     }
 
-    /// Synchronises the registry with the controller's namespaces, and reports the events.
+    /// Registers, resizes and removes bdevs to match the controller's namespaces, and reports its
+    /// events.
     pub fn sync(&self, engine: &Engine, plane: &Plane, name: &str) {
         for event in self.inbox.take() {
             self.report(engine, name, event);
@@ -430,7 +432,7 @@ impl Drive {
     }
 }
 
-/// The state word of SPDK.
+/// The name of the state, as SPDK has it.
 pub fn state_word(state: &State) -> &'static str {
     match state {
         State::Live => "enabled",

@@ -14,7 +14,7 @@ pub struct DriveUri {
     pub nsid: Option<u32>,
 }
 
-/// Why a text is not a valid drive URI.
+/// The reason that a text is not a valid drive URI.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DriveUriError {
     #[error(transparent)]
@@ -26,7 +26,7 @@ pub enum DriveUriError {
 }
 
 impl DriveUri {
-    /// True if `text` has one of these schemes, valid or not.
+    /// True if `text` has one of the two schemes, even if it is not a valid URI.
     pub fn is_one(text: &str) -> bool {
         let scheme = text.split_once("://").map(|(scheme, _)| scheme);
         scheme.and_then(Scheme::parse) == Some(Scheme::Pcie)

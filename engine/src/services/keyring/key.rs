@@ -1,6 +1,6 @@
-//! A key of the keyring: its name, the place of its secret (a file, a credential of systemd, or
-//! sealed in the daemon's state), and when it expires. It is for DH-HMAC-CHAP or TLS-PSK, or any
-//! line of text, such as the password of a mail server.
+//! A key of the keyring: its name, the place of its secret (a file, a systemd credential, or sealed
+//! in the daemon's state), and its expiry. It is for DH-HMAC-CHAP or TLS-PSK, or it is a line of
+//! text, such as the password of a mail server.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -25,12 +25,12 @@ pub struct NamedKey {
     place: Mutex<KeyPlace>,
     /// Unix time in seconds; 0: never.
     expires: AtomicU64,
-    /// The event about its expiry was sent.
+    /// The event about the expiry was sent.
     announced: AtomicBool,
     clock: WallClock,
 }
 
-/// What the secret of a key is.
+/// The form of a key's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyForm {
     /// `DHHC-1:` or `NVMeTLSkey-1:`, as NVMe defines them.
@@ -40,7 +40,7 @@ pub enum KeyForm {
 }
 
 impl KeyForm {
-    /// Most bytes of the secret, with the end of its line.
+    /// Most bytes of the key's text, with the line end.
     pub fn longest(self) -> usize {
         match self {
             Self::Nvme => Secret::MAX_TEXT,
@@ -48,7 +48,7 @@ impl KeyForm {
         }
     }
 
-    /// The text of a key in its own form.
+    /// Checks the text of a key, and returns it without the line end.
     pub fn parse(self, text: &str) -> Result<Zeroizing<String>, String> {
         match self {
             Self::Nvme => match KeyText::parse(text) {
@@ -64,7 +64,7 @@ impl KeyForm {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeyPlace {
     File(PathBuf),
-    /// A credential of the service manager (systemd), by its name.
+    /// A credential of the service manager (systemd), with its name.
     Credential {
         name: String,
         keys: StoreKeys,
@@ -76,7 +76,7 @@ pub enum KeyPlace {
     },
 }
 
-/// Facts of a key that are safe to show: they do not reveal the secret.
+/// The facts of a key that may be shown, because they do not reveal the secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyFacts {
     /// `dhchap`, `tls` or `text`.
@@ -84,13 +84,13 @@ pub struct KeyFacts {
     /// The hash in the key's text form (`DHHC-1:` or `NVMeTLSkey-1:`), or `none`; `None` for a line
     /// of text.
     pub hash: Option<&'static str>,
-    /// Eight hexadecimal digits; `None` for a text, which can be short enough to be guessed by it.
+    /// Eight hexadecimal digits. `None` for a line of text: a short one could be guessed from them.
     pub fingerprint: Option<String>,
     /// When the secret was sealed, or its file last modified; `None` for a credential.
     pub made: Option<SystemTime>,
 }
 
-/// The time of day. Tests move it.
+/// The system time. Tests can advance it.
 #[derive(Debug, Clone, Default)]
 pub struct WallClock(Arc<AtomicU64>);
 
@@ -139,7 +139,7 @@ impl NamedKey {
         matches!(self.place(), KeyPlace::Sealed { .. })
     }
 
-    /// Changes the place of the secret. Moves no secret.
+    /// Changes the place of the secret. The caller moves the secret.
     pub fn set_place(&self, place: KeyPlace) {
         *self.place.lock() = place;
     }

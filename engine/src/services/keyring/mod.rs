@@ -1,17 +1,17 @@
 //! The keys of the daemon, by name.
 //!
 //! ```text
-//!   key        a key: where its secret is, and when it expires
-//!   file       key files
-//!   text       the text of a key of either kind
-//!   seal       the sealed text of a key that the daemon stores
-//!   store_key  the key that seals them, and its rotation
-//!   rotation   hosts with two keys, and the end of keys
+//!   key        a key: the place of its secret, and its expiry
+//!   file       reads key files
+//!   text       the text forms of keys: DHHC-1, NVMeTLSkey-1, a line of text
+//!   seal       encryption of the keys that the daemon stores
+//!   store_key  the key with which they are sealed, and its rotation
+//!   rotation   hosts with two keys during an overlap, and the expiry of keys
 //! ```
 //!
-//! A secret is read at each authentication and not before, so the replacement of its file changes
-//! the key. State, logs, events and answers contain names, paths and sealed texts, never the
-//! secret. One answer is an exception: that of `key_generate` with `reveal`.
+//! A secret is read at each use, so replacing its file replaces the key. State, logs, events and
+//! replies contain names, paths and sealed texts, never the secret. The one exception is the reply
+//! of `key_generate` with `reveal`.
 
 pub mod file;
 pub mod key;
@@ -47,26 +47,26 @@ use crate::values::time;
 /// Prefix of the journal keys.
 pub const PREFIX: &str = "keyring/";
 
-/// Longest time that a call gives: 100 years.
+/// Longest duration that a call may give for a key: 100 years, in seconds.
 pub const LONGEST_S: u64 = time::LONGEST.as_secs();
 
 /// Linux errno `ENOKEY`: the error code for an unknown key.
 const ENOKEY: i32 = 126;
 
-/// The keys, and removed ones that are still in use.
+/// The keys by name, and removed ones that are still in use.
 #[derive(Debug, Default)]
 pub struct Keyring {
     keys: RefCell<BTreeMap<String, Arc<NamedKey>>>,
     removed: RefCell<Vec<Weak<NamedKey>>>,
     pub rotations: Rotations,
     pub clock: WallClock,
-    /// The latest failure to prove a key, by subsystem and host.
+    /// The latest failed authentication, by subsystem and host.
     failures: RefCell<BTreeMap<(Nqn, Nqn), Failure>>,
-    /// The folder of the service manager's credentials.
+    /// The directory of the service manager's credentials (systemd).
     credentials: RefCell<Option<PathBuf>>,
 }
 
-/// Why a key is not added.
+/// The reason that a key cannot be added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AddError {
     #[error("there is a key with this name")]
@@ -75,10 +75,10 @@ pub enum AddError {
     Full,
 }
 
-/// Most keys of a daemon.
+/// Most keys in the keyring.
 pub const MAX_KEYS: usize = 4096;
 
-/// A host failed to prove that it has its key.
+/// A failed authentication of a host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     pub at: SystemTime,
@@ -86,10 +86,11 @@ pub struct Failure {
     pub reason: String,
 }
 
-/// Most hosts whose failures are kept: names of hosts are unproven.
+/// Most hosts whose failures are kept. The oldest one makes room, because unauthenticated hosts
+/// choose their names.
 const MAX_FAILURES: usize = 4096;
 
-/// A key with its number of users, itself included unless it is removed.
+/// A key with the number of references to it; the keyring's own counts unless the key is removed.
 #[derive(Debug)]
 pub struct ListedKey {
     pub key: Arc<NamedKey>,
@@ -118,7 +119,7 @@ impl Keyring {
         Ok(())
     }
 
-    /// Uses the credentials of the service manager.
+    /// Sets the directory of the service manager's credentials.
     pub fn use_credentials(&self, folder: Option<PathBuf>) {
         self.credentials.replace(folder);
     }
@@ -127,7 +128,7 @@ impl Keyring {
         self.credentials.borrow().clone()
     }
 
-    /// Removes a key; it stays with its users.
+    /// Removes a key from the keyring; hosts that use it keep it. False: there is no such key.
     pub fn remove(&self, name: &str) -> bool {
         let Some(key) = self.keys.borrow_mut().remove(name) else {
             return false;
@@ -142,12 +143,12 @@ impl Keyring {
         self.keys.borrow().get(name).cloned()
     }
 
-    /// The keys that have names.
+    /// All keys that are not removed.
     pub fn keys(&self) -> Vec<Arc<NamedKey>> {
         self.keys.borrow().values().cloned().collect()
     }
 
-    /// Notes a failure of a host to prove its key to a subsystem.
+    /// Stores the failed authentication of a host to a subsystem.
     pub fn note_failure(&self, names: (Nqn, Nqn), peer: String, reason: String) {
         let mut failures = self.failures.borrow_mut();
         if failures.len() >= MAX_FAILURES && !failures.contains_key(&names) {
@@ -159,7 +160,7 @@ impl Keyring {
         failures.insert(names, Failure { at, peer, reason });
     }
 
-    /// The latest failure of a host to prove its key to a subsystem.
+    /// The latest failed authentication of a host to a subsystem.
     pub fn last_failure(&self, subsystem: &Nqn, host: &Nqn) -> Option<Failure> {
         let names = (subsystem.clone(), host.clone());
         self.failures.borrow().get(&names).cloned()
@@ -218,10 +219,10 @@ pub fn no_key(field: &'static str, name: &str) -> RpcError {
         .remedy("`nacre key list` shows the keys, `nacre key generate` makes one")
 }
 
-/// Looks up the keys that a call names: `host` (`dhchap_key`) and `controller`
-/// (`dhchap_ctrlr_key`). `None` if it names none. Refuses an unknown key and a controller key
-/// without a host key. Reads each secret once, so that a damaged file fails here and not at the
-/// host's next connection.
+/// Looks up the DH-HMAC-CHAP keys that a call names: `host` (`dhchap_key`) and `controller`
+/// (`dhchap_ctrlr_key`). `None` if it names none. Refuses an unknown key, and a controller key
+/// without a host key. Outside of a replay, reads each secret once, so that a damaged file fails
+/// here and not at the host's next connection.
 pub fn host_keys(
     engine: &Engine,
     host: Option<&str>,
@@ -261,7 +262,8 @@ pub fn host_keys(
     Ok(Some(Arc::new(keys)))
 }
 
-/// Looks up the TLS key that a call names, and reads it once, as [`host_keys`] does.
+/// Looks up the TLS pre-shared key that a call names; reads it once outside of a replay, as
+/// [`host_keys`] does. `None` if `name` is.
 pub fn host_psk(engine: &Engine, name: Option<&str>) -> Result<Option<Arc<dyn PskKey>>, RpcError> {
     let Some(name) = name else { return Ok(None) };
     let key = engine
@@ -276,8 +278,9 @@ pub fn host_psk(engine: &Engine, name: Option<&str>) -> Result<Option<Arc<dyn Ps
     Ok(Some(key))
 }
 
-/// The key of a host that is restored while its key is missing or damaged. Without an entry the
-/// host would be served in clear where any host is allowed. A file that is good again later counts.
+/// A stand-in for the missing or damaged key of a host that is restored. The host is refused until
+/// the key can be read. Without it, a subsystem that allows any host would serve the host without
+/// authentication. `None` outside of a replay.
 pub fn restored_key(engine: &Engine, name: &str, refused: &RpcError) -> Option<Arc<NamedKey>> {
     if !crate::journal::is_replaying() && !crate::journal::is_declaring() {
         return None;
@@ -293,7 +296,7 @@ pub fn restored_key(engine: &Engine, name: &str, refused: &RpcError) -> Option<A
     Some(engine.keyring.find(name).unwrap_or_else(lost))
 }
 
-/// The keys of a host, and of the controller for it.
+/// The DH-HMAC-CHAP keys of a host, and of the controller towards it.
 pub struct HostKeys {
     pub host: Arc<NamedKey>,
     pub controller: Option<Arc<NamedKey>>,
@@ -324,7 +327,8 @@ impl fmt::Debug for HostKeys {
     }
 }
 
-/// The keys for a remote controller. They can be replaced; later connections use the new ones.
+/// The keys for connections to a remote controller. They can be replaced; later connections use the
+/// new ones.
 #[derive(Debug, Default)]
 pub struct RemoteKeys(Mutex<Option<Arc<dyn KeySource>>>);
 

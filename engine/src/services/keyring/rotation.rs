@@ -1,4 +1,4 @@
-//! Hosts with two keys, and the end of keys: what happens to keys as time passes.
+//! Rotations, during which a host may use two keys, and the expiry of keys.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,27 +14,27 @@ use super::text::kind_name;
 use crate::services::Engine;
 use crate::values::time;
 
-/// The method that begins and ends a rotation.
+/// The method that begins and ends the rotation of a host's key.
 pub const ROTATE: &str = "host_rotate";
 
-/// Interval of the checks of keys and rotations.
+/// Interval at which expiries and rotations are checked.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// A host that may use its former key beside the new one.
+/// The rotation of one host's key: the former key is accepted beside the new one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rotation {
-    /// The new keys: of the host, and of the controller.
+    /// Names of the new keys: of the host, and of the controller.
     pub keys: (String, Option<String>),
     pub former: (String, Option<String>),
-    /// When the former key ends at the latest.
+    /// The latest end of the rotation.
     pub until: SystemTime,
-    /// False after a restart of the daemon: the number of the host's controllers at the beginning
-    /// is lost, and a path that has not returned yet may have the former key.
+    /// True if the rotation may end once all queues of the host use the new key. False after a
+    /// restart of the daemon: a path that has not reconnected yet may have the former key.
     pub may_end_early: bool,
 }
 
 impl Rotation {
-    /// Why the former key ends now; `None`: it does not.
+    /// The reason for which the rotation ends now. `None`: it goes on.
     fn end(&self, now: SystemTime, has_rotated: bool) -> Option<&'static str> {
         if self.may_end_early && has_rotated {
             Some("the host uses the new key on every queue")
@@ -46,10 +46,10 @@ impl Rotation {
     }
 }
 
-/// The host of a subsystem, and the kind of its key.
+/// Subsystem, host, and the kind of the host's key.
 pub type SecretId = (Nqn, Nqn, SecretKind);
 
-/// The rotations that have not ended.
+/// The rotations in progress.
 #[derive(Debug, Default)]
 pub struct Rotations(RefCell<BTreeMap<SecretId, Rotation>>);
 
@@ -66,7 +66,7 @@ impl Rotations {
         }
     }
 
-    /// Forgets the rotations of a host that is removed.
+    /// Drops the rotations of a host that is removed from the subsystem.
     pub fn forget(&self, subsystem: &Nqn, host: &Nqn) {
         let mut all = self.0.borrow_mut();
         all.retain(|(of, who, _), _| (of, who) != (subsystem, host));
@@ -108,7 +108,7 @@ pub fn report_expired(engine: &Engine) {
     }
 }
 
-/// Ends the rotations whose time is over, or whose hosts use their new keys on every queue.
+/// Ends the rotations whose time is over, or whose hosts use the new keys on all queues.
 pub async fn end_rotations(engine: &Rc<Engine>) {
     for (place, rotation) in engine.keyring.rotations.list() {
         let (nqn, host, kind) = &place;

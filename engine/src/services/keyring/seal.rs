@@ -1,14 +1,14 @@
-//! Seals the text of a key: AES-256-GCM under a store key.
+//! Seals (encrypts) the text of a key with AES-256-GCM under a store key.
 //!
 //! ```text
 //!   v1:ID:MADE:BASE64
 //!      │  │    └ nonce, ciphertext and tag
 //!      │  └ when the secret was made: Unix time in seconds
-//!      └ names the store key
+//!      │  └ when the secret was made: Unix time in seconds
 //! ```
 //!
-//! The name of the key and MADE are authenticated with it: a sealed text does not open under
-//! another name. Nonces are random: one store key seals far fewer than 2^32 texts.
+//! The key's name and MADE are additional authenticated data: a sealed text does not open under
+//! another name. Nonces are random; one store key seals far fewer than 2^32 texts.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -22,13 +22,13 @@ use zeroize::Zeroizing;
 
 /// The name of the store key among the credentials of the service manager.
 pub const CREDENTIAL: &str = "nacre-store-key";
-/// The name of its file in the data directory.
+/// The name of its file in the data directory, without a credential.
 pub const FILE: &str = "store.key";
 
 const VERSION: &str = "v1";
 const KEY_BYTES: usize = 32;
 
-/// Why a key cannot be sealed or opened.
+/// The reason that a key cannot be sealed or opened.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SealError {
     #[error(
@@ -57,7 +57,7 @@ pub enum SealError {
     NoRandom,
 }
 
-/// The key that seals keys. Zeroed when it is dropped, shown by its ID only.
+/// The key that seals keys. Zeroed when it is dropped; its Debug text has only the ID.
 pub struct StoreKey(Zeroizing<Vec<u8>>);
 
 impl StoreKey {
@@ -68,7 +68,7 @@ impl StoreKey {
         Ok(Self(bytes))
     }
 
-    /// Reads 64 hexadecimal digits; `None`: the text is something else.
+    /// Parses 64 hexadecimal digits. `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         let digits = text.trim().as_bytes();
         if digits.len() != 2 * KEY_BYTES {
@@ -83,7 +83,7 @@ impl StoreKey {
         Some(Self(bytes))
     }
 
-    /// The text form. It is the secret: it goes to the file of the store key.
+    /// The secret as 64 hexadecimal digits, for the file of the store key.
     pub fn to_text(&self) -> Zeroizing<String> {
         // No reallocation: that would leave a copy of the secret in freed memory.
         let mut text = Zeroizing::new(String::with_capacity(2 * KEY_BYTES));
@@ -95,7 +95,7 @@ impl StoreKey {
         text
     }
 
-    /// Eight hexadecimal digits that differ between store keys and reveal none.
+    /// Eight hexadecimal digits that identify the store key and do not reveal it.
     pub fn id(&self) -> String {
         let mut named = Zeroizing::new(Vec::with_capacity(64));
         named.extend_from_slice(b"nacre store key");
@@ -179,7 +179,7 @@ impl<'a> Sealed<'a> {
     }
 }
 
-/// The data that are authenticated with a key.
+/// The additional authenticated data of a sealed key.
 fn context(name: &str, made: u64) -> Vec<u8> {
     format!("nacre key {VERSION}\0{made}\0{name}").into_bytes()
 }

@@ -1,15 +1,15 @@
-//! The text of a key of either kind of NVMe, and other secrets of one line.
+//! The text forms of keys: the two of NVMe, and other secrets of one line.
 
 use nacre_nvmf::auth::{Hash, Secret, SecretError};
 use nacre_nvmf::subsystems::SecretKind;
 use nacre_nvmf::tls::Psk;
 use zeroize::Zeroizing;
 
-/// A key of either kind of NVMe.
+/// A parsed key in one of NVMe's two text forms.
 pub enum KeyText {
-    /// For DH-HMAC-CHAP.
+    /// For DH-HMAC-CHAP: `DHHC-1:`.
     Dhchap(Secret),
-    /// For TLS.
+    /// For TLS-PSK: `NVMeTLSkey-1:`.
     Tls(Psk),
 }
 
@@ -21,7 +21,7 @@ impl KeyText {
         }
     }
 
-    /// The secret itself.
+    /// The text form, which contains the secret.
     pub fn to_text(&self) -> Zeroizing<String> {
         match self {
             Self::Dhchap(secret) => secret.to_text(),
@@ -29,7 +29,7 @@ impl KeyText {
         }
     }
 
-    /// The name of the hash that ties the key to its owner, or `none`.
+    /// The hash function in the text form, or `none`.
     pub fn hash(&self) -> &'static str {
         let transform = match self {
             Self::Dhchap(secret) => secret.transform(),
@@ -53,7 +53,7 @@ impl KeyText {
     }
 }
 
-/// The name of a kind, in calls and answers.
+/// The name of a key's kind in calls and replies.
 pub fn kind_name(kind: SecretKind) -> &'static str {
     match kind {
         SecretKind::Keys => "dhchap",
@@ -61,13 +61,14 @@ pub fn kind_name(kind: SecretKind) -> &'static str {
     }
 }
 
-/// The name of the kind of a key that is any line of text.
+/// The name of the third kind: any line of text.
 pub const TEXT: &str = "text";
 
-/// Longest such text in bytes: URLs with a secret can be long.
+/// Most bytes of a line of text. URLs that contain a secret can be long.
 pub const LONGEST_LINE: usize = 4096;
 
-/// The one line of a text, without its end.
+/// Checks that the text is one line of at most [`LONGEST_LINE`] bytes; returns it without the line
+/// end.
 pub fn line(text: &str) -> Result<Zeroizing<String>, String> {
     let line = text.trim_matches(['\r', '\n']);
     if line.is_empty() || line.contains(char::is_control) {

@@ -12,8 +12,7 @@ use super::{Actual, MAX_LOST_PATHS, PathId, PathStatus};
 use crate::doctor;
 use crate::services::Engine;
 
-/// Logs concerns about RDMA on newly used addresses: at the start of their use, before they cause a
-/// failure.
+/// Logs doubtful RDMA settings of addresses when they come into use, before they cause a failure.
 pub(super) async fn concern(
     said: Rc<RefCell<BTreeSet<String>>>,
     addresses: Vec<IpAddr>,
@@ -34,7 +33,7 @@ pub(super) async fn concern(
     }
 }
 
-/// Writes log lines and events for changed paths.
+/// Writes log lines and events for paths whose state has changed.
 pub(super) fn changes(
     engine: &Engine,
     old: &[PathStatus],

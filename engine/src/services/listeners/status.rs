@@ -6,13 +6,13 @@ use super::plan::{Path, PathProblem};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Actual {
     Listening,
-    /// The path is usable, but no subsystem uses it.
+    /// The path is usable, but no subsystem listens on it.
     Idle,
     Not(PathProblem),
 }
 
 impl Actual {
-    /// The word in replies and metrics.
+    /// The name of the state in replies and metrics.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Listening => "listening",
@@ -35,7 +35,7 @@ impl Actual {
 pub struct PathStatus {
     pub path: Path,
     pub actual: Actual,
-    /// The subsystems served on the path.
+    /// NQNs of the subsystems that listen on the path.
     pub subsystems: Vec<String>,
 }
 

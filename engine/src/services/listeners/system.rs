@@ -1,4 +1,4 @@
-//! Reads the machine's present state: interfaces from the kernel, RDMA devices from sysfs.
+//! Reads the machine's present state: interfaces from the kernel, and RDMA devices from sysfs.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! Closes pools: by command, when their disk goes, and at the end of the daemon.
+//! Closes pools: by command, when a disk is removed, and at the end of the daemon.
 
 use std::rc::Rc;
 
@@ -15,7 +15,7 @@ use crate::rpc::error::Errno;
 use crate::services::Engine;
 use crate::store::Change;
 
-/// A pool that was closed because its disk went away.
+/// A pool that was closed because a disk was removed.
 #[derive(Debug)]
 pub(super) struct Gone {
     /// Name of the pool.
@@ -36,14 +36,14 @@ impl Gone {
 }
 
 impl Pools {
-    /// The UUID of a pool by its name, if its disk went away.
+    /// The UUID of a pool by its name, if it was closed because a disk was removed.
     fn gone_id(&self, name: &str) -> Option<Uuid> {
         let gone = self.gone.borrow();
         let found = gone.iter().find(|(_, gone)| gone.pool == name);
         found.map(|(id, _)| *id)
     }
 
-    /// The refusal of a call about a pool that is not open.
+    /// The error for a pool that is not open.
     pub(super) fn not_open(&self, name: &str) -> RpcError {
         let id = Uuid::parse_str(name).ok().or_else(|| self.gone_id(name));
         let gone = self.gone.borrow();
@@ -56,7 +56,7 @@ impl Pools {
     }
 }
 
-/// Removes the device of a volume that nothing uses, and waits until its queues are closed.
+/// Removes the bdev of an lvol that nothing uses, and waits until its queues are closed.
 pub async fn withdraw(engine: &Engine, name: &str) -> Result<(), RpcError> {
     let ticket = engine.plane()?.bdevs.remove(name, Removal::IfUnused);
     let ticket = ticket.map_err(|error| {
@@ -72,7 +72,8 @@ pub async fn withdraw(engine: &Engine, name: &str) -> Result<(), RpcError> {
     tokio::time::timeout(patience, ticket).await.map_err(late)
 }
 
-/// Closes a pool that no volume of which is in use. The journal forgets it.
+/// Closes a pool of which no lvol is in use, and removes its journal record. A pool that is not
+/// open is only removed from the journal.
 pub async fn close(engine: &Rc<Engine>, name: &str, end: Command) -> Result<(), RpcError> {
     let pools = &engine.devices.pools;
     let _one = pools.changing.lock().await;
@@ -112,7 +113,8 @@ pub async fn close(engine: &Rc<Engine>, name: &str, end: Command) -> Result<(), 
     closed
 }
 
-/// Removes the devices of a pool and ends its keeper, with a closing command.
+/// Removes the bdevs of a pool and ends its keeper by the command `end`. `ETIMEDOUT` if the keeper
+/// does not end in time; the close goes on then.
 pub(super) async fn close_one(
     engine: &Rc<Engine>,
     pool: &Rc<OpenPool>,
@@ -163,7 +165,7 @@ pub(super) async fn close_one(
     Err(refusal)
 }
 
-/// The refusal of a close that waits for disks.
+/// The error of a close that waits for disks.
 fn late(pool: &OpenPool) -> RpcError {
     let disks = pool.handle.late_disks();
     let refusal = Late::Close.refusal();
@@ -180,7 +182,7 @@ fn is_export(end: &Command) -> bool {
     matches!(end, Command::Close { export: true } | Command::Destroy)
 }
 
-/// A closing command has ended: the pool is gone, or open again.
+/// Handles the result of a closing command: the pool is gone, or open again.
 async fn close_ended(
     engine: &Rc<Engine>,
     pool: &Rc<OpenPool>,
@@ -212,7 +214,7 @@ async fn close_ended(
     }
 }
 
-/// Takes a closed pool off the list.
+/// Removes a closed pool from the list.
 fn forget(engine: &Engine, pool: &Rc<OpenPool>) {
     // The pool may be open a second time: its disk returned meanwhile.
     let mut open = engine.devices.pools.open.borrow_mut();
@@ -222,7 +224,7 @@ fn forget(engine: &Engine, pool: &Rc<OpenPool>) {
     }
 }
 
-/// The disk of a pool goes: its volumes go with it, and its keeper ends.
+/// A disk of a pool was removed: closes the pool, and notes it as lost.
 pub fn disk_gone(engine: &Rc<Engine>, disk: &str) {
     let pools = engine.devices.pools.list();
     let is_on = |pool: &Rc<OpenPool>| pool.handle.bases().iter().any(|base| base == disk);

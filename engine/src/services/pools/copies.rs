@@ -1,4 +1,4 @@
-//! Shallow copies in progress, by their number.
+//! The shallow copies, by number, with their progress.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
 
-/// Most copies that run, or whose end was not asked for.
+/// Most copies in the list: running ones, and ended ones whose result was not read.
 const COPIES: usize = 64;
 
 #[derive(Default)]
@@ -38,7 +38,7 @@ pub enum CopyState {
     Failed(RpcError),
 }
 
-/// The state of a copy, with its units.
+/// The progress of a copy, in units of the pool.
 pub struct CopyProgress {
     pub copied: u64,
     pub total: u64,
@@ -125,7 +125,7 @@ impl Copies {
         (number, copy)
     }
 
-    /// The state of a copy, which is forgotten when it has ended.
+    /// The progress of a copy. An ended copy is removed from the list. `None`: no such copy.
     pub fn check(&self, number: u32) -> Option<CopyProgress> {
         let copy = self.known.borrow().get(&number).cloned()?;
         let state = copy.state.borrow().clone();

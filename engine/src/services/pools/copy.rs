@@ -1,8 +1,8 @@
-//! Copies of the units that a snapshot does not share with its parent, to a device.
+//! Copies the units that a snapshot does not share with its parent to a bdev.
 //!
 //! ```text
-//!   keeper      places of such units, some leaves at a time
-//!   a reactor   read a part of a unit ▸ write it at the same offset ▸ the next
+//!   keeper      lists the places of these units, part by part
+//!   a reactor   reads a part of a unit ▸ writes it at the same offset ▸ the next
 //! ```
 
 use std::collections::VecDeque;
@@ -22,7 +22,7 @@ use uuid::Uuid;
 use super::OpenPool;
 use crate::plane::pool_here;
 
-/// Delay before the next attempt when there is no buffer.
+/// Delay before the next attempt when no buffer is free.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Progress of a copy.
@@ -32,20 +32,20 @@ pub(super) struct CopiedUnits {
 }
 
 impl CopiedUnits {
-    /// Units that are copied.
+    /// Number of units copied so far.
     pub(super) fn copied(&self) -> u64 {
         self.copied.load(Ordering::Relaxed)
     }
 }
 
-/// The devices of a copy, which nothing removes meanwhile.
+/// The claimed bdevs of a copy.
 #[derive(Clone)]
 pub(super) struct CopyDevices {
     pub(super) from: Arc<Claim>,
     pub(super) to: Arc<Claim>,
 }
 
-/// The places of a snapshot's own units, from a place on, and the place to go on with.
+/// The places of a snapshot's own units from a place on, and the place at which to continue.
 pub(super) async fn places(
     pool: &OpenPool,
     lvol: Uuid,
@@ -114,7 +114,7 @@ async fn copy_places(
     ended.await.unwrap_or(Err(Status::Gone))
 }
 
-/// The next I/O of a copier.
+/// The next step of a copier.
 enum Step {
     Next,
     Reading,
@@ -126,14 +126,14 @@ struct Copier {
     core: CoreHandle,
     from: LayerQueue,
     to: LayerQueue,
-    /// Bytes of a block of each.
+    /// Block sizes of the source and the target, in bytes.
     blocks: (u64, u64),
     unit: u64,
-    /// Bytes of an I/O.
+    /// Most bytes of one I/O.
     part: u64,
     memory: BufferPool,
     places: VecDeque<u64>,
-    /// The next part of the first place.
+    /// Offset in bytes of the next I/O within the first place.
     offset: u64,
     step: Step,
     retry: Nanos,
@@ -149,7 +149,7 @@ impl Copier {
         Io::new(0, op, first / block, (bytes / block) as u32)
     }
 
-    /// Begins the next I/O. Returns true if it did.
+    /// Submits the next I/O. Returns true if it did.
     fn begin(&mut self, now: Nanos) -> bool {
         let Some(place) = self.places.front().copied() else {
             self.end(Ok(()));
@@ -215,7 +215,7 @@ impl Copier {
         }
     }
 
-    /// Answers. No I/O is in flight.
+    /// Sends the result. Called when no I/O is in flight.
     fn end(&mut self, result: Result<(), Status>) {
         self.places.clear();
         if let Some(ended) = self.ended.take() {

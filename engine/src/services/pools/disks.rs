@@ -1,7 +1,7 @@
 //! The disks of pools: a further one joins, and an import finds all of them.
 //!
-//! A device says by its superblocks which disk of which pool it is, so an import finds disks under
-//! any name. The journal keeps the last name of each disk, for the error about a missing one.
+//! The superblock of a device names its pool and its disk, so an import finds the disks under any
+//! bdev names. The journal keeps the last names, for the error about a missing disk.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -24,9 +24,9 @@ use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
 
-/// How long a device may take to say which disk it is.
+/// Time limit for reading the superblocks of a device.
 const LABEL: Duration = Duration::from_secs(5);
-/// Devices that are asked at once.
+/// Most devices whose superblocks are read at the same time.
 const LABEL_READS: usize = 32;
 
 /// A disk of a pool as it was last seen.
@@ -43,7 +43,7 @@ pub struct KnownDisk {
     pub serial: Option<String>,
 }
 
-/// Adds a device to an open pool.
+/// Adds a device to an open pool. `force`: overwrites foreign contents.
 pub async fn add_disk(
     engine: &Rc<Engine>,
     pool: &Rc<OpenPool>,
@@ -82,7 +82,7 @@ pub async fn add_disk(
     joined.map_err(|error| RpcError::internal(error.to_string()))?
 }
 
-/// Adds a claimed device, also after the caller has gone.
+/// Adds a claimed device. Goes on if the caller stops waiting.
 async fn join(
     engine: Rc<Engine>,
     pool: Rc<OpenPool>,
@@ -115,7 +115,8 @@ async fn join(
     store_import(&engine, &pool).await
 }
 
-/// Refuses a second device of a disk whose pool is open here: force would overwrite that pool.
+/// Refuses a device with the superblock of a disk that is in use here: `force` would overwrite that
+/// pool.
 pub(super) async fn refuse_open(
     engine: &Rc<Engine>,
     plane: &Plane,
@@ -144,7 +145,8 @@ pub(super) async fn refuse_open(
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ImportDisks {
     pub names: Vec<String>,
-    /// Disks that have left the pool, and were not erased. The import goes on without them.
+    /// Disks that have left the pool and were not erased. They are claimed if possible, to be
+    /// erased.
     pub leftovers: Vec<String>,
 }
 
@@ -156,7 +158,7 @@ impl ImportDisks {
         }
     }
 
-    /// Claims all, except leftovers that are in use.
+    /// Claims all devices exclusively, except for leftovers that are in use.
     pub(super) fn claim(&self, bdevs: &Registry, holder: &Holder) -> Result<Vec<Claim>, RpcError> {
         let claim = |name: &String| bdevs.claim(name, holder.clone(), Usage::Exclusive);
         let of_pool = self.names.iter().map(claim);
@@ -174,8 +176,8 @@ impl ImportDisks {
     }
 }
 
-/// The devices of the pool that is on a device: those with the last names of its disks, and free
-/// ones.
+/// Finds the devices of the pool that is on `disk`: under the last names of its disks, and among
+/// unclaimed writable devices.
 pub(super) async fn find(
     engine: &Rc<Engine>,
     disk: &str,
@@ -226,9 +228,9 @@ pub(super) async fn find(
     Ok(devices)
 }
 
-/// The devices of the disks that the pool's first disk names, and of those that were leaving: the
-/// keeper erases them if they have left. Without the first disk, all devices of the pool: the
-/// import names the missing one.
+/// Selects the devices of the disks that the pool's first disk lists; disks that were leaving are
+/// leftovers. Without the first disk, selects all devices of the pool, and the import reports the
+/// missing one.
 fn disks_among(mut labels: Vec<(String, Label)>, pool: Uuid) -> ImportDisks {
     labels.retain(|(_, label)| label.pool == pool);
     let roots = labels.iter().map(|(_, label)| label);
@@ -247,7 +249,7 @@ fn disks_among(mut labels: Vec<(String, Label)>, pool: Uuid) -> ImportDisks {
     }
 }
 
-/// Reads the superblocks of a device. A device that fails, or takes long, has none.
+/// Reads the superblocks of a device. `None` if it has none, fails, or takes longer than [`LABEL`].
 async fn read_label(engine: &Rc<Engine>, plane: &Plane, layer: Arc<Layer>) -> Option<Label> {
     let reactor = least_loaded(engine, plane)?;
     let reading = reactor.run_future(move |core| async move {
@@ -257,7 +259,7 @@ async fn read_label(engine: &Rc<Engine>, plane: &Plane, layer: Arc<Layer>) -> Op
     tokio::time::timeout(LABEL, reading).await.ok()?.ok()?
 }
 
-/// The disks that the journal has of a pool.
+/// The disks of a pool as the journal has them.
 pub(super) fn known(engine: &Engine, id: Uuid) -> Vec<KnownDisk> {
     let record = engine.journal.find(&key(id));
     let known = record.and_then(|record| record.record.params.get("known_disks").cloned());
@@ -265,7 +267,7 @@ pub(super) fn known(engine: &Engine, id: Uuid) -> Vec<KnownDisk> {
     known.unwrap_or_default()
 }
 
-/// The parameters of the import that the journal keeps. One disk needs no more than its name.
+/// The parameters of the journal's import call. Only a pool of several disks has `known_disks`.
 pub(super) fn import_params(engine: &Engine, plane: &Plane, pool: &OpenPool) -> Value {
     let status = pool.handle.status();
     let mut params = serde_json::json!({
@@ -301,7 +303,8 @@ fn find_serial(facts: &Value) -> Option<String> {
     }
 }
 
-/// Names a missing disk as people know it.
+/// Replaces the error about a missing disk by one with the last name and serial number of its
+/// device.
 pub(super) fn name_missing(error: PoolError, known: &[KnownDisk]) -> PoolError {
     let PoolError::Import(ImportError::DiskMissing { disk, number, of }) = error else {
         return error;
@@ -320,7 +323,7 @@ pub(super) fn name_missing(error: PoolError, known: &[KnownDisk]) -> PoolError {
     }
 }
 
-/// Grows a pool by all of its disks that have grown.
+/// Extends a pool to the present sizes of all of its disks.
 pub async fn grow(pool: &OpenPool) -> Result<(), RpcError> {
     loop {
         let before = pool.handle.status().total_bytes;

@@ -1,12 +1,13 @@
-//! Devices outside of a pool that its lvols show: claims, and devices that come late or go.
+//! External parents of lvols: bdevs outside of the pool that its lvols read through ("show").
+//! Claims them, also when they appear late, and gives the claims back when they go.
 //!
 //! ```text
-//!   clone, set parent ──▶ read-only claim ──▶ the pool   until no lvol shows the device
-//!   import, device appears ──▶ the same, for lvols that show it already
-//!   device goes ──▶ the pool gives the claim back        lvols are degraded
+//!   clone, set parent ──▶ read-only claim ──▶ the pool   until no lvol shows the bdev
+//!   import, bdev appears ──▶ the same, for lvols that show it already
+//!   bdev removed ──▶ the pool gives the claim back       lvols are degraded
 //! ```
 //!
-//! The pool records the UUID of the device, so the device may come back under another name.
+//! The pool records the UUID of the bdev, so it may come back under another name.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -28,30 +29,30 @@ use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
 
-/// The first wait before a device is claimed again, and the longest.
+/// Pause before the first retry of a claim, and the longest pause.
 const FIRST_RETRY: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 1000 });
 const LAST_RETRY: Duration = Duration::from_secs(30);
 
-/// Devices that have no claim yet, each with the pool that needs it.
+/// Pairs of a pool and a bdev that are not settled yet.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
-    /// A claim that failed is tried again.
+    /// The claim failed, and a task retries it.
     retried: RefCell<BTreeSet<(Uuid, Uuid)>>,
-    /// A command is about to make the pool depend on the device.
+    /// A command is about to make lvols of the pool depend on the bdev.
     commands: RefCell<Vec<(Uuid, Uuid)>>,
-    /// Devices that are about to become disks of the pool, by name.
+    /// The bdev, by name, is about to become a disk of the pool.
     additions: RefCell<Vec<(Uuid, String)>>,
 }
 
-/// The addition of a disk to a pool, in progress.
+/// Marks a bdev as about to become a disk of a pool, until it is dropped.
 pub(crate) struct Addition {
     engine: Rc<Engine>,
     key: (Uuid, String),
 }
 
 impl Addition {
-    /// Begins it, before the check for a circle: a command that makes a circle together with it
-    /// sees it.
+    /// Sets the mark. Call it before [`is_on_pool`], so that a command that would close a circle of
+    /// dependencies meanwhile sees it.
     pub(crate) fn begin(engine: &Rc<Engine>, pool: Uuid, disk: &str) -> Self {
         let key = (pool, disk.to_owned());
         let additions = &engine.devices.pools.external.additions;
@@ -70,7 +71,7 @@ impl Drop for Addition {
     }
 }
 
-/// A device that a command is about to use.
+/// The claim of a bdev for a command that is about to use it.
 pub(super) struct Use {
     engine: Rc<Engine>,
     key: (Uuid, Uuid),
@@ -88,8 +89,8 @@ impl Drop for Use {
 }
 
 impl Use {
-    /// Passes the claim to a command, and waits for its end. A device that was removed before the
-    /// pool had it is given back.
+    /// Passes the claim to a command and waits for its end. If the bdev was removed meanwhile, the
+    /// pool gives the claim back.
     pub(super) async fn of<Work>(
         mut self,
         pool: &OpenPool,
@@ -107,7 +108,7 @@ impl Use {
     }
 }
 
-/// Makes a volume that shows a device.
+/// Makes an lvol whose external parent is the bdev.
 pub async fn clone_bdev(
     engine: &Rc<Engine>,
     pool: &OpenPool,
@@ -121,7 +122,7 @@ pub async fn clone_bdev(
     made.map(drop).map_err(|error| refused(error, field))
 }
 
-/// A refusal of the pool; `field` names the device.
+/// The RPC error for an error of the pool; `field` is the parameter that names the bdev.
 pub(super) fn refused(error: PoolError, field: &str) -> RpcError {
     match error {
         PoolError::Unfit { why, .. } => RpcError::errno(Errno::EINVAL, why).field(field),
@@ -129,7 +130,7 @@ pub(super) fn refused(error: PoolError, field: &str) -> RpcError {
     }
 }
 
-/// Claims a device for lvols of a pool.
+/// Claims a bdev read-only for lvols of a pool. Refuses a bdev that depends on the same pool.
 pub(super) fn claim(
     engine: &Rc<Engine>,
     pool: &OpenPool,
@@ -165,7 +166,7 @@ fn holder(pool: &OpenPool) -> Holder {
     Holder::User(format!("lvols of pool \"{}\" that show it", pool.name()))
 }
 
-/// True for a device that an lvol of a pool is below: as a disk, or as a device that lvols show.
+/// True if the bdev is an lvol of the pool, or depends on one through disks or external parents.
 pub(super) fn is_on_pool(engine: &Engine, plane: &Plane, layer: &Layer, pool: Uuid) -> bool {
     let mut seen = Vec::new();
     let mut left: Vec<String> = vec![layer.name().to_owned()];
@@ -191,7 +192,7 @@ pub(super) fn is_on_pool(engine: &Engine, plane: &Plane, layer: &Layer, pool: Uu
     false
 }
 
-/// The devices that lvols of a pool show, or are about to.
+/// The UUIDs of the bdevs that lvols of a pool show, or are about to.
 fn shown(engine: &Engine, pool: Uuid) -> impl Iterator<Item = Uuid> {
     let status = engine
         .devices
@@ -209,7 +210,7 @@ fn shown(engine: &Engine, pool: Uuid) -> impl Iterator<Item = Uuid> {
     externals.chain(claims).chain(commands)
 }
 
-/// Gives an open pool the devices that its lvols show, as far as they are there.
+/// Claims the present bdevs that lvols of an open pool show.
 pub async fn attach_present(engine: &Rc<Engine>, pool: &Rc<OpenPool>) {
     for device in pool.handle.status().externals {
         if !device.is_present {
@@ -218,15 +219,15 @@ pub async fn attach_present(engine: &Rc<Engine>, pool: &Rc<OpenPool>) {
     }
 }
 
-/// The reason that a device is not claimed.
+/// The reason that a bdev was not claimed.
 enum NotAttached {
-    /// It may be claimed later.
+    /// A reason that may pass.
     Now(String),
     Never(String),
 }
 
-/// Gives a pool a device that its lvols show. A reason that may pass is not the last word: as long
-/// as the device is there, it is claimed again and again.
+/// Claims a bdev for the lvols that show it. After a failure that may pass, starts a task that
+/// retries. True if it was claimed now.
 async fn attach_or_retry(engine: &Rc<Engine>, pool: &Rc<OpenPool>, device: Uuid) -> bool {
     let why = match attach(engine, pool, device).await {
         Ok(()) => return true,
@@ -250,7 +251,7 @@ async fn attach_or_retry(engine: &Rc<Engine>, pool: &Rc<OpenPool>, device: Uuid)
     false
 }
 
-/// Claims a device until it has succeeded, or the device, the pool or the need for it has gone.
+/// Retries the claim until it succeeds, fails for good, or is not needed any more.
 async fn retry(engine: &Rc<Engine>, pool: &Rc<OpenPool>, device: Uuid) {
     let mut wait = FIRST_RETRY;
     loop {
@@ -302,7 +303,7 @@ async fn attach(engine: &Rc<Engine>, pool: &OpenPool, device: Uuid) -> Result<()
     })
 }
 
-/// A device appeared, or has another size: lvols that show it get it.
+/// A bdev appeared, or has another size: claims it for lvols that show it.
 pub async fn device_appeared(engine: &Rc<Engine>, name: &str) {
     let Ok(plane) = engine.plane() else { return };
     let Some(layer) = plane.bdevs.lookup(name) else {
@@ -320,7 +321,7 @@ pub async fn device_appeared(engine: &Rc<Engine>, name: &str) {
     }
 }
 
-/// A device goes: its claims end, and lvols that show it are degraded.
+/// A bdev was removed: pools give their claims back, and lvols that show it are degraded.
 pub fn device_gone(engine: &Rc<Engine>, name: &str) {
     for pool in engine.devices.pools.list() {
         let ids = pool.handle.status().external_claims;
@@ -347,7 +348,8 @@ pub fn device_gone(engine: &Rc<Engine>, name: &str) {
     }
 }
 
-/// Ends all claims of pools on devices that may be lvols of others: the pools are being closed.
+/// Ends the claims of all pools on external parents, before the pools are closed: the bdevs may be
+/// lvols of other pools.
 pub async fn detach_all(engine: &Engine) {
     for pool in engine.devices.pools.list() {
         for device in pool.handle.status().external_claims {

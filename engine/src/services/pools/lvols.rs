@@ -1,4 +1,4 @@
-//! Volumes and snapshots of open pools: their devices, sizes and deletion.
+//! Lvols of open pools: their bdevs, sizes, parents and deletion.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::services::Engine;
 use crate::services::device_records;
 use crate::store::Change;
 
-/// Registers the device of a volume under its UUID, with the alias `pool/name`. The caller has
+/// Registers the bdev of an lvol under its UUID, with the alias `pool/name`. The caller holds
 /// [`OpenPool::names`].
 pub async fn register(
     engine: &Rc<Engine>,
@@ -39,7 +39,7 @@ pub fn alias(pool: &str, lvol: &str) -> String {
     format!("{pool}/{lvol}")
 }
 
-/// Checks a name of a pool or volume.
+/// Checks the name of a pool or lvol: 1 to 63 bytes, without `/`.
 pub fn check_name(field: &str, name: &str) -> Result<(), RpcError> {
     let why = if name.contains('/') {
         "a name has no \"/\": it separates the pool from the volume"
@@ -52,7 +52,7 @@ pub fn check_name(field: &str, name: &str) -> Result<(), RpcError> {
     Err(RpcError::errno(Errno::EINVAL, why).field(field))
 }
 
-/// A volume or snapshot: by UUID, or as `pool/name`. With its pool.
+/// An lvol, by UUID or as `pool/name`, with its pool.
 pub fn find_lvol(
     engine: &Engine,
     field: &str,
@@ -68,7 +68,7 @@ pub fn find_lvol(
     Ok((pool, lvol))
 }
 
-/// Checks that a snapshot is in the pool of the volume that gets its contents.
+/// Refuses a snapshot of another pool.
 pub fn check_same_pool(
     field: &str,
     pool: &Rc<OpenPool>,
@@ -81,7 +81,7 @@ pub fn check_same_pool(
     Err(RpcError::errno(Errno::EINVAL, cause).field(field))
 }
 
-/// Checks that no device has a new alias, before the pool gets the name in it.
+/// Refuses an alias that is a name of a bdev already. Called before a rename.
 pub fn check_alias(bdevs: &BdevRegistry, field: &str, alias: &str) -> Result<(), RpcError> {
     let Some(user) = bdevs.lookup(alias) else {
         return Ok(());
@@ -90,7 +90,7 @@ pub fn check_alias(bdevs: &BdevRegistry, field: &str, alias: &str) -> Result<(),
     Err(RpcError::errno(Errno::EEXIST, cause).field(field))
 }
 
-/// Registers the device of a new volume or snapshot.
+/// Registers the bdev of a new lvol.
 pub async fn register_new(engine: &Rc<Engine>, pool: &OpenPool, id: Uuid) -> Result<(), RpcError> {
     let _names = pool.names.lock().await;
     let info = pool.handle.lvol(id).await.or_refuse()?.info();
@@ -116,7 +116,8 @@ pub async fn resize(
     Ok(())
 }
 
-/// Gives a volume its former size back, although something uses it: nothing is beyond that size.
+/// Gives an lvol its former size back, even if it is in use. Only for a growth whose new space was
+/// never used.
 pub async fn undo_growth(
     engine: &Rc<Engine>,
     pool: &OpenPool,
@@ -130,7 +131,7 @@ pub async fn undo_growth(
     announced.map(drop).or_refuse()
 }
 
-/// Makes a volume that is not in use a clone of a snapshot; what it owns stays over that.
+/// Makes an lvol that is not in use a clone of a snapshot. The units that it has stay in place.
 pub async fn set_parent(
     engine: &Rc<Engine>,
     pool: &OpenPool,
@@ -147,7 +148,8 @@ pub async fn set_parent(
     changed.map(drop)
 }
 
-/// Makes a device the parent of a volume that is not in use; what the volume owns stays over that.
+/// Makes a bdev the external parent of an lvol that is not in use. The units that it has stay in
+/// place.
 pub async fn set_parent_bdev(
     engine: &Rc<Engine>,
     pool: &OpenPool,
@@ -168,7 +170,7 @@ pub async fn set_parent_bdev(
         .map_err(|error| external::refused(error, field))
 }
 
-/// Deletes a volume or snapshot that is not in use.
+/// Deletes an lvol that is not in use.
 pub async fn delete(engine: &Rc<Engine>, pool: &OpenPool, lvol: Arc<Lvol>) -> Result<(), RpcError> {
     let id = lvol.uuid();
     let names = vec![id.to_string(), alias(&pool.name(), &lvol.info().name)];

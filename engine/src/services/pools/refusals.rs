@@ -1,4 +1,4 @@
-//! Errors of pools as answers of calls.
+//! The RPC errors for errors of pools.
 
 use nacre_bdev_pool::{ImportError, PoolError, Refusal as Refused};
 

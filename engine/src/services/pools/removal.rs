@@ -1,4 +1,4 @@
-//! A disk leaves a pool: it is emptied while hosts go on, then it is free.
+//! Removes a disk from a pool: its contents move to the other disks while hosts use the pool.
 
 use std::rc::Rc;
 
@@ -13,7 +13,7 @@ use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
 
-/// Begins to empty a disk of an open pool.
+/// Begins to move the contents of a disk to the other disks of the pool.
 pub async fn remove_disk(
     engine: &Rc<Engine>,
     pool: &Rc<OpenPool>,
@@ -36,7 +36,7 @@ pub async fn remove_disk(
     Ok(())
 }
 
-/// Keeps a disk that is leaving a pool.
+/// Cancels the removal of a disk.
 pub async fn keep_disk(
     engine: &Rc<Engine>,
     pool: &Rc<OpenPool>,
@@ -46,7 +46,7 @@ pub async fn keep_disk(
     run(engine, pool, Command::KeepDisk { disk: known.id }).await
 }
 
-/// Runs a command for a caller who may go before its end.
+/// Runs a command, which goes on if the caller stops waiting.
 async fn run(engine: &Rc<Engine>, pool: &Rc<OpenPool>, command: Command) -> Result<(), RpcError> {
     let unit = pool.handle.status().unit_bytes;
     let of = Rc::clone(pool);
@@ -61,7 +61,7 @@ async fn run(engine: &Rc<Engine>, pool: &Rc<OpenPool>, command: Command) -> Resu
     .map_err(|error| error.field("disk"))
 }
 
-/// The refusal of a removal, with the space in bytes.
+/// The error about missing space on the other disks. `missing`: bytes.
 fn no_room(missing: u64) -> RpcError {
     let cause = format!(
         "the other disks have {} too little free space for the contents of the disk",
@@ -88,7 +88,7 @@ fn find(engine: &Engine, pool: &OpenPool, disk: &str) -> Result<DiskStatus, RpcE
     })
 }
 
-/// Reports the ends of removals, and stores the disks that are left.
+/// Reports removals that have ended, and stores the remaining disks.
 pub(super) async fn report_departed(engine: &Rc<Engine>, pool: &Rc<OpenPool>) {
     for departed in pool.handle.take_departed() {
         report(engine, pool, departed).await;

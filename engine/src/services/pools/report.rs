@@ -1,4 +1,4 @@
-//! The pools as `nacre doctor` checks them.
+//! The pools, as input of `nacre doctor`.
 
 use nacre_bdev_pool::DiskStatus;
 

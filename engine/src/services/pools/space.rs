@@ -9,8 +9,8 @@ use super::{OpenPool, removal};
 use crate::services::Engine;
 use crate::services::device_records;
 
-/// Reports the thresholds that the use of a pool passes, that writes wait for space, and the ends
-/// of removals of disks.
+/// Reports when the use of a pool passes a threshold, when writes begin to wait for space, and when
+/// the removal of a disk ends.
 pub(super) fn watch(engine: &Rc<Engine>, pool: &Rc<OpenPool>) {
     let news = pool.handle.news();
     let (engine, pool) = (Rc::downgrade(engine), Rc::downgrade(pool));
@@ -51,7 +51,7 @@ pub(super) fn watch(engine: &Rc<Engine>, pool: &Rc<OpenPool>) {
     });
 }
 
-/// Tells the devices how much space they use. The count takes long in a large pool.
+/// Counts the space that each lvol uses, and gives it to the bdevs. Takes long in a large pool.
 pub(super) async fn count(engine: Rc<Engine>, pool: Rc<OpenPool>) {
     // A pool that closes has no devices any more.
     if let Ok(lvols) = pool.lvols().await {
@@ -59,7 +59,7 @@ pub(super) async fn count(engine: Rc<Engine>, pool: Rc<OpenPool>) {
     }
 }
 
-/// Counts the space of one volume again, if the device is one.
+/// Counts the used space of a bdev again, if it is an lvol.
 pub async fn recount(engine: &Engine, device: &str) {
     let Some(lvol) = device_records::find::<Lvol>(engine, device) else {
         return;
@@ -72,7 +72,7 @@ pub async fn recount(engine: &Engine, device: &str) {
     }
 }
 
-/// Notes the space in use with the devices, which describe it.
+/// Gives the used space to the bdevs, which report it.
 pub fn take_counts(engine: &Engine, lvols: &[LvolInfo]) {
     for counted in lvols {
         if let Some(lvol) = device_records::find::<Lvol>(engine, &counted.id.to_string()) {

@@ -1,4 +1,4 @@
-//! Remote controllers that this daemon is attached to, and their namespaces as devices.
+//! The remote controllers that this daemon is attached to, and the bdevs of their namespaces.
 //!
 //! ```text
 //!   bdev_nvme_attach_controller ──▶ Plan ── begin ──▶ Attachment, polled by one reactor
@@ -7,8 +7,8 @@
 //!                                    follow: devices registered, resized, removed; events sent
 //! ```
 //!
-//! Failed connections are retried. The journal restores objects stacked on the devices when the
-//! devices appear.
+//! Failed connections are retried. When the bdevs appear, the objects stacked on them are restored
+//! from the journal.
 
 pub mod discovery;
 mod plan;
@@ -47,7 +47,7 @@ pub struct Remote {
     paths: RefCell<Vec<Rc<RemotePath>>>,
 }
 
-/// A path to an attached subsystem: one controller.
+/// A path to an attached subsystem: one controller on it.
 pub struct RemotePath {
     pub path: Path,
     /// The parameters as requested, for replies.
@@ -64,11 +64,11 @@ pub struct Remotes {
     rdma: RefCell<Option<Arc<Rdma>>>,
     /// Index of the reactor that polls the next controller.
     next: Cell<usize>,
-    /// A status changed.
+    /// Notified when the status of a controller changes.
     changed: Arc<Notify>,
     bdevs_appeared: Notify,
     pub discoveries: discovery::Discoveries,
-    /// Notified after a change was handled.
+    /// Notified after status changes were handled.
     pub handled: Notify,
 }
 
@@ -77,7 +77,7 @@ impl Remotes {
         self.all.borrow().get(name).cloned()
     }
 
-    /// All controllers, by name.
+    /// All attached subsystems, by controller name.
     pub fn list(&self) -> Vec<(String, Rc<Remote>)> {
         let all = self.all.borrow();
         all.iter()
@@ -85,18 +85,18 @@ impl Remotes {
             .collect()
     }
 
-    /// Removes a controller from the list; the caller ends its devices and connection.
+    /// Takes a subsystem out of the list; the caller removes its bdevs and closes its connections.
     pub fn take(&self, name: &str) -> Option<Rc<Remote>> {
         self.all.borrow_mut().remove(name)
     }
 
-    /// Resolves when new devices exist.
+    /// Resolves when new bdevs have been registered.
     pub async fn bdevs_appeared(&self) {
         self.bdevs_appeared.notified().await;
     }
 
-    /// Starts to connect a path, the first one of its name or a further one; does not wait for the
-    /// connection.
+    /// Begins to connect a path: the first of its name, or a further one (`ENOSPC` beyond
+    /// [`MAX_PATHS`]). Does not wait for the connection.
     pub async fn begin(
         &self,
         engine: &Engine,
@@ -155,7 +155,7 @@ impl Remotes {
         Ok((remote, path))
     }
 
-    /// Has a reactor poll the controller of a path.
+    /// Makes a reactor poll the controller of a path.
     async fn poll(&self, plane: &Plane, path: Path) -> Result<(), String> {
         let at = self.next.get();
         self.next.set(at + 1);
@@ -196,13 +196,13 @@ impl Remotes {
         Arc::clone(self.rdma.borrow_mut().get_or_insert_with(made))
     }
 
-    /// The RDMA devices that controllers are connected through.
+    /// The protection domains of the RDMA devices over which controllers are connected.
     pub fn rdma_domains(&self) -> Vec<Arc<dyn ProtectionDomain>> {
         let rdma = self.rdma.borrow();
         rdma.as_ref().map_or(Vec::new(), |rdma| rdma.domains())
     }
 
-    /// Shuts all controllers down in order, within `PATIENCE`.
+    /// Shuts down all controllers; waits at most [`PATIENCE`].
     pub async fn close(&self) {
         self.discoveries.close(close_deadline()).await;
         let all = std::mem::take(&mut *self.all.borrow_mut());
@@ -219,8 +219,8 @@ impl Remotes {
     }
 }
 
-/// Waits until the controller is shut down or the deadline passes: an unreachable target cannot
-/// confirm.
+/// Waits until the controller is shut down, or until `deadline`: an unreachable target confirms
+/// nothing.
 pub async fn closed(path: &Path, deadline: tokio::time::Instant) {
     while !matches!(path.status().state, State::Closed | State::Failed(_))
         && tokio::time::Instant::now() < deadline
@@ -273,8 +273,8 @@ impl Remote {
         Rc::clone(&self.paths.borrow()[0])
     }
 
-    /// Takes a path out; its queues complete their I/O in flight. The caller closes it. Returns
-    /// false for the last path, which stays.
+    /// Removes a path; its queues complete their I/O in flight. The caller closes it. Returns false
+    /// for the last path, which is not removed.
     pub fn remove(&self, path: &Rc<RemotePath>) -> bool {
         let removed = self.attachment.remove_path(&path.path);
         if removed {
@@ -283,8 +283,8 @@ impl Remote {
         removed
     }
 
-    /// Updates the devices from the namespaces of its paths and reports changes. Returns when to
-    /// call again, if needed.
+    /// Updates the bdevs from the namespaces of the paths, and reports changes. Returns the delay
+    /// after which to call again, if that is needed.
     pub fn sync(&self, engine: &Rc<Engine>, plane: &Plane, name: &str) -> Option<Duration> {
         let paths = self.paths();
         for path in &paths {
@@ -360,7 +360,7 @@ impl RemotePath {
         }
     }
 
-    /// Selects the source address again for the next connection: an interface may have a new
+    /// Selects the source address again for the next connection: the interface may have another
     /// address.
     fn look_for_source(&self, engine: &Rc<Engine>) {
         let selectors = match self.wanted.hostaddr {

@@ -1,13 +1,13 @@
-//! Block devices of volumes that cannot be opened yet. Hosts can see them; their I/O waits.
+//! Bdevs of volumes that are not open. Hosts see their namespaces, and I/O waits.
 //!
 //! ```text
-//!   show      an attempt failed or is slow ▸ the bdev is registered with the limits announced
-//!             last ▸ its namespaces are restored; I/O waits
-//!   assign    the volume is open ▸ the same bdev serves; a new one if its replicas support less
+//!   show      opening failed, or is slow ▸ the bdev is registered with the limits of the record
+//!             ▸ its namespaces are restored; I/O waits
+//!   assign    the volume is open ▸ the same bdev serves; another one if its replicas support less
 //!   withdraw  the volume is deleted, or the daemon stops
 //! ```
 //!
-//! A volume without announced limits in its record has no bdev until it is open.
+//! A volume whose record has no limits has no bdev until it is opened.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -29,11 +29,11 @@ use crate::rpc::error::Errno;
 use crate::services::Engine;
 use crate::services::deferred::replay_waiting;
 
-/// How long cores may take to close their queues on a volume, and its control to close the volume.
+/// Time limit for reactors to close their queues on a volume, and for its control to close it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Volumes {
-    /// The placeholder that becomes the volume when it is opened.
+    /// The unopened volume; made from the record if there is none. `None`: no such volume.
     pub(super) fn prepared(&self, id: Uuid) -> Option<Prepared> {
         let mut entries = self.entries.borrow_mut();
         let entry = entries.get_mut(&id)?;
@@ -56,7 +56,7 @@ impl Volumes {
         }
     }
 
-    /// Keeps the limits of a block device that is removed, for the one that takes its place.
+    /// Saves the I/O limits of a bdev that is removed, for its successor.
     pub(super) fn keep_rates(&self, plane: &Plane, id: Uuid, bdev: &str) {
         let layer = plane.bdevs.lookup(bdev);
         let mut entries = self.entries.borrow_mut();
@@ -65,7 +65,7 @@ impl Volumes {
         }
     }
 
-    /// Gives a new block device the limits of its predecessor.
+    /// Applies the saved I/O limits to a new bdev.
     fn give_rates(&self, plane: &Plane, id: Uuid, bdev: &str) {
         let entries = self.entries.borrow();
         let rates = entries.get(&id).map(|entry| entry.rates);
@@ -80,8 +80,8 @@ impl Volumes {
     }
 }
 
-/// Registers the bdev of a volume that is not open, unless it exists, and restores the objects on
-/// it.
+/// Registers the bdev of a volume that is not open, unless it exists, and restores the namespaces
+/// and devices on it.
 pub(super) async fn show(engine: &Rc<Engine>, id: Uuid) {
     if register(engine, id) {
         replay_waiting(engine).await;
@@ -139,7 +139,8 @@ fn register(engine: &Engine, id: Uuid) -> bool {
     true
 }
 
-/// Gives the opened volume its bdev, and returns the bdev's name.
+/// Registers the bdev of an opened volume, unless its frozen bdev serves it. Returns the bdev's
+/// name.
 pub(super) async fn assign_bdev(
     engine: &Engine,
     plane: &Plane,
@@ -171,7 +172,7 @@ pub(super) async fn assign_bdev(
     Ok(volume.name().to_owned())
 }
 
-/// Removes the bdev of a volume that is not open. Waiting I/O ends with a path error.
+/// Removes the bdev of a volume that is not open. Waiting I/O completes with a path error.
 pub(super) async fn withdraw(
     engine: &Engine,
     plane: &Plane,
@@ -200,7 +201,8 @@ pub(super) async fn withdraw(
     }
 }
 
-/// Makes I/O fail on a volume that is not open. `false`: the volume is open, or has no bdev.
+/// Makes I/O fail on a frozen volume, instead of waiting. False: the volume is open, or has no
+/// bdev.
 pub fn fail_io(engine: &Engine, name: &str) -> Result<bool, RpcError> {
     let OpenState::Frozen { prepared, .. } = engine.volumes.find(name)?.open_state else {
         return Ok(false);
@@ -209,7 +211,7 @@ pub fn fail_io(engine: &Engine, name: &str) -> Result<bool, RpcError> {
     Ok(true)
 }
 
-/// Ends [`fail_io`] and retries the volume now. `false`: I/O was not failing.
+/// Ends [`fail_io`], and tries to open all unopened volumes at once. False: I/O was not failing.
 pub fn thaw(engine: &Engine, name: &str) -> Result<bool, RpcError> {
     let OpenState::Frozen { prepared, .. } = engine.volumes.find(name)?.open_state else {
         return Ok(false);
@@ -222,7 +224,7 @@ pub fn thaw(engine: &Engine, name: &str) -> Result<bool, RpcError> {
     Ok(failed)
 }
 
-/// Stops all opening of volumes, before hosts are disconnected. Waiting I/O is released.
+/// Stops the opening of volumes, before hosts are disconnected. Waiting I/O is completed.
 pub fn stop_opening(engine: &Engine) {
     engine.volumes.closing.set(true);
     let entries = engine.volumes.entries.borrow();

@@ -1,5 +1,6 @@
-//! Volumes of a cluster: [`crate::services::cluster`] says when this node opens and closes them.
-//! While a volume is not open here, hosts see its placeholder, and its listeners are inaccessible.
+//! Volumes of a cluster: [`crate::services::cluster`] decides when this node opens and closes them.
+//! A volume that is not open here is shown to hosts as a frozen bdev, and its listeners are
+//! inaccessible (ANA).
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -21,20 +22,20 @@ use crate::services::Engine;
 use crate::services::deferred::replay_waiting;
 use crate::services::subsystems::bdev_gone;
 
-/// Time for the commands in flight before a volume closes, and between two looks at them.
+/// Time limit for the commands in flight before a volume closes, and polling interval meanwhile.
 const IO_WAIT: Duration = Duration::from_secs(2);
 const MOMENT: Duration = Duration::from_millis(5);
-/// Time for this machine to notice the new size of a device of another node.
+/// Time limit for this machine to notice the new size of a device of another node.
 const RESIZED: Duration = Duration::from_secs(3);
 
 impl Volumes {
-    /// The devices that volumes do not wait for; `None`: there is no cluster.
+    /// Tells which devices volumes do not wait for; `None`: the daemon is not in a cluster.
     pub(super) fn absent_devices(&self) -> Option<Arc<dyn AbsentDevices>> {
         let membership = self.membership.borrow();
         Some(membership.as_ref()?.absent_devices())
     }
 
-    /// The store of the cluster, the id of this node, and its membership.
+    /// Sets the store of the cluster, the id of this node, and the membership.
     pub(in crate::services) fn join(
         &self,
         store: Arc<dyn VolumeStore>,
@@ -53,29 +54,30 @@ impl Volumes {
         }
     }
 
-    /// The record, and the number of blocks before the volume grew elsewhere.
+    /// The record, and the number of blocks before another node enlarged the volume. `None`: no
+    /// growth to check.
     fn growth(&self, id: Uuid) -> Option<(VolumeRecord, u64)> {
         let entries = self.entries.borrow();
         let entry = entries.get(&id)?;
         Some((entry.record.clone(), entry.grown_from?))
     }
 
-    /// The devices have been looked at with the size of the record.
+    /// Marks the devices as checked for the size of the record.
     fn has_grown(&self, id: Uuid) {
         if let Some(entry) = self.entries.borrow_mut().get_mut(&id) {
             entry.grown_from = None;
         }
     }
 
-    /// The volumes that this node shows have their subsystems: hosts may connect. A host that
-    /// connects earlier would be refused for good.
+    /// Ends the wait of the start for untried volumes: the published volumes have their subsystems,
+    /// or [`crate::services::cluster`] does not wait for them any longer.
     pub(in crate::services) fn are_shown(&self) {
         self.untried.borrow_mut().clear();
         self.tried.notify_waiters();
     }
 }
 
-/// Gives the volume the stored record. An open volume is the record's author.
+/// Gives a volume the record of etcd, and shows its frozen bdev if the volume is not open.
 pub(in crate::services) async fn set_record(engine: &Rc<Engine>, record: VolumeRecord) {
     let id = record.id;
     let Ok(plane) = engine.plane() else { return };
@@ -97,8 +99,8 @@ pub(in crate::services) async fn set_record(engine: &Rc<Engine>, record: VolumeR
     frozen::show(engine, id).await;
 }
 
-/// Gives the placeholder the size and the name of the record, so that hosts keep their namespace.
-/// False: another placeholder is needed.
+/// Gives the frozen bdev the size and the name of the record. False if it must be replaced, and
+/// hosts lose their namespace.
 fn follow_record(plane: &Plane, entry: &VolumeEntry, former: &VolumeRecord) -> bool {
     let record = &entry.record;
     if record.limits != former.limits {
@@ -122,7 +124,7 @@ fn follow_record(plane: &Plane, entry: &VolumeEntry, former: &VolumeRecord) -> b
     is_grown
 }
 
-/// Gives the device another alias. The device keeps the name under which it was registered.
+/// Replaces the alias of a bdev. Its registered name stays.
 fn rename(plane: &Plane, bdev: &str, from: &str, to: &str) {
     if from != bdev {
         let _ = plane.bdevs.remove_alias(bdev, from);
@@ -134,13 +136,13 @@ fn rename(plane: &Plane, bdev: &str, from: &str, to: &str) {
     }
 }
 
-/// Shows the placeholder of a volume that is not open, unless it is shown.
+/// Registers the frozen bdev of a volume that is not open, unless it is registered.
 pub(in crate::services) async fn show(engine: &Rc<Engine>, id: Uuid) {
     frozen::show(engine, id).await;
 }
 
-/// Has the devices of a volume that another node has made larger count as whole, although they were
-/// smaller before. Waits until this machine knows their new sizes.
+/// After another node has enlarged the volume: lets devices count as undamaged although they were
+/// smaller before. Waits until this machine knows their new sizes, at most [`RESIZED`].
 async fn accept_growth(engine: &Rc<Engine>, id: Uuid) {
     let end = tokio::time::Instant::now() + RESIZED;
     loop {
@@ -160,8 +162,8 @@ async fn accept_growth(engine: &Rc<Engine>, id: Uuid) {
     }
 }
 
-/// True if the device has enough blocks, or lost blocks that the volume had before it grew. Its
-/// smallest size no longer counts if it was large enough for the former size.
+/// True if nothing is left to wait for: the device is large enough, or it was truncated below the
+/// former size. A device that has grown forgets its former size.
 fn is_accepted(layer: &Layer, former: u64, needed: u64) -> bool {
     let losses = layer.losses();
     if layer.least_blocks() >= needed || layer.least_blocks() < former {
@@ -177,7 +179,7 @@ fn is_accepted(layer: &Layer, former: u64, needed: u64) -> bool {
     true
 }
 
-/// Opens the volume, of which this node is the holder.
+/// Opens a volume of which this node is the holder.
 pub(in crate::services) async fn open(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
     engine.volumes.set_standby(id, false);
     accept_growth(engine, id).await;
@@ -199,7 +201,8 @@ pub(in crate::services) async fn open(engine: &Rc<Engine>, id: Uuid) -> Result<(
     }
 }
 
-/// Closes the volume in order, so that another node can open it without a copy.
+/// Closes the volume after its I/O in flight, with clean labels, so that another node can open it
+/// without a reconcile.
 pub(in crate::services) async fn close(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
     close_as(engine, id, async |plane, opened| {
         wait_for_io(plane, &opened.bdev).await;
@@ -209,8 +212,8 @@ pub(in crate::services) async fn close(engine: &Rc<Engine>, id: Uuid) -> Result<
     .await
 }
 
-/// Closes the volume, which another node may hold by now: hosts are disconnected first. A command
-/// that waits in a socket must not be executed if this node opens the volume again.
+/// Closes a volume that another node may hold by now. Disconnects the hosts first: a command that
+/// waits in a socket must not be executed if this node opens the volume again.
 pub(in crate::services) async fn drop_open(engine: &Rc<Engine>, id: Uuid, nqn: Option<&str>) {
     let dropped = close_as(engine, id, async |plane, opened| {
         disconnect(plane, nqn);
@@ -229,7 +232,7 @@ pub(in crate::services) async fn drop_open(engine: &Rc<Engine>, id: Uuid, nqn: O
     }
 }
 
-/// Closes the volume by `work`, if it is open, and shows its placeholder.
+/// Closes the volume by `work`, if it is open, and registers its frozen bdev.
 async fn close_as(
     engine: &Rc<Engine>,
     id: Uuid,
@@ -259,7 +262,7 @@ async fn close_as(
     closed
 }
 
-/// Removes the volume's bdev, and its namespaces.
+/// Removes the volume's bdev, with its namespaces.
 fn take_away(
     engine: &Engine,
     plane: &Plane,
@@ -274,7 +277,8 @@ fn take_away(
     ticket
 }
 
-/// Waits for the commands in flight. The listeners refuse new ones by their ANA state.
+/// Waits until no command is in flight, at most [`IO_WAIT`]. The ANA states of the listeners refuse
+/// new ones.
 async fn wait_for_io(plane: &Plane, bdev: &str) {
     let Some(stats) = plane.bdevs.stats(bdev) else {
         return;
@@ -298,7 +302,7 @@ fn disconnect(plane: &Plane, nqn: Option<&str>) {
     }
 }
 
-/// The volume was deleted.
+/// Removes a deleted volume from this node.
 pub(in crate::services) async fn forget(engine: &Rc<Engine>, id: Uuid) {
     if let Err(error) = close(engine, id).await {
         warn!(volume = %id, %error, "deleted, and not closed in order");

@@ -31,11 +31,12 @@ use crate::services::deferred::replay_waiting;
 use crate::services::device_records;
 use crate::store::{Change, Edit};
 
-/// Pause after the first attempt to open, and the maximum.
+/// Pause after the first attempt to open a volume, and the longest pause.
 const PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// Time limit of the first attempt before the volume is shown as frozen. Longer than the wait for
-/// missing replicas, and shorter than hosts are refused at the start.
+/// Time limit of the first attempt, after which the volume is shown as frozen. It is longer than
+/// the wait for missing replicas, and shorter than the time during which hosts are held at the
+/// start.
 const FIRST: Duration = Duration::from_secs(7);
 /// Remedy for a volume in use that cannot be deleted.
 const UNUSED: &str = "unpublish it, or delete the devices on it, first";
@@ -107,8 +108,8 @@ async fn embedded(dir: &Path) -> anyhow::Result<(Arc<dyn VolumeStore>, Uuid)> {
     Ok((Arc::new(store), holder))
 }
 
-/// All records, without a time limit: they determine which namespaces exist. Hosts admitted earlier
-/// would consider theirs removed.
+/// Reads all records, without a time limit: they determine which namespaces exist, and hosts that
+/// are admitted without them would treat their namespaces as removed.
 async fn load_records(store: &dyn VolumeStore) -> Result<Vec<VolumeRecord>, StoreError> {
     let mut list = store.list();
     loop {
@@ -119,7 +120,7 @@ async fn load_records(store: &dyn VolumeStore) -> Result<Vec<VolumeRecord>, Stor
     }
 }
 
-/// Starts to open every volume and returns at once.
+/// Starts a task that opens each volume, and returns at once.
 pub fn open_all(engine: &Rc<Engine>) {
     let ids: Vec<Uuid> = engine.volumes.entries.borrow().keys().copied().collect();
     for id in ids {
@@ -127,7 +128,7 @@ pub fn open_all(engine: &Rc<Engine>) {
     }
 }
 
-/// Resolves when each volume that existed at the start was tried once.
+/// Resolves when the opening of each volume of the start was tried once.
 pub async fn wait_until_tried(engine: &Engine) {
     loop {
         let tried = engine.volumes.tried.notified();
@@ -138,7 +139,7 @@ pub async fn wait_until_tried(engine: &Engine) {
     }
 }
 
-/// Retries until the volume is open, or no longer wanted.
+/// Tries to open the volume until it is open, deleted, or the daemon stops.
 async fn keep_opening(engine: Rc<Engine>, id: Uuid) {
     let volumes = &engine.volumes;
     let mut pause = PAUSE;
@@ -176,7 +177,7 @@ async fn keep_opening(engine: Rc<Engine>, id: Uuid) {
     }
 }
 
-/// Marks a volume as tried; idempotent.
+/// Removes a volume from the untried ones. Idempotent.
 async fn tried(engine: &Rc<Engine>, id: Uuid) {
     let volumes = &engine.volumes;
     volumes.untried.borrow_mut().remove(&id);
@@ -187,7 +188,7 @@ async fn tried(engine: &Rc<Engine>, id: Uuid) {
     volumes.tried.notify_waiters();
 }
 
-/// Tries to open a volume. `None`: it is open already, or must not be opened.
+/// Tries to open a volume. `None`: it does not exist, is open, or must not be opened now.
 pub(super) async fn try_open(
     engine: &Rc<Engine>,
     id: Uuid,
@@ -333,7 +334,7 @@ fn least_loaded(engine: &Engine, plane: &Plane) -> Option<ReactorHandle> {
     plane.reactors.iter().min_by_key(load).cloned()
 }
 
-/// Creates a volume's record, and the labels of its replicas.
+/// Creates a volume's record, and the labels of its replicas. Does not open the volume.
 pub(in crate::services) async fn create_record(
     engine: &Engine,
     new: NewVolume,
@@ -360,7 +361,7 @@ pub(in crate::services) async fn create_record(
     record.or_refuse()
 }
 
-/// Creates a volume and opens it.
+/// Creates a volume and opens it. A volume that cannot be opened is deleted again.
 pub async fn create(engine: &Rc<Engine>, new: NewVolume) -> Result<Rc<OpenedVolume>, RpcError> {
     let volumes = &engine.volumes;
     let _one = volumes.changing.lock().await;
@@ -409,7 +410,8 @@ async fn delete_record_and_labels(engine: &Rc<Engine>, id: Uuid) -> Result<(), R
     wiped.await.or_refuse()
 }
 
-/// Declares a replica of a volume that cannot be opened in sync, although it may lack writes.
+/// Declares a replica in sync although it may lack writes. For volumes that cannot be opened;
+/// `EBUSY` for open ones.
 pub async fn force_in_sync(
     engine: &Rc<Engine>,
     name: &str,
@@ -562,7 +564,8 @@ pub(in crate::services) async fn delete(
     Ok(())
 }
 
-/// Waits for the queues of a volume whose bdev is being removed, then closes the volume.
+/// Waits for the queues of a removed bdev, then closes the volume. Each step takes at most
+/// [`PATIENCE`].
 pub(super) async fn shut(
     opened: &OpenedVolume,
     ticket: Option<DeleteTicket>,
@@ -591,7 +594,7 @@ pub(super) async fn end_control(opened: &OpenedVolume) -> Result<(), RpcError> {
     }
 }
 
-/// Reopens a volume whose deletion failed, once its control has closed it.
+/// Opens a volume again whose deletion failed, after its control has closed it.
 async fn open_when_closed(engine: Rc<Engine>, id: Uuid, opened: Rc<OpenedVolume>) {
     // The control handles commands in order: this waits for the earlier close.
     while let Err(error) = opened.handle.run(Command::Close).await {
@@ -607,7 +610,8 @@ async fn open_when_closed(engine: Rc<Engine>, id: Uuid, opened: Rc<OpenedVolume>
     keep_opening(engine, id).await;
 }
 
-/// Closes all volumes after the hosts have disconnected. Clean labels avoid a reconcile.
+/// Closes all volumes, after the hosts were disconnected. Clean labels make a reconcile unnecessary
+/// at the next opening.
 pub async fn close_all(engine: &Rc<Engine>, plane: &Plane) {
     engine.volumes.closing.set(true);
     let open: Vec<Rc<OpenedVolume>> = {

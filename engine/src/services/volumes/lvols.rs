@@ -1,12 +1,12 @@
-//! Lvols that `volume_create` makes for the replicas of a volume, one on each pool.
+//! The lvols that `volume_create` makes for the replicas of a volume, one on each pool.
 //!
 //! ```text
 //!   create   record ▸ lvols ▸ volume ▸ record removed
 //!   delete   record ▸ volume ▸ lvols ▸ record removed
 //! ```
 //!
-//! The record names the lvols. A start that finds the record deletes them, unless the volume
-//! exists. The UUIDs of the lvols follow from that of the volume, so no record has to last.
+//! The record names the lvols. If a start finds the record and no such volume, it deletes the
+//! lvols. The UUIDs of the lvols are derived from that of the volume, so the record need not last.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use crate::services::device_records;
 use crate::services::pools::{self, OpenPool};
 use crate::store::Change;
 
-/// The method that the journal has for lvols whose volume is being made or deleted.
+/// The method of the journal record for lvols whose volume is being made or deleted.
 pub const DROP: &str = "volume_drop_lvols";
 
 /// Most replicas of a volume.
@@ -46,10 +46,10 @@ pub struct PoolLvol {
     pub lvol: Uuid,
 }
 
-/// A replica to be made.
+/// An lvol to be made for a replica.
 pub struct NewLvol {
     pub pool: Rc<OpenPool>,
-    /// Bytes for data.
+    /// Bytes of the volume; the lvol gets [`RESERVED`] more.
     pub bytes: u64,
     pub is_thick: bool,
 }
@@ -70,7 +70,7 @@ fn lvol_id(volume: Uuid, replica: usize) -> Uuid {
     uuid::Builder::from_custom_bytes(bytes).into_uuid()
 }
 
-/// True if `volume_create` made the device for this volume.
+/// True if the device is an lvol that `volume_create` made for this volume.
 fn is_own(volume: Uuid, device: &str) -> bool {
     let id = Uuid::parse_str(device).ok();
     id.is_some_and(|id| (0..REPLICAS).any(|replica| lvol_id(volume, replica) == id))
@@ -84,10 +84,10 @@ async fn note(engine: &Engine, volume: Uuid, lvols: &[PoolLvol]) -> Result<(), R
         .await
 }
 
-/// Makes lvols of the volume's name. Returns their devices. The first one is a clone of the
-/// snapshot `source`, if there is one.
+/// Makes lvols with the volume's name, and returns the names of their bdevs. With `source`, the
+/// first lvol is a clone of that snapshot.
 ///
-/// The caller ends with [`delete_unused`], whether the volume was made or not.
+/// The caller must call [`delete_unused`] afterwards, whether the volume was made or not.
 pub async fn make(
     engine: &Rc<Engine>,
     volume: Uuid,
@@ -137,7 +137,7 @@ pub async fn make(
     Ok(lvols.iter().map(|lvol| lvol.lvol.to_string()).collect())
 }
 
-/// Deletes a volume that is not in use, with its own lvols.
+/// Deletes a volume that is not in use, with the lvols that [`make`] made for it.
 pub async fn delete(
     engine: &Rc<Engine>,
     name: &str,
@@ -150,7 +150,7 @@ pub async fn delete(
     deleted
 }
 
-/// Notes the lvols that [`make`] made for the volume and that are still its replicas.
+/// Stores a record of the lvols that [`make`] made for the volume and that are still its replicas.
 pub async fn begin_deletion(engine: &Engine, volume: &Listed) -> Result<(), RpcError> {
     let devices: Vec<String> = match volume.status() {
         Some(status) => status.replicas.into_iter().map(|m| m.device).collect(),
@@ -176,8 +176,8 @@ pub async fn begin_deletion(engine: &Engine, volume: &Listed) -> Result<(), RpcE
     note(engine, volume.id(), &lvols).await
 }
 
-/// Deletes the noted lvols if the volume does not exist, and removes the note. What fails is tried
-/// again later.
+/// Deletes the recorded lvols if the volume does not exist, and removes the record. After a failure
+/// the record stays, and is replayed later.
 pub async fn delete_unused(engine: &Rc<Engine>, volume: Uuid) {
     let Some(entry) = engine.journal.find(&key(volume)) else {
         return;
@@ -188,7 +188,7 @@ pub async fn delete_unused(engine: &Rc<Engine>, volume: Uuid) {
     }
 }
 
-/// Deletes lvols of a volume that does not exist, and removes their note.
+/// Deletes lvols of a volume that does not exist, and removes their record.
 pub async fn drop_unused(
     engine: &Rc<Engine>,
     volume: Uuid,
@@ -227,14 +227,15 @@ async fn drop_one(engine: &Rc<Engine>, volume: Uuid, lvol: PoolLvol) -> Result<(
     }
 }
 
-/// A size to return to.
+/// The former size of an lvol that was enlarged.
 pub struct Former {
     pool: Rc<OpenPool>,
     lvol: Arc<Lvol>,
     bytes: u64,
 }
 
-/// Makes the volume's own lvols large enough for so many blocks. Returns their former sizes.
+/// Enlarges the volume's own lvols for `blocks` blocks of data. Returns the former sizes of the
+/// enlarged ones.
 pub async fn grow(
     engine: &Rc<Engine>,
     volume: &VolumeStatus,

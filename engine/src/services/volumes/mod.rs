@@ -62,17 +62,17 @@ pub use nacre_bdev_replica::model::RESERVED;
 pub struct Volumes {
     entries: RefCell<BTreeMap<Uuid, VolumeEntry>>,
     store: RefCell<Option<Arc<dyn VolumeStore>>>,
-    /// `None`: the store is a file, or in memory.
+    /// The store in etcd; `None`: the store is a file, or in memory.
     of_store: RefCell<Option<OfStore>>,
-    /// `None`: the daemon is in no cluster.
+    /// `None`: the daemon is not in a cluster.
     membership: RefCell<Option<Rc<dyn Membership>>>,
     holder: Cell<Uuid>,
     observer: RefCell<Option<Arc<events::EventSender>>>,
     /// Serialises creations and deletions.
     changing: Mutex<()>,
-    /// Notified when a device appears, to retry waiting volumes.
+    /// Notified when a device appears: volumes that could not be opened are tried again.
     again: Notify,
-    /// Volumes that have not been tried since the start.
+    /// Volumes whose opening was not tried since the start.
     untried: RefCell<BTreeSet<Uuid>>,
     tried: Notify,
     closing: Cell<bool>,
@@ -90,22 +90,22 @@ struct VolumeEntry {
     /// Serialises changes of settings, name and publication.
     altering: Rc<Mutex<()>>,
     open: Option<Rc<OpenedVolume>>,
-    /// Placeholder that becomes the volume when it is opened.
+    /// The volume as hosts see it before it is opened. Opening connects it to the control.
     prepared: Option<Prepared>,
-    /// The name of the placeholder's bdev while it is registered.
+    /// Name of the bdev of `prepared`, while it is registered and the volume is not open.
     shown: Option<String>,
-    /// The volume was reported as frozen and has not served since.
+    /// `volume_frozen` or `volume_fenced` was reported, and the volume has not served since.
     reported_frozen: bool,
-    /// It is being deleted.
+    /// The volume is being deleted.
     going: bool,
-    /// Another node of the cluster may serve it, so that the placeholder is no failure.
+    /// Another node of the cluster may serve the volume, so that its frozen state is no failure.
     is_standby: bool,
-    /// Its number of blocks before another node made it larger. The devices of this machine may
-    /// have had room for no more than that.
+    /// Number of blocks before another node enlarged the volume. Devices of this machine may still
+    /// have that size.
     grown_from: Option<u64>,
-    /// Limits of I/O of its block device, while another one takes its place.
+    /// I/O limits of the bdev, kept while another bdev replaces it.
     rates: RateLimits,
-    /// Why it could not be opened.
+    /// The error of the last attempt to open the volume.
     refused: Option<VolumeError>,
     attempts: u32,
 }
@@ -116,33 +116,33 @@ pub struct OpenedVolume {
     /// Name of the bdev: the volume's name when it was opened. After a rename the new name is an
     /// alias.
     pub bdev: String,
-    /// The reactor with its control.
+    /// Name of the reactor that runs the control.
     pub reactor: String,
 }
 
-/// State of a volume of the store.
+/// Whether a volume of the store is open, and why not.
 #[derive(Clone)]
 pub enum OpenState {
     Open(Rc<OpenedVolume>),
-    /// Not open; has a block device on which I/O waits.
+    /// Not open, with a bdev on which I/O waits.
     Frozen {
         bdev: String,
         prepared: Prepared,
         why: Option<VolumeError>,
     },
-    /// Not open, with the reason of the last failure.
+    /// Not open and without a bdev; `why` is the last failure.
     Opening {
         why: Option<VolumeError>,
         attempts: u32,
     },
 }
 
-/// A volume as listed.
+/// A volume with its record and its state.
 #[derive(Clone)]
 pub struct Listed {
     pub record: VolumeRecord,
     pub open_state: OpenState,
-    /// Another node of the cluster may serve it.
+    /// Another node of the cluster may serve the volume.
     is_standby: bool,
 }
 
@@ -151,7 +151,7 @@ impl Listed {
         self.record.id
     }
 
-    /// The current status, if the volume has a block device.
+    /// The status of the control or of the frozen bdev; `None` without a bdev.
     pub fn status(&self) -> Option<VolumeStatus> {
         match &self.open_state {
             OpenState::Open(opened) => Some(opened.handle.status()),
@@ -167,7 +167,7 @@ impl Listed {
         }
     }
 
-    /// The state's name, also of a volume without a block device.
+    /// The name of the volume's state; `standby` or `opening` without a bdev.
     pub fn state(&self) -> &'static str {
         match self.status() {
             Some(status) => words::state_word(status.state),
@@ -176,7 +176,7 @@ impl Listed {
         }
     }
 
-    /// The reason of the state of a volume without a block device.
+    /// The reason of the state of a volume without a bdev.
     pub fn reason(&self) -> Option<String> {
         match &self.open_state {
             OpenState::Opening { .. } if self.is_standby => Some(self.holder()),
@@ -215,7 +215,7 @@ impl Listed {
 }
 
 impl Volumes {
-    /// True if some volumes have not been tried since the start.
+    /// True while some volumes have not been tried since the start.
     pub fn are_opening(&self) -> bool {
         !self.untried.borrow().is_empty()
     }
@@ -246,7 +246,7 @@ impl Volumes {
         })
     }
 
-    /// An open volume. Otherwise an error with the reason.
+    /// An open volume. The error otherwise has the reason.
     pub fn opened(&self, name: &str) -> Result<Rc<OpenedVolume>, RpcError> {
         let listed = self.find(name)?;
         match listed.open_state {
@@ -268,7 +268,8 @@ impl Volumes {
         membership.as_ref()?.not_here(record)
     }
 
-    /// Refuses a volume that another node of the cluster serves.
+    /// Refuses a volume that this node does not hold by its record. Open volumes pass, and all
+    /// volumes of a daemon that is not in a cluster.
     pub fn must_be_here(&self, listed: &Listed) -> Result<(), RpcError> {
         match &listed.open_state {
             OpenState::Open(_) => Ok(()),
@@ -276,7 +277,7 @@ impl Volumes {
         }
     }
 
-    /// Bdev and status of a volume that is open or frozen. Otherwise an error with the reason.
+    /// Bdev name and status of a volume that is open or frozen. The error otherwise has the reason.
     pub fn device(&self, name: &str) -> Result<(String, VolumeStatus), RpcError> {
         let listed = self.find(name)?;
         match (listed.bdev(), listed.status(), &listed.open_state) {
@@ -286,9 +287,9 @@ impl Volumes {
         }
     }
 
-    /// The name of a device for the journal. A volume renamed since it was opened gets another
-    /// device name at the next start, so its UUID is used; in a cluster always, because other nodes
-    /// rename a volume.
+    /// The name under which the journal refers to a device. For a renamed volume it is the UUID,
+    /// because the bdev has another name after the next start; in a cluster it always is, because
+    /// other nodes may rename a volume.
     pub fn lasting_name(&self, device: &str) -> String {
         let entries = self.entries.borrow();
         let ours = entries
@@ -302,8 +303,8 @@ impl Volumes {
         }
     }
 
-    /// Lock for changes of a volume's settings, name or publication, including the reads before
-    /// them.
+    /// Lock for changes of a volume's settings, name or publication. Taken before the present
+    /// values are read.
     pub fn altering(&self, id: Uuid) -> Rc<Mutex<()>> {
         let entries = self.entries.borrow();
         let entry = entries.get(&id);
@@ -317,7 +318,7 @@ impl Volumes {
         Ok(opened)
     }
 
-    /// The open volume that has `device` as a replica, by the device's name.
+    /// The open volume that has the bdev `device` under a replica.
     pub fn with_replica(&self, device: &str) -> Option<Rc<OpenedVolume>> {
         let entries = self.entries.borrow();
         let mut open = entries.values().filter_map(|e| e.open.clone());
@@ -336,19 +337,19 @@ impl Volumes {
         self.store.replace(Some(store));
     }
 
-    /// This daemon as the holder of volumes that it opens now.
+    /// The identity with which this daemon opens volumes now; in a cluster, with its lease.
     fn opener(&self) -> nacre_bdev_replica::answers::Holder {
         let membership = self.membership.borrow();
         let of_cluster = membership.as_ref().map(|membership| membership.holder());
         of_cluster.unwrap_or_else(|| self.holder.get().into())
     }
 
-    /// Id of this daemon among the daemons that share the store.
+    /// The id of this daemon among the daemons that share the store; in a cluster, of the node.
     pub fn holder(&self) -> Uuid {
         self.holder.get()
     }
 
-    /// The store in etcd, if it is there.
+    /// The volume store in etcd; `None` if it is elsewhere or not open.
     pub fn of_etcd(&self) -> Option<OfStore> {
         self.of_store.borrow().clone()
     }

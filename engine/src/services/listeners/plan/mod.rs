@@ -32,14 +32,14 @@ pub struct Interface {
     pub addresses: Vec<IpAddr>,
 }
 
-/// Why a path is not available.
+/// The reason that a path is not available.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PathProblem {
-    /// A fixed word: `no_rdma_dev`, `port_down`, ….
+    /// A fixed identifier: `no_rdma_dev`, `port_down`, ….
     pub reason: &'static str,
-    /// Observed facts.
+    /// The observed facts, as text.
     pub evidence: String,
-    /// The command to run, or the change to make.
+    /// The command to run, or the change to make, as text.
     pub remedy: String,
 }
 
@@ -55,7 +55,7 @@ pub trait Machine {
     /// The interfaces of an RDMA device; `None` if the device does not exist.
     fn interfaces_of(&self, device: &str) -> Option<Vec<String>>;
     fn rdma_devices(&self) -> Vec<String>;
-    /// The RDMA device and GID to listen on an address with, or why there is none.
+    /// The RDMA device and GID for listening on an address, or the reason that there is none.
     fn rdma(&self, want: &CapabilityRequest) -> Result<Chosen, PathProblem>;
 }
 
@@ -63,7 +63,8 @@ pub trait Machine {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Path {
     pub listener: String,
-    /// `*`: all interfaces. `-`: no interface of this machine.
+    /// Name of the interface. `*`: all interfaces; `-`: no interface of this machine has the
+    /// address.
     pub iface: String,
     pub ip: ScopedIp,
     pub port: u16,
@@ -72,11 +73,12 @@ pub struct Path {
     pub setting: Option<RdmaSetting>,
     pub ana: AnaSetting,
     pub withheld: bool,
-    /// The device and GID of an RDMA path; `None` for TCP. An error if the path is not available.
+    /// The device and GID of an RDMA path; `None` for TCP. The error is the reason that the path is
+    /// not available.
     pub verdict: Result<Option<Chosen>, PathProblem>,
 }
 
-/// A selector that does not identify an interface at present.
+/// A selector that matches no interface at present.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unmatched {
     #[error("listener \"{listener}\": no interface matches \"{selector}\"; have: {have}")]
@@ -111,7 +113,7 @@ impl ListenerPlan {
     }
 }
 
-/// Plans all listeners. If two share an address and port, the first one gets it.
+/// Plans all listeners. If two have the same address, transport and port, the first one gets it.
 pub fn plan(listeners: &[Listener], machine: &dyn Machine) -> ListenerPlan {
     let mut plan = ListenerPlan::default();
     let mut seen = BTreeSet::new();
@@ -128,8 +130,8 @@ pub fn plan(listeners: &[Listener], machine: &dyn Machine) -> ListenerPlan {
     plan
 }
 
-/// iWARP uses the port numbers of TCP, so one of two paths with the same number gets no
-/// connections. TCP keeps the port, because every host can use it.
+/// Refuses iWARP paths on the address and port of a TCP path: both use TCP port numbers, so one of
+/// them would get no connections. Every host can use TCP.
 fn refuse_shared_ports(paths: &mut [Path]) {
     let tcp: Vec<_> = paths
         .iter()
@@ -157,7 +159,8 @@ fn refuse_shared_ports(paths: &mut [Path]) {
     }
 }
 
-/// Interfaces and addresses that a listener selects.
+/// The interfaces and addresses that a listener selects. Adds selectors without a match to
+/// `unmatched`.
 fn places(
     listener: &Listener,
     machine: &dyn Machine,
@@ -245,7 +248,7 @@ pub fn matches(selector: &Selector, machine: &dyn Machine) -> Vec<(String, IpAdd
     found
 }
 
-/// The available choices for a selector, as text.
+/// The values that a selector of this kind could have here, as text for an error.
 fn have(selector: &Selector, machine: &dyn Machine) -> String {
     let interfaces = machine.interfaces().iter();
     match selector {
@@ -287,7 +290,7 @@ fn mac_text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// The paths of one address.
+/// The paths of one address: one for each transport of the listener.
 fn paths(listener: &Listener, iface: &str, ip: ScopedIp, machine: &dyn Machine) -> Vec<Path> {
     let path = |iface: &str, ip: ScopedIp, transport, verdict| Path {
         listener: listener.name.clone(),
@@ -327,7 +330,8 @@ fn paths(listener: &Listener, iface: &str, ip: ScopedIp, machine: &dyn Machine) 
     all
 }
 
-/// RDMA must bind each address separately: returns the usable ones, of both families for `::`.
+/// Usable RDMA addresses for a wildcard address, because RDMA binds each address separately; both
+/// families for `::`.
 fn capable<'a>(
     listener: &'a Listener,
     any: IpAddr,
