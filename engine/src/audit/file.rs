@@ -1,4 +1,4 @@
-//! The file of the audit log: appends lines, and rotates a full file to `.1`, `.2` and so on, up to
+//! The file of the audit log: appends lines, and renames a full file to `.1`, `.2` and so on, up to
 //! a number of files.
 
 use std::fs::{File, OpenOptions};
@@ -10,11 +10,11 @@ use serde_json::Value;
 
 use crate::values::files::{Inode, kind};
 
-/// The file, opened when a line needs it.
+/// The file, which is opened when a line needs it.
 #[derive(Debug)]
 pub struct AuditFile {
     path: PathBuf,
-    /// Bytes of one file.
+    /// Most bytes of one file.
     max_bytes: u64,
     /// Number of files, the present one included; at least 2.
     files: u32,
@@ -42,13 +42,12 @@ impl AuditFile {
         &self.path
     }
 
-    /// The same files, for [`AuditFile::last`].
+    /// The same files without the open one, for [`AuditFile::last`].
     pub fn reader(&self) -> Self {
         Self::new(self.path.clone(), self.max_bytes, self.files)
     }
 
-    /// Appends a line; after an error nothing of it is in the file. `sync`: the line survives a
-    /// power failure.
+    /// Appends a line. After an error the file has no part of it. `sync`: makes the line durable.
     pub fn append(&mut self, line: &str, sync: bool) -> Result<()> {
         let bytes = line.len() as u64 + 1;
         let mut open = self.current()?;
@@ -99,7 +98,7 @@ impl AuditFile {
         })
     }
 
-    /// Renames the files, which removes the oldest.
+    /// Renames the files by one number; the oldest is replaced.
     fn rotate(&self) -> Result<()> {
         for number in (0..self.files - 1).rev() {
             match std::fs::rename(self.nth(number), self.nth(number + 1)) {
@@ -110,7 +109,7 @@ impl AuditFile {
         Ok(())
     }
 
-    /// The present file (0), or an older one.
+    /// The path of the present file (0), or of an older one.
     fn nth(&self, number: u32) -> PathBuf {
         match number {
             0 => self.path.clone(),

@@ -1,15 +1,16 @@
-//! The audit log: one JSON line for each call of a client that may change something.
+//! The audit log: one JSON line for each call of a client that is of an audited class or may change
+//! something, and for each act on the administration page.
 //!
 //! ```text
 //!   call ─▶ AuditRecord ─▶ (a secret call: "started", or the call is refused) ─▶ the method runs
-//!              └────▶ line with the result ─▶ log, file ─▶ the client's answer
+//!              └────▶ line with the result ─▶ log, file ─▶ the client's reply
 //! ```
 //!
-//! The line of a call is in the file before the client has its answer. A call that outlives its
-//! deadline gets its line when it ends; one that ends the daemon has a line before it begins. If
-//! the file takes no line, secret calls are refused; others go on, with a warning. Lines have no
-//! secrets: see [`redact`]. The number of lines about calls that a client may not make is limited:
-//! see [`refusals`].
+//! The line is in the file before the client has its reply. A call that outlives its deadline gets
+//! its line when it ends; a call that ends the daemon has a line before it begins. If the file
+//! cannot be written, calls of class `secret` are refused, and other calls go on with a warning.
+//! Lines have no secrets: see [`redact`]. The number of lines about refused calls is limited: see
+//! [`refusals`].
 
 pub mod file;
 pub mod redact;
@@ -33,18 +34,18 @@ use crate::rpc::{Class, MethodEntry, Role, RpcError};
 use file::AuditFile;
 use refusals::Refusals;
 
-/// How long the file's disk may take for one line.
+/// Time limit for writing one line to the file.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Target of the log lines, which the log writes at every level.
+/// Target of the log lines. The log writes them at every level.
 pub const TARGET: &str = "nacre_audit";
 /// A method that may end the process before its result is written.
 const ENDS_DAEMON: &str = "spdk_kill_instance";
-/// Most bytes of the parameters in a line about a call that its client may not make.
+/// Most bytes of the parameters in a line whose number is limited.
 const MAX_REFUSED_BYTES: usize = 512;
-/// Groups of a client in a line.
+/// Most groups of a client in a line.
 const MAX_GROUPS: usize = 32;
 
-/// Parameters that name the object of a call; the first one present counts.
+/// Parameters that name the object of a call; the first one that is present counts.
 const OBJECTS: [&str; 25] = [
     "name",
     "nqn",
@@ -73,12 +74,12 @@ const OBJECTS: [&str; 25] = [
     "serial",
 ];
 
-/// Where the lines go.
+/// The audit log of a daemon: its file, and the limits of lines.
 #[derive(Debug, Default)]
 pub struct AuditLog {
     file: Option<Arc<Mutex<AuditFile>>>,
     path: Option<PathBuf>,
-    /// Lines that the file has not taken since it last took one.
+    /// Lines that could not be written to the file since the last success.
     lost: Cell<u64>,
     refusals: RefCell<Refusals>,
 }
@@ -89,8 +90,8 @@ pub struct AuditRecord {
     line: AuditLine,
     begun: Instant,
     progress: Cell<CallProgress>,
-    /// A viewer's call of a method for viewers, which a parameter makes a change. The number of
-    /// its lines is limited, too.
+    /// A viewer's call of a method for viewers, which one of its parameters makes a change. The
+    /// number of its lines is limited.
     is_limited: bool,
 }
 
@@ -99,12 +100,12 @@ enum CallProgress {
     Waiting,
     /// The client's role does not allow the method.
     Forbidden,
-    /// A task runs the method and writes the result.
+    /// A task runs the method, and will write the result.
     Running,
     Written,
 }
 
-/// A line of the file.
+/// A line of the file, as JSON.
 #[derive(Debug, Clone, Serialize)]
 struct AuditLine {
     time: String,
@@ -112,15 +113,15 @@ struct AuditLine {
     uid: Option<u32>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     gids: Vec<u32>,
-    /// Subject of the certificate and address of a client over TLS.
+    /// Subject of the certificate of a client over TLS.
     #[serde(skip_serializing_if = "Option::is_none")]
     certificate: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     address: Option<String>,
-    /// The account of a user of the page.
+    /// Account of a user of the administration page.
     #[serde(skip_serializing_if = "Option::is_none")]
     account: Option<String>,
-    /// Name of the API token of a program.
+    /// Name of the API token of a program that uses the page's listener.
     #[serde(skip_serializing_if = "Option::is_none")]
     api_token: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -136,7 +137,7 @@ struct AuditLine {
     result: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<RefusedCall>,
-    /// Refused calls, or acts on the page, of the same client without lines of their own.
+    /// Number of calls or acts of the same client that have no lines of their own.
     #[serde(skip_serializing_if = "Option::is_none")]
     left_out: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -198,12 +199,12 @@ impl AuditRecord {
         }
     }
 
-    /// From now on, the task that runs the method writes the result.
+    /// Leaves writing the result to the task that runs the method.
     pub fn hand_over(&self) {
         self.progress.set(CallProgress::Running);
     }
 
-    /// The client may not call this: the number of its lines is limited.
+    /// Marks the call as refused by the client's role, so that the number of lines is limited.
     pub fn forbid(&self) {
         self.progress.set(CallProgress::Forbidden);
     }
@@ -260,7 +261,7 @@ impl AuditLine {
         }
     }
 
-    /// The client, for the limit of lines.
+    /// The identity of the client, for the limit of lines.
     fn who(&self) -> String {
         if let Some(subject) = &self.certificate {
             return subject.clone();
@@ -272,7 +273,8 @@ impl AuditLine {
         }
     }
 
-    /// Leaves out long parameters, which the client chose.
+    /// Replaces parameters of more than [`MAX_REFUSED_BYTES`] by their length, and removes the
+    /// object.
     fn shorten(&mut self) {
         let bytes = self.params.to_string().len();
         if bytes > MAX_REFUSED_BYTES {
@@ -283,7 +285,7 @@ impl AuditLine {
 }
 
 impl AuditLog {
-    /// Lines go to this file, which is created with the first line, and to the log.
+    /// Writes lines to this file, which the first line creates, and to the log.
     pub fn to_file(file: AuditFile) -> Self {
         Self {
             path: Some(file.path().to_owned()),
@@ -297,13 +299,13 @@ impl AuditLog {
         self.path.as_deref()
     }
 
-    /// The file, for reading; `None`: lines only go to the log.
+    /// The file, for reading. `None`: lines go to the log only.
     pub fn file(&self) -> Option<Arc<Mutex<AuditFile>>> {
         self.file.clone()
     }
 
-    /// Writes that a secret call, or one that ends the daemon, begins. Refuses a secret call if the
-    /// file does not take the line.
+    /// Writes a line before a call of class `secret`, or one that ends the daemon. Refuses a secret
+    /// call if that fails.
     pub async fn begin(&self, record: &AuditRecord) -> Result<(), RpcError> {
         if record.line.method == ENDS_DAEMON {
             // A failure was reported.
@@ -325,7 +327,7 @@ impl AuditLog {
         })
     }
 
-    /// Writes the result, once.
+    /// Writes the line with the result, once.
     pub async fn end<T>(&self, record: &AuditRecord, outcome: &Result<T, RpcError>) {
         let before = record.progress.replace(CallProgress::Written);
         if before != CallProgress::Written {
@@ -346,8 +348,8 @@ impl AuditLog {
         }
     }
 
-    /// As [`AuditLog::end`], for a call that was refused before its method ran, or whose task ended
-    /// without a result. A call that outlived its deadline writes its own result later.
+    /// As [`AuditLog::end`], for a call that was refused before its method ran, or whose task
+    /// panicked. A call that outlives its deadline writes its own result later.
     pub async fn close<T>(&self, record: &Rc<AuditRecord>, outcome: &Result<T, RpcError>) {
         use crate::rpc::error::{Errno, INTERNAL_ERROR};
         let runs_on = record.progress.get() == CallProgress::Running
@@ -362,8 +364,8 @@ impl AuditLog {
         }
     }
 
-    /// Writes an act on the page. The number of lines is limited by account, and by address where
-    /// an act was refused: many sign-ins do not fill the file.
+    /// Writes the line of an act on the page. The number of lines is limited by account or API
+    /// token, and by address for refused acts, so that many sign-ins do not fill the file.
     pub async fn act(&self, act: Act) {
         let mut line = AuditLine {
             account: act.account,
@@ -419,8 +421,8 @@ impl AuditLog {
     }
 }
 
-/// Off the management thread, and one line at a time: a disk that does not respond holds one helper
-/// thread, not all.
+/// Writes the line on a helper thread, one line at a time, so that a disk that does not respond
+/// holds up one helper thread only.
 async fn append(file: Arc<Mutex<AuditFile>>, line: String, sync: bool) -> std::io::Result<()> {
     let work = async {
         let mut file = file.lock_owned().await;

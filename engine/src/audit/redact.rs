@@ -1,18 +1,18 @@
 //! Removes secrets from the parameters of calls, and bounds their size, for the audit log.
 //!
-//! The type decides: the schema of [`SecretText`](crate::rpc::secret::SecretText) is write-only,
-//! and such a value is never shown. A value that the schema does not know may be anything, so only
-//! its name is shown. Text that has the form of a key is replaced wherever it is, because a user
-//! may give a key where its name belongs.
+//! The types decide: the schema of [`SecretText`](crate::rpc::secret::SecretText) is `writeOnly`,
+//! and such a value is replaced. Of a parameter that the schema does not have, only the name is
+//! shown. Text in the form of a key is replaced everywhere, because a user may give a key where its
+//! name belongs.
 
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::rpc::secret::{SecretValue, WRITE_ONLY};
 
-/// In place of a secret.
+/// Replacement of a secret.
 const SECRET: &str = "(secret)";
-/// In place of the rest of a long value, and of values that the schema does not know.
+/// Replacement of the end of a long value, and of unknown values.
 const REST: &str = "…";
 const MAX_TEXT: usize = 512;
 const MAX_ITEMS: usize = 32;
@@ -22,7 +22,7 @@ const MAX_BYTES: usize = 8192;
 /// The first characters of a key's text: NVMe Base 2.0, 8.13.5.7, and NVMe/TCP 1.0, 3.6.1.5.
 const KEYS: [&str; 2] = ["DHHC-1:", "NVMeTLSkey-1:"];
 
-/// The parameters of a call, by the schema of its method.
+/// The redacted parameters of a call. `schema`: that of the method's parameters.
 pub fn params(schema: &Value, params: Option<&RawValue>) -> Value {
     let Some(params) = params else {
         return Value::Null;
@@ -37,7 +37,7 @@ pub fn params(schema: &Value, params: Option<&RawValue>) -> Value {
     }
 }
 
-/// Text with its keys replaced.
+/// The text, with every key in it replaced.
 pub fn text(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -90,7 +90,7 @@ fn one(value: &Value, schema: &Value, root: &Value, depth: usize) -> Value {
     }
 }
 
-/// Follows references, and takes the type of an optional value.
+/// Follows `$ref`, and takes the type of an optional value.
 fn resolve<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
     let mut schema = schema;
     for _ in 0..MAX_DEPTH {

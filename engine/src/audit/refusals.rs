@@ -1,18 +1,20 @@
-//! Limits the lines about calls that a client may not make, and about a viewer's. Without a limit a
-//! viewer could fill the files with them, and so remove the lines of others.
+//! Limits the number of lines about calls that a client may not make, about changes by viewers, and
+//! about acts on the page. Without a limit, such lines could fill the files, and so remove other
+//! lines.
 //!
-//! Each client has [`BURST`] lines. One more comes every [`INTERVAL`]; it counts the refused calls
-//! without lines. Above [`MAX_CLIENTS`] clients, all further ones share one allowance.
+//! Each client has [`BURST`] lines. It gets another one every [`INTERVAL`]; that line has the
+//! number of calls without lines. Above [`MAX_CLIENTS`] clients, all further ones share one
+//! allowance.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Lines of a client that was not refused for a long time.
+/// Most lines of a client at once.
 pub const BURST: u32 = 20;
-/// 144 lines a day: 64 MiB last for years.
+/// Interval at which a client gets another line: 144 a day, so 64 MiB last for years.
 pub const INTERVAL: Duration = Duration::from_secs(600);
 const MAX_CLIENTS: usize = 256;
-/// The shared allowance.
+/// The key of the shared allowance.
 const OTHERS: &str = "";
 
 #[derive(Debug, Default)]
@@ -23,7 +25,7 @@ pub struct Refusals {
 #[derive(Debug)]
 struct Allowance {
     lines: u32,
-    /// The time up to which [`INTERVAL`]s were added to `lines`.
+    /// Time up to which `lines` was refilled.
     since: Instant,
     left_out: u64,
 }
@@ -49,8 +51,8 @@ impl Allowance {
 }
 
 impl Refusals {
-    /// Counts a refused call. `Some(n)`: write its line; `n` calls of the client had none since the
-    /// last one. `None`: write no line.
+    /// Counts a call. `Some(n)`: write its line; `n` calls of the client had no line since the last
+    /// one. `None`: write no line.
     pub fn admit(&mut self, client: &str, now: Instant) -> Option<u64> {
         if !self.clients.contains_key(client) && self.clients.len() >= MAX_CLIENTS {
             self.clients.retain(|_, allowance| {

@@ -1,14 +1,14 @@
-//! The capabilities that a configuration needs.
+//! Determines the Linux capabilities that a configuration needs.
 
 use nacre_engine_sandbox::{CapabilitySet, Needs};
 
 use super::Settings;
 
-/// SO_PRIORITY above this needs CAP_NET_ADMIN (socket(7)).
+/// Highest SO_PRIORITY that a socket may have without CAP_NET_ADMIN (socket(7)).
 const HIGHEST_UNPRIVILEGED: u8 = 6;
 
 impl Settings {
-    /// Features of the configuration that need a capability.
+    /// The features of the configuration that need a capability.
     pub fn capability_needs(&self) -> Needs {
         let priorities = [&self.qos.storage, &self.qos.replication].map(|class| class.prio);
         let highest = priorities.into_iter().flatten().max();

@@ -10,20 +10,20 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[serde(default, deny_unknown_fields)]
 pub struct ClusterSettings {
     /// Name of the cluster, and of a [`Prefix`](nacre_cluster_etcd::Prefix). `None`: this daemon is
-    /// in no cluster.
+    /// not in a cluster.
     pub name: Option<String>,
     /// Name of this node. `None`: the name of the machine.
     pub node: Option<String>,
-    /// Facts about the node's place, for example `zone`.
+    /// Labels of the node, for example `zone`.
     pub labels: BTreeMap<String, String>,
-    /// The class of each of its pools, by the pool's name.
+    /// The class of each pool of the node, by the pool's name.
     pub pool_class: BTreeMap<String, String>,
     pub replace_after: ReplaceAfter,
-    /// Volumes move from this node while it serves many more than others.
+    /// Volumes move from this node while it serves many more of them than other nodes.
     pub balance: bool,
 }
 
-/// How long the cluster waits before it replaces a lost replica.
+/// The time after which the cluster replaces a lost replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplaceAfter(Option<Duration>);
 
@@ -35,7 +35,7 @@ impl Default for ReplaceAfter {
 
 impl ReplaceAfter {
     const OFF: &'static str = "off";
-    /// A daemon that starts again, or a device that is connected again, is no loss.
+    /// Shortest time: a restart of a daemon or a reconnect of a device must not count as a loss.
     const LEAST: Duration = Duration::from_secs(10);
 
     /// `None`: lost replicas are not replaced.

@@ -1,9 +1,9 @@
-//! Keys of other programs' configurations (Mayastor, Ferrite, SPDK, FastReg), and the equivalent
-//! keys here, for error messages.
+//! Keys in the configurations of other programs (Mayastor, Ferrite, SPDK, FastReg), and the
+//! corresponding keys here, for error messages.
 
 use crate::attach::OF_ADDRESS;
 
-/// The key to use instead of an unknown one. `full` includes the tables around the key.
+/// The hint about the key to use instead of an unknown one. `full`: the key with its tables.
 pub(super) fn of(full: &str) -> Option<&'static str> {
     let of_address = full.strip_prefix("remote.");
     if of_address.is_some_and(|key| OF_ADDRESS.contains(&key)) {

@@ -31,7 +31,7 @@ pub struct Listener {
     pub rdma_gid_index: Option<u16>,
     /// Allow soft-RoCE and soft-iWARP.
     pub allow_software: bool,
-    /// Keys of the same table.
+    /// Options whose keys are in the same table.
     #[serde(skip)]
     pub options: ListenerOptions,
 }
@@ -63,8 +63,8 @@ impl Default for Listener {
 }
 
 impl Listener {
-    /// Parses `tcp://ADDRESS[:PORT]` or `rdma://ADDRESS[:PORT]`; `at` is the position in the list,
-    /// from 1.
+    /// Parses `tcp://ADDRESS[:PORT]` or `rdma://ADDRESS[:PORT]`; `at` is the position in the list
+    /// `listen`, from 1, for the listener's name.
     pub fn short(at: usize, text: &str) -> Result<Self, AddressError> {
         const SHORT: Grammar = Grammar {
             form: "tcp://ADDRESS:PORT or rdma://ADDRESS:PORT, with an IPv6 address in brackets",
@@ -103,7 +103,7 @@ impl Listener {
         }
     }
 
-    /// The options as the listener's transport gets them.
+    /// The options, as the transport of the listener takes them.
     pub fn options(&self) -> ListenerOptions {
         ListenerOptions {
             idle_timeout_s: self.options.idle_timeout_s.filter(|&seconds| seconds > 0),
@@ -173,9 +173,8 @@ impl Default for Ana {
     }
 }
 
-/// The ANA state of a listener's paths in the configuration file. It has `auto`, which an
-/// [`AnaState`](nacre_nvmf_wire::log::ana::AnaState) does not have, and no state that only a
-/// running daemon sets.
+/// The ANA state of a listener's paths in the configuration file: `auto`, or a state that an
+/// operator may set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AnaSetting {

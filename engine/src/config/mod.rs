@@ -100,7 +100,7 @@ impl From<Problem> for ConfigError {
 #[derive(Debug, Clone, Default)]
 pub struct Loaded {
     pub settings: Settings,
-    /// Keys that differ from their default, by path.
+    /// Origin of each key that was set, by path, such as `nacre.toml:12`.
     pub origins: BTreeMap<String, String>,
 }
 
@@ -109,7 +109,7 @@ pub struct Loaded {
 pub struct Flag {
     pub key: &'static str,
     pub value: serde_json::Value,
-    /// The flag as typed: `--cpumask`.
+    /// The flag on the command line: `--cpumask`.
     pub flag: &'static str,
 }
 
@@ -140,7 +140,7 @@ pub fn load(
     )
 }
 
-/// As [`load`], with the file's name and text.
+/// As [`load`], with the name and the text of the file.
 pub fn load_text(
     file: Option<(&str, &str)>,
     env: impl IntoIterator<Item = (OsString, OsString)>,
@@ -249,11 +249,11 @@ pub(crate) fn origin_of(origins: &BTreeMap<String, String>, key: &str) -> String
 /// The cores of the reactors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cores {
-    /// Chosen by the machine's size.
+    /// The first cores that the process may use, at most four.
     Auto,
     /// This many of the cores that the process may use, from the first.
     Count(usize),
-    /// Near the network cards and disks; at most this many, if given.
+    /// Cores near the network cards and disks; without a number, at most four.
     NearDevices(Option<usize>),
     These(CoreSet),
 }
@@ -301,7 +301,7 @@ pub fn system_file() -> Option<PathBuf> {
     Some(PathBuf::from(SYSTEM_FILE)).filter(|path| path.exists())
 }
 
-/// The program that the daemon was started as.
+/// The program as which the daemon was started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Personality {
     Nacre,
@@ -309,7 +309,7 @@ pub enum Personality {
     NvmfTgt,
 }
 
-/// Default path of the RPC socket: root's runtime directory, else the user's.
+/// Default path of the RPC socket: in `/run` for root, else in the user's runtime directory.
 pub fn default_socket() -> PathBuf {
     if rustix::process::geteuid().is_root() {
         return PathBuf::from("/run/nacre/nacre.sock");

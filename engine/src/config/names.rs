@@ -5,10 +5,10 @@ use tracing::warn;
 
 use crate::rpc::RpcError;
 
-/// Why the path of a key file is refused.
+/// The reason for which the path of a key file is refused.
 pub const RELATIVE_KEY: &str = "the path is not absolute";
 
-/// Longest name of a key.
+/// Most bytes of a key's name.
 const MAX_KEY_NAME: usize = 128;
 
 pub fn check_key_name(name: &str) -> Result<(), RpcError> {

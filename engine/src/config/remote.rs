@@ -9,29 +9,29 @@ use serde_json::Value;
 
 use crate::attach::{AttachParams, PolicyName, SelectorName, attach_params};
 
-/// A subsystem of another target, whose namespaces are devices. `deny_unknown_fields` does not go
-/// with `flatten`: [`super::lists::known_keys`] has the check.
+/// A subsystem of another target, whose namespaces become bdevs. The check of unknown keys is in
+/// [`super::lists::known_keys`]: serde's `deny_unknown_fields` cannot be used with `flatten`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RemoteTarget {
-    /// Empty: the end of the subsystem's name.
+    /// Name of the controller. Empty: derived from the last part of the subsystem's NQN.
     pub name: String,
     pub address: Addresses,
     /// How I/O is divided among several paths; none: as the options of all controllers say.
     pub policy: Option<PolicyName>,
     pub selector: Option<SelectorName>,
     pub min_io: Option<u32>,
-    /// Names of keys.
+    /// Names of keys of the keyring.
     pub dhchap_key: Option<String>,
     pub dhchap_ctrlr_key: Option<String>,
     pub psk: Option<String>,
-    /// Other parameters of the method that attaches it.
+    /// Other parameters of the method `bdev_nvme_attach_controller`.
     #[serde(flatten)]
     pub params: serde_json::Map<String, Value>,
 }
 
-/// The addresses of one subsystem, each as `nacre bdev attach` takes it: `rdma://192.0.2.7/NQN`.
-/// A single one needs no list.
+/// The addresses of one subsystem, each in the form of `nacre bdev attach`: `rdma://192.0.2.7/NQN`.
+/// A single address may be written without a list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Addresses(pub Vec<String>);
 
@@ -97,7 +97,7 @@ impl RemoteTarget {
         Ok(all.iter().map(|params| self.with_keys(params)).collect())
     }
 
-    /// The parameters of an address, with the other keys.
+    /// The parameters of one address, with those of the other keys.
     fn with_keys(&self, params: &AttachParams) -> Value {
         let mut params = serde_json::to_value(params).expect("parameters are plain data");
         let all = params.as_object_mut().expect("parameters have names");

@@ -41,7 +41,7 @@ pub struct Settings {
     pub log: Log,
     pub metrics: Metrics,
     pub data: Data,
-    /// The records of volumes.
+    /// Where the records of volumes are stored.
     pub store: VolumeStoreSettings,
     /// The cluster that this daemon is a node of.
     pub cluster: ClusterSettings,
@@ -95,7 +95,8 @@ impl Settings {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Reactor {
-    /// `auto`, a count (`auto:3`), a mask (`0x3`) or a list (`0,2-5`, `[0,2-5]`).
+    /// `auto`, a count (`auto:3`), cores near devices (`auto-numa`, `auto-numa:3`), a mask (`0x3`)
+    /// or a list (`0,2-5`, `[0,2-5]`).
     pub cores: String,
     pub mode: Mode,
     /// How long an idle adaptive reactor polls before sleeping, in microseconds. Grows to eight
@@ -177,9 +178,9 @@ impl Default for Rpc {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Audit {
-    /// A path, `auto`: `audit.log` in the directory of the state, or `none`.
+    /// A path; `auto`: `audit.log` in the data directory; or `none`.
     pub file: String,
-    /// Size of one file.
+    /// Most MiB of one file.
     #[serde(deserialize_with = "read::mebibytes")]
     pub max_size_mb: u64,
     /// Number of files, older ones included.
@@ -430,7 +431,7 @@ pub struct Subsystem {
     /// Names of `[[nvmf.listener]]` entries; empty: all.
     pub listeners: Vec<String>,
     pub namespace: Vec<Namespace>,
-    /// Keys of the same table.
+    /// Options whose keys are in the same table.
     #[serde(skip)]
     pub options: SubsystemOptions,
 }
@@ -501,7 +502,8 @@ pub struct Namespace {
     pub uuid: Option<Uuid>,
 }
 
-/// `deny_unknown_fields` does not go with `flatten`: [`super::lists::known_keys`] has the check.
+/// The check of unknown keys is in [`super::lists::known_keys`]: serde's `deny_unknown_fields`
+/// cannot be used with `flatten`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Bdev {
@@ -539,8 +541,8 @@ impl Default for Bdev {
     }
 }
 
-/// The type of a declared device: one of the three with keys of their own, or the word of a module
-/// whose parameters are the keys.
+/// The type of a declared bdev: `file`, `malloc` or `null`, which have keys of their own, or the
+/// name of a module whose create parameters are the keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct BdevKind(&'static str);

@@ -10,7 +10,7 @@ use super::lists::{item_template, known_keys};
 use super::{Flag, Problem, hints};
 use crate::values::suggest::closest;
 
-/// A layer of known values.
+/// A layer: keys with their values and origins.
 #[derive(Debug, Clone, Default)]
 pub struct Layer(Map<String, Value>);
 
@@ -76,7 +76,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Converts an item. `path` has no list indexes: it is the path among the known keys.
+    /// Converts a TOML item. `path` has no list indexes, because it is the path in `known`.
     fn value(&mut self, path: &str, item: &Item, known: &serde_json::Value, near: usize) -> Value {
         let at = item.span().map_or(near, |s| s.start);
         let origin = format!("{}:{}", self.name, (self.line)(at));
@@ -185,8 +185,8 @@ impl Reader<'_> {
 #[derive(Debug)]
 pub struct EnvSource;
 
-/// Variables read by other parts of the program, such as the host identity of commands that connect
-/// to a target.
+/// Variables that other parts of the program read, such as the host identity for commands that
+/// connect to a target.
 const OTHER_VARIABLES: [&str; 11] = [
     "NACRE_CONFIG",
     "NACRE_HOSTNQN",
@@ -259,9 +259,9 @@ impl EnvSource {
     }
 }
 
-/// True for variables that Kubernetes gives containers about services, which are not settings. A
-/// service called `nacre-rdma` has `NACRE_RDMA_SERVICE_HOST`, `NACRE_RDMA_PORT=tcp://…`,
-/// `NACRE_RDMA_PORT_4420_TCP_ADDR` and more.
+/// True for variables that Kubernetes sets in containers about services. A service with the name
+/// `nacre-rdma` has `NACRE_RDMA_SERVICE_HOST`, `NACRE_RDMA_PORT=tcp://…`,
+/// `NACRE_RDMA_PORT_4420_TCP_ADDR` and others.
 fn is_of_kubernetes(name: &str, text: &OsStr) -> bool {
     let url = text.to_str().and_then(|text| text.split_once("://"));
     let is_url = url.is_some_and(|(scheme, _)| ["tcp", "udp", "sctp"].contains(&scheme));
@@ -285,7 +285,7 @@ fn is_of_the_tests(name: &str) -> bool {
         .any(|prefix| name.starts_with(prefix))
 }
 
-/// The variable that sets a key. The socket's variable differs from [`COMMANDS_SOCKET`], so that
+/// The variable that sets a key. For the socket's path it differs from [`COMMANDS_SOCKET`], so that
 /// the setting of the commands does not change the daemon's socket.
 pub fn variable(path: &str) -> String {
     match path {
@@ -294,7 +294,8 @@ pub fn variable(path: &str) -> String {
     }
 }
 
-/// Collects every scalar and simple list, with true for a list. Lists of tables have no variable.
+/// Collects the paths of all scalars and simple lists; the flag is true for a list. Lists of tables
+/// have no variable.
 fn collect_leaves(path: &str, known: &serde_json::Value, out: &mut Vec<(String, bool)>) {
     match known.as_object() {
         Some(table) => {

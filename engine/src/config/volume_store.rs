@@ -15,7 +15,7 @@ use crate::values::read;
 pub struct VolumeStoreSettings {
     /// Empty: the records are in a file of the data directory.
     pub endpoints: Vec<String>,
-    /// Name of a [`Prefix`].
+    /// Name of a [`Prefix`]. With `[cluster]`, the cluster's name is used instead.
     pub prefix: Option<String>,
     pub ca: Option<PathBuf>,
     pub cert: Option<PathBuf>,
@@ -27,7 +27,7 @@ pub struct VolumeStoreSettings {
     pub deadline_ms: u64,
     /// Compact the history of etcd.
     pub compact: bool,
-    /// Claim of the previous owner of the prefix, which has ended for good.
+    /// UUID in the claim of the prefix's previous owner, which must have ended for good.
     #[serde(deserialize_with = "read::some_uuid")]
     pub take_over: Option<Uuid>,
 }
@@ -58,8 +58,8 @@ impl VolumeStoreSettings {
         !self.endpoints.is_empty()
     }
 
-    /// A key that another one needs is reported itself: if its value cannot be read, that is the
-    /// only report.
+    /// Errors of these keys. If one key requires another, the error is under the missing key. So a
+    /// key with an unreadable value has one error only.
     pub(super) fn problems(&self, is_node: bool) -> Vec<Wrong> {
         let mut wrong: Vec<Wrong> = Vec::new();
         let mut refuse = |key, cause: &str, remedy| wrong.push((key, cause.to_owned(), remedy));

@@ -1,12 +1,11 @@
-//! Hosts that failed to prove themselves: events, and the latest failure of each host.
+//! Reports failed authentications of hosts: as events, and as the latest failure of each host.
 
 use nacre_nvmf::subsystems::AuthFailure;
 use nacre_nvmf::tls::TlsFailure;
 
 use crate::services::Engine;
 
-/// Sends an event for each host that failed to authenticate itself, and for each connection that
-/// TLS ended.
+/// Sends an event for each failed DH-HMAC-CHAP authentication, and for each failed TLS connection.
 pub(super) fn report(engine: &Engine) {
     let Ok(plane) = engine.plane() else { return };
     for failure in plane.target.authentication.take_tls_failures() {

@@ -13,9 +13,9 @@
 //!               ends at once
 //! ```
 //!
-//! Everything here runs on one thread with one tokio current-thread runtime; no future needs to be
-//! `Send`. Slow work (the store) has a helper thread; the data path has its reactors and is only
-//! reached by messages.
+//! Everything here runs on one thread with a tokio current-thread runtime, so no future needs to be
+//! `Send`. Slow work, such as that of the store, has helper threads. The data path has its
+//! reactors, which are reached by messages only.
 
 mod failures;
 pub mod machine_check;
@@ -57,22 +57,22 @@ use crate::signals::{Hangups, Stops};
 use crate::store::{Record, Store};
 use crate::values::files::{self, Inode};
 
-/// Interval of the reports on dropped events and log lines.
+/// Interval of [`periodic_work`].
 const PERIODIC_WORK_INTERVAL: Duration = Duration::from_secs(10);
-/// Limit for disconnecting the hosts.
+/// Time limit for disconnecting the hosts, and for the reactors to end.
 const HOST_PATIENCE: Duration = Duration::from_secs(5);
-/// How long hosts wait at most for volumes to open.
+/// Longest time for which connecting hosts are held until volumes are open.
 const VOLUME_PATIENCE: Duration = Duration::from_secs(10);
-/// Limit of the drain; the process ends after it in any case.
+/// Time limit of the drain. The process ends after it in any case.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub struct ServeOptions {
     pub personality: Personality,
     pub loaded: Loaded,
-    /// How `loaded` was read; a reload reads it again.
+    /// Reads `loaded` again for a reload.
     pub source: reload::Source,
-    /// An SPDK configuration to execute, with its path.
+    /// Path and content of an SPDK configuration to execute.
     pub json_config: Option<(PathBuf, Value)>,
     pub ignore_json_errors: bool,
     pub wait_for_rpc: bool,
@@ -213,7 +213,7 @@ async fn run(
     }
 }
 
-/// Serves clients over TLS; certificates and roles are those in effect when they connect.
+/// Serves clients over TLS, with the certificates and roles in effect when they connect.
 async fn serve_remote(listener: TlsListener, engine: Rc<Engine>) {
     let config = {
         let engine = Rc::clone(&engine);
@@ -223,7 +223,7 @@ async fn serve_remote(listener: TlsListener, engine: Rc<Engine>) {
     listener.serve(engine, config, max_clients).await;
 }
 
-/// Opens the socket to users with a role, now and whenever the roles change.
+/// Gives users with a role access to the socket, now and when the roles change.
 async fn keep_open(socket: &Socket, engine: &Engine) {
     // Nothing else lives in the default folder.
     let own_folder =
@@ -253,7 +253,7 @@ async fn drain(engine: &Rc<Engine>) {
     tokio::time::sleep(Duration::from_millis(20)).await;
 }
 
-/// Runs until the daemon stops; returns only if the start fails.
+/// Starts the daemon, then runs until it is cancelled. Returns only if the start fails.
 async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> anyhow::Result<()> {
     let calls = match &options.json_config {
         Some((path, config)) => {
@@ -307,7 +307,7 @@ async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> any
     Ok(())
 }
 
-/// Holds connecting hosts while their subsystems are being created; see
+/// Holds connecting hosts (`held`) while their subsystems are being created, or admits them; see
 /// [`nacre_nvmf::subsystems::Target::hold`].
 fn hold(engine: &Engine, held: bool) {
     engine
@@ -319,9 +319,9 @@ fn hold(engine: &Engine, held: bool) {
     }
 }
 
-/// Admits hosts once every volume has been opened or has failed, at the latest after
-/// [`VOLUME_PATIENCE`]. A host admitted earlier would find its namespace missing and take it for
-/// deleted.
+/// Admits hosts once the opening of every volume was tried, at the latest after
+/// [`VOLUME_PATIENCE`]. A host that is admitted earlier would not find its namespace, and treat it
+/// as deleted.
 fn release(engine: &Rc<Engine>) {
     let (engine, holds) = (Rc::clone(engine), engine.lifecycle.holds.get());
     tokio::task::spawn_local(async move {
@@ -339,7 +339,7 @@ fn release(engine: &Rc<Engine>) {
 /// Starts the data plane, then creates all configured objects. Called once.
 ///
 /// A panic becomes an error, and the caller ends the daemon. Otherwise a daemon that waits for
-/// framework_start_init would stay in [`Phase::Starting`] forever.
+/// `framework_start_init` would stay in [`Phase::Starting`].
 pub async fn init(engine: &Rc<Engine>) -> anyhow::Result<()> {
     let starting = AssertUnwindSafe(start(engine)).catch_unwind();
     starting.await.unwrap_or_else(|panic| {
@@ -420,7 +420,7 @@ async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Keys come before the hosts and controllers that name them, also if they are newer.
+/// Replays keys before the hosts and controllers that name them, even if the keys are newer.
 async fn replay_keys(engine: &Rc<Engine>) {
     let is_key = |record: &Record| record.key.starts_with(keyring::PREFIX);
     for record in engine.journal.waiting().iter().filter(|one| is_key(one)) {
@@ -435,7 +435,7 @@ async fn replay_waiting(engine: &Rc<Engine>) {
 }
 
 /// The first generation counter of the discovery log. It exceeds that of any earlier daemon, unless
-/// that one made more than CHANGES_PER_SECOND changes per second, or the clock was set back.
+/// that daemon made more than `CHANGES_PER_SECOND` changes per second, or the clock was set back.
 fn first_generation(now: SystemTime) -> u64 {
     const CHANGES_PER_SECOND: u64 = 1 << 16;
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -480,8 +480,8 @@ fn plane_config(engine: &Engine) -> anyhow::Result<PlaneConfig> {
     })
 }
 
-/// Hash functions and groups for authentication, in the order of `nvmf_set_config` or of the
-/// configuration file. As `nvmf_tgt` the strongest comes first, as in SPDK.
+/// Hash functions and Diffie-Hellman groups for authentication, in the order of `nvmf_set_config`
+/// or of the configuration file. As `nvmf_tgt` the strongest come first, as in SPDK.
 pub fn offer(engine: &Engine, options: &NvmfOptions) -> Offer {
     let strongest = engine.personality == Personality::NvmfTgt;
     let mut offer = Offer::default();
@@ -506,7 +506,7 @@ pub fn offer(engine: &Engine, options: &NvmfOptions) -> Offer {
     offer
 }
 
-/// Takes down the objects that [`init`] created.
+/// Closes the objects that [`init`] created, and stops the data plane.
 pub async fn fini(engine: &Rc<Engine>) {
     let Ok(plane) = engine.plane() else { return };
     crate::services::cluster::leave(engine).await;
@@ -532,7 +532,8 @@ pub async fn fini(engine: &Rc<Engine>) {
     crate::services::volumes::end(engine);
 }
 
-/// Retries objects that could not be restored.
+/// Retries stored and declared objects that could not be created: every `[data] retry_s` seconds,
+/// and when bdevs of remote controllers or drives appear.
 async fn retry(engine: &Rc<Engine>) {
     loop {
         let every = match engine.tunables().retry_s {
@@ -556,7 +557,7 @@ async fn retry(engine: &Rc<Engine>) {
     }
 }
 
-/// Pings systemd's watchdog, if it is enabled, as long as the management thread runs.
+/// Pings systemd's watchdog, if it is enabled, for as long as the management thread runs.
 async fn watchdog() {
     let Some(limit) = sd_notify::watchdog_enabled() else {
         return std::future::pending().await;
@@ -567,7 +568,8 @@ async fn watchdog() {
     }
 }
 
-/// Periodic work: forgets generated PSKs, and reports failures, dropped events and log lines.
+/// Periodic work: drops expired generated PSKs; reports failed authentications, and dropped events
+/// and log lines.
 async fn periodic_work(engine: &Engine) {
     loop {
         tokio::time::sleep(PERIODIC_WORK_INTERVAL).await;
@@ -589,7 +591,7 @@ pub fn socket_path(settings: &Settings, personality: Personality) -> PathBuf {
     }
 }
 
-/// The directory of the state; `None` if nothing is kept.
+/// The data directory. `None`: state is not stored.
 pub fn state_dir(settings: &Settings, personality: Personality) -> Option<PathBuf> {
     match (settings.data.dir.as_str(), personality) {
         ("none", _) | ("auto", Personality::NvmfTgt) => None,

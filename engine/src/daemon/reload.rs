@@ -1,8 +1,8 @@
 //! SIGHUP: reopens the log file and rereads the configuration file.
 //!
-//! Some settings are applied while the daemon runs. New `[[bdev]]`, hosts and namespaces are
-//! created; listeners start, stop and move as in the file. The log names every other difference,
-//! which takes effect at the next start.
+//! Some settings are applied while the daemon runs. New `[[key]]`, `[[remote]]`, `[[bdev]]`, and
+//! hosts and namespaces of existing subsystems are created. Listeners start, stop and move as in
+//! the file. The log names every other difference, which takes effect at the next start.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -43,7 +43,7 @@ impl fmt::Debug for Source {
     }
 }
 
-/// Handles every SIGHUP.
+/// Handles each SIGHUP, until the task is dropped.
 pub async fn follow(engine: Rc<Engine>, mut hangups: Hangups, source: Source) {
     let mut effective = flat(&engine.settings);
     loop {
@@ -82,18 +82,18 @@ pub async fn follow(engine: Rc<Engine>, mut hangups: Hangups, source: Source) {
     }
 }
 
-/// The contents of the token file and of the certificate files.
+/// The contents of the token file and of the certificate files of `[rpc.tls]` and `[metrics.tls]`.
 pub struct Files {
     token: Result<Option<Token>, TokenError>,
     certificates: Certificates,
 }
 
-/// Why the contents of files are not in effect.
+/// The errors of files whose contents are not in effect.
 #[derive(Default)]
 pub struct RefusedFiles {
     pub token: Option<TokenError>,
     pub certificates: RefusedCertificates,
-    /// The certificate of the administration page.
+    /// Error of the administration page's certificate.
     pub page: Option<CertificateError>,
 }
 
@@ -116,7 +116,7 @@ impl Files {
         }
     }
 
-    /// Puts the contents in effect. Contents that could not be read stay as they were.
+    /// Puts the contents into effect. Where a file could not be read, the former content stays.
     pub fn apply(self, engine: &Engine) -> RefusedFiles {
         let token = match self.token {
             Ok(token) => {
@@ -138,8 +138,7 @@ impl Files {
 /// The settings in effect, by key.
 type Effective = BTreeMap<String, Value>;
 
-/// Applies the differences between the effective settings and `new`. `refused`: the files that
-/// could not be read.
+/// Applies the differences between the effective settings and `new`. `refused`: errors of files.
 async fn apply(
     engine: &Rc<Engine>,
     effective: &mut Effective,
@@ -180,7 +179,7 @@ async fn apply(
     }
 }
 
-/// Applies one setting; false if it needs a restart.
+/// Applies one setting. False: it takes effect at the next start.
 async fn apply_one(
     engine: &Rc<Engine>,
     key: &str,
@@ -237,8 +236,8 @@ async fn apply_one(
     Ok(true)
 }
 
-/// Every setting by its key. Declared devices and subsystems are left out, except for listeners:
-/// [`crate::services::declared`] compares the others.
+/// Every setting by its key. Omits declared bdevs and subsystems, except for the listeners of
+/// subsystems: [`crate::services::declared`] compares the others.
 fn flat(settings: &Settings) -> Effective {
     let value = serde_json::to_value(settings).expect("settings are plain data");
     let mut flat = Effective::new();

@@ -1,8 +1,8 @@
 //! Sets up the sandbox of the daemon: drops capabilities before the first thread starts, and
 //! installs the system call filter before the daemon is ready.
 //!
-//! A failure is not fatal: a running daemon is worth more than its sandbox. The log, `sandbox_get`
-//! and the doctor report it.
+//! A failure is not fatal, because a daemon without a sandbox is better than none. The log,
+//! `sandbox_get` and the doctor report it.
 
 use nacre_engine_sandbox::{self as sandbox, CapabilitySet, Mode, SandboxError, names};
 use tracing::{error, info, warn};
@@ -10,10 +10,10 @@ use tracing::{error, info, warn};
 use crate::config::Settings;
 use crate::services::Engine;
 
-/// The outcome of [`restrict`]; `None`: not asked for.
+/// The result of [`restrict`]; `None`: capabilities are kept.
 pub(super) type Restricted = Option<Result<CapabilitySet, SandboxError>>;
 
-/// Gives up capabilities. Call it while the process has one thread, which is before there is a log.
+/// Drops capabilities. Call it while the process has one thread, which is before the log is set up.
 pub(super) fn restrict(settings: &Settings) -> Restricted {
     let keep = settings.capability_needs().set();
     (settings.security.sandbox == Mode::Enforce).then(|| sandbox::restrict(keep))

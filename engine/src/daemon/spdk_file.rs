@@ -1,10 +1,10 @@
 //! SPDK's configuration files, which `serve -c` executes at start.
 //!
-//! A file is an ordered list of calls. If state is kept, a later start restores their objects
-//! before it reads the file. Calls that would create an existing object are then skipped, so the
+//! A file is an ordered list of calls. If state is stored, a start restores the stored objects
+//! before it executes the file. Calls that would create a restored object are then skipped, so the
 //! object keeps its stored configuration.
 //!
-//! Parameters may contain secrets: the log has none of them, and keys in error texts are replaced.
+//! Parameters may contain secrets, so they are not logged, and keys in error texts are replaced.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -22,11 +22,12 @@ use crate::services::Engine;
 use crate::services::keyring;
 use crate::store::Record;
 
-/// SPDK's subsystems that this daemon implements: a method of theirs must be known. Files of SPDK's
-/// programs also configure others (iscsi, nbd, vhost, fsdev, ...), which are skipped.
+/// SPDK's subsystems that this daemon implements: an unknown method of theirs is an error. Entries
+/// of other subsystems (iscsi, nbd, vhost, fsdev, …) are skipped.
 const SUBSYSTEMS: [&str; 6] = ["scheduler", "sock", "iobuf", "accel", "bdev", "nvmf"];
 
-/// Options of modules that are missing here. SPDK saves them even if the module has no devices.
+/// Methods that set options of modules that do not exist here. SPDK saves them even without
+/// devices.
 const IDLE_OPTIONS: [&str; 2] = ["bdev_iscsi_set_options", "bdev_virtio_blk_set_hotplug"];
 
 /// One entry of a configuration file.
@@ -37,9 +38,9 @@ pub struct FileCall {
     pub params: SecretValue,
 }
 
-/// Parses the text as a JSON configuration, with comments as SPDK allows them. `None` if it is in
-/// another format: neither a file named `.json`, nor text that begins with a brace or a slash (TOML
-/// begins with neither).
+/// Parses a JSON configuration, with comments as SPDK allows them. `None` if it is not JSON: the
+/// file is not named `.json`, and the text begins with neither a brace nor a slash (a TOML file
+/// does not).
 pub fn read(path: &Path, text: &str) -> Option<serde_json::Result<Value>> {
     let named = path
         .extension()
@@ -126,8 +127,7 @@ pub fn calls(config: &Value) -> anyhow::Result<Vec<FileCall>> {
     Ok(calls)
 }
 
-/// Executes the calls. `restored` are the objects of the state; calls that would create one of them
-/// are skipped.
+/// Executes the calls. Skips those that would create one of the `restored` objects.
 pub async fn carry_out(
     engine: &Rc<Engine>,
     calls: Vec<FileCall>,
@@ -180,7 +180,7 @@ pub async fn carry_out(
     Ok(())
 }
 
-/// True if the state has the object that the call would create.
+/// True if one of the `restored` objects is the one that the call would create.
 fn stands(engine: &Engine, restored: &[JournalEntry], method: &str, params: &Value) -> bool {
     let text = |at: &str| params.pointer(at).and_then(Value::as_str);
     let same = |record: &Record, at: &[&str]| {

@@ -1,9 +1,9 @@
 //! The current configuration: the created objects in order, each with the call that creates it
 //! again.
 //!
-//! The journal is the single list behind the durable store (objects created by RPC), the reply of
-//! `framework_get_config` (all objects), and the objects that could not be restored (kept, listed,
-//! retried).
+//! The journal is the one list behind the durable store (objects created by RPC), the reply of
+//! `framework_get_config` (all objects), and the list of objects that could not be restored, which
+//! are kept and retried.
 
 mod upgrade;
 
@@ -19,7 +19,7 @@ use uuid::Uuid;
 use crate::rpc::RpcError;
 use crate::store::{Change, Edit, Record, Store, StoreError};
 
-/// Prefix of the keys of calls that wait for a base device.
+/// Prefix of the keys of calls that wait for a base bdev.
 pub const DEFERRED: &str = "deferred/";
 
 /// State of an object in the journal.
@@ -41,7 +41,7 @@ pub enum EntryState {
 pub struct JournalEntry {
     pub record: Record,
     pub state: EntryState,
-    /// Kept in the store. Declared objects are not: the configuration file is their home.
+    /// The record is in the store. Those of declared objects are in the configuration file only.
     pub durable: bool,
 }
 
@@ -51,11 +51,11 @@ tokio::task_local! {
     static TOGETHER: Together;
 }
 
-/// Changes to be stored as one transaction. `None`: already stored; later changes are stored
-/// separately.
+/// Changes that are to be stored as one transaction. `None`: the transaction was stored or given
+/// up; later changes are stored separately.
 pub type Together = Rc<RefCell<Option<Vec<Edit>>>>;
 
-/// The transaction of the current task, if any.
+/// The pending transaction of the current task, if any.
 pub fn part_of() -> Option<Together> {
     TOGETHER.try_with(Rc::clone).ok()
 }
@@ -68,17 +68,17 @@ pub async fn as_part<T>(of: Option<Together>, work: impl Future<Output = T>) -> 
     }
 }
 
-/// Runs `work` on behalf of the configuration file: its changes are not stored.
+/// Runs `work` for the configuration file: its records are not stored.
 pub async fn declaring<T>(work: impl Future<Output = T>) -> T {
     DECLARING.scope((), work).await
 }
 
-/// True if the current task acts for the configuration file.
+/// True if the current task runs for the configuration file.
 pub fn is_declaring() -> bool {
     DECLARING.try_with(|()| ()).is_ok()
 }
 
-/// True if the current task replays a record: other records of the journal must not change.
+/// True if the current task replays a record.
 pub fn is_replaying() -> bool {
     REPLAYED.try_with(|_| ()).is_ok()
 }
@@ -91,8 +91,7 @@ pub async fn replaying<T>(record: Record, work: impl Future<Output = T>) -> T {
 /// Prefix of keys that form a tree by their slashes. In other keys a slash is part of a name.
 const TREE: &str = "nvmf/";
 
-/// Prefix of facts about the files of devices, followed by the UUID of the device. Facts are not
-/// replayed.
+/// Prefix of facts about the files of bdevs; the UUID of the bdev follows. Facts are not replayed.
 pub const SEEN: &str = "seen/";
 
 fn is_fact(edit: &Edit) -> bool {
@@ -174,13 +173,14 @@ impl Journal {
         }
     }
 
-    /// The fact about the file of device `uuid`, recorded when the device was created.
+    /// The fact about the file of bdev `uuid`, as of the bdev's creation or the last stop.
     pub fn seen(&self, uuid: Uuid) -> Option<serde_json::Value> {
         let seen = self.seen.borrow();
         seen.get(&seen_key(uuid)).map(|fact| fact.params.clone())
     }
 
-    /// Replaces this fact in memory only: creating the device stores a new one.
+    /// Replaces the fact in memory, and returns the former one. Nothing is stored: creating the
+    /// bdev stores a new fact.
     pub fn set_seen(&self, uuid: Uuid, seen: Option<Record>) -> Option<Record> {
         let mut all = self.seen.borrow_mut();
         match seen {
@@ -197,7 +197,7 @@ impl Journal {
         self.store.as_ref().map(Store::path)
     }
 
-    /// Loads the store; [`Journal::waiting`] then returns its records.
+    /// Loads the store. [`Journal::waiting`] then returns its records. Returns their number.
     pub async fn load(&self) -> Result<usize, StoreError> {
         let Some(store) = &self.store else {
             return Ok(0);
@@ -222,7 +222,8 @@ impl Journal {
         Ok(found)
     }
 
-    /// Stores `change`, then applies it to the journal. Records that it puts become live.
+    /// Stores `change`, then applies it to the journal. Records that it puts become live. In
+    /// [`Journal::together`] it is stored later; in [`declaring`] only its facts are stored.
     pub async fn commit(&self, change: Change) -> Result<(), RpcError> {
         let durable = !is_declaring();
         let edits: Vec<Edit> = replace_deferred(change)
@@ -295,8 +296,8 @@ impl Journal {
         })
     }
 
-    /// Runs `work`, and stores all its changes as one transaction. If it fails, or if they cannot
-    /// be stored, nothing is stored, and the caller undoes the changes with [`Journal::unstored`].
+    /// Runs `work`, then stores all changes of it as one transaction. If `work` or the store fails,
+    /// nothing is stored, and the caller must undo the changes with [`Journal::unstored`].
     pub async fn together<T>(
         &self,
         work: impl Future<Output = Result<T, RpcError>>,
@@ -309,7 +310,7 @@ impl Journal {
         Ok(done)
     }
 
-    /// Runs `work` without storing its changes: it undoes changes that were never stored.
+    /// Runs `work` without storing its changes, which undo changes that were not stored.
     pub async fn unstored<T>(&self, work: impl Future<Output = T>) -> T {
         let all = Together::new(RefCell::new(Some(Vec::new())));
         let done = TOGETHER.scope(Rc::clone(&all), work).await;
@@ -317,7 +318,7 @@ impl Journal {
         done
     }
 
-    /// Stores a record that is created later.
+    /// Stores the record of a call that is executed later.
     pub async fn defer(&self, record: Record) -> Result<(), RpcError> {
         let key = record.key.clone();
         self.commit(Change(vec![Edit::Put(record)])).await?;
@@ -327,7 +328,7 @@ impl Journal {
         Ok(())
     }
 
-    /// True if the edit changes anything. Also marks a replayed record as live.
+    /// True if the edit changes anything. Marks an unchanged record as live.
     fn matters(&self, edit: &Edit, durable: bool) -> bool {
         let Edit::Put(record) = edit else { return true };
         if is_fact(edit) {
@@ -397,8 +398,7 @@ impl Journal {
         waiting.map(|e| e.record.clone()).collect()
     }
 
-    /// True if the current task replays a record that has been deleted, changed or created by
-    /// another task since.
+    /// True if the current task replays a record that was deleted, changed or created meanwhile.
     pub fn is_overtaken(&self) -> bool {
         let waits = |record: &Record| {
             let entries = self.entries.borrow();
@@ -408,7 +408,7 @@ impl Journal {
         REPLAYED.try_with(|record| !waits(record)).unwrap_or(false)
     }
 
-    /// Records the outcome of a replay of `key`.
+    /// Sets the state of the record `key` after its replay. Ignores unknown keys.
     pub fn restored(&self, key: &str, outcome: Result<(), RpcError>) {
         let mut entries = self.entries.borrow_mut();
         let Some(entry) = entries.get_mut(key) else {
@@ -441,7 +441,7 @@ impl Journal {
     }
 }
 
-/// Loads the records of the store, upgrading those of earlier versions.
+/// Loads the records of the store, and upgrades those of earlier versions.
 async fn upgraded(store: &Store) -> Result<Vec<Record>, StoreError> {
     let mut records = store.load().await?;
     let changed = upgrade::with_ana(&records);
@@ -466,7 +466,8 @@ async fn upgraded(store: &Store) -> Result<Vec<Record>, StoreError> {
     Ok(records)
 }
 
-/// Adds the removal of a deferred call's record to the commit that records its device.
+/// Adds the removal of the deferred call that is being replayed to the change that records its
+/// bdev.
 fn replace_deferred(mut change: Change) -> Change {
     let replayed = REPLAYED.try_with(|record| record.key.clone());
     if let Ok(key) = replayed
@@ -478,8 +479,8 @@ fn replace_deferred(mut change: Change) -> Change {
     change
 }
 
-/// Keeps the order, but moves each record behind its parents. A part can be older than its parent,
-/// if the parent was declared in the file before an RPC created it.
+/// Keeps the order, but moves each record behind those of its parent objects. A part can be older
+/// than its parent, if the parent was declared in the file before an RPC created it.
 fn parents_first(records: Vec<Record>) -> Vec<Record> {
     let at: HashMap<String, usize> = records
         .iter()

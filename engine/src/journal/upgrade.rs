@@ -1,12 +1,12 @@
-//! Converts records that an earlier version of this program stored.
+//! Upgrades records that an earlier version of this program stored.
 
 use std::collections::BTreeSet;
 
 use crate::store::Record;
 
-/// Updates records of volumes published by an earlier version, which reported no ANA states. Hosts
-/// then used the path that they connected first. Returns the records that enable ANA, with TCP
-/// after RDMA.
+/// The changed records of volumes published by an earlier version, whose subsystems report no ANA
+/// states. Their hosts used the path that they had connected first. The changed records enable ANA
+/// reporting, with TCP as non-optimized.
 pub(super) fn with_ana(records: &[Record]) -> Vec<Record> {
     let silent = |r: &&Record| r.method == "volume_publish" && r.params["ana_reporting"] != false;
     let nqns: BTreeSet<&str> = records

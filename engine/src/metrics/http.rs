@@ -1,9 +1,9 @@
-//! Serves `GET /metrics` and `GET /healthz` over HTTP, to a bounded number of clients at a time. If
-//! `[metrics] token_file` is set, only requests with its token are answered.
+//! Serves `GET /metrics` and `GET /healthz` over HTTP, to at most [`MAX_CLIENTS`] clients at a
+//! time. If `[metrics] token_file` is set, only requests with its token are answered.
 //!
-//! Serving takes milliseconds, so a client that stays is slow or idle, and makes room for a new
-//! one: see [`Places`]. With `[metrics.tls]` clients speak TLS, and present a certificate if
-//! `client_ca` is set; without it they speak plain HTTP.
+//! A request is served in milliseconds, so a client that stays connected is slow or idle; a new
+//! client replaces it if all places are taken, see [`Places`]. With `[metrics.tls]` the listener
+//! uses TLS, and requires client certificates if `client_ca` is set.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ use crate::services::lifecycle::Phase;
 
 /// Most clients at a time.
 pub const MAX_CLIENTS: usize = 64;
-/// Limit for a client to send its request and read its answer.
+/// Time limit for a client to send its request and read the reply.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Shortest interval between equal log lines about clients.
 const LOG_INTERVAL: Duration = Duration::from_secs(600);

@@ -60,7 +60,7 @@ pub enum MetricKind {
 /// A family of metrics.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Desc {
-    /// Without the suffix `_total` of counters in the text format.
+    /// Name of the family, without the suffix `_total` that counters have in the text format.
     pub name: &'static str,
     pub kind: MetricKind,
     pub help: &'static str,
@@ -72,8 +72,8 @@ pub struct Desc {
 #[serde(untagged)]
 pub enum Sample {
     Value(f64),
-    /// Sum, count, and cumulative counts per upper bound. Bounds ascend and are finite; the count
-    /// of the infinite bound is `count`.
+    /// Sum, count, and pairs of an upper bound and the cumulative count. Bounds ascend and are
+    /// finite; the count of the bound `+Inf` is `count`.
     Histogram {
         sum: f64,
         count: u64,
@@ -328,7 +328,7 @@ impl EncodeMetric for Family<'_> {
     }
 }
 
-/// The counts per bucket, with the infinite one last: the encoder accumulates them itself.
+/// The count of each bucket, with that of `+Inf` last: the encoder accumulates them itself.
 fn per_bucket(cumulative: &[(f64, u64)], count: u64) -> Vec<(f64, u64)> {
     let mut below = 0;
     let mut out: Vec<(f64, u64)> = Vec::with_capacity(cumulative.len() + 1);

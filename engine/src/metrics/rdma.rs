@@ -250,8 +250,8 @@ impl MetricsSource for RdmaMetrics {
     }
 }
 
-/// The series of a failure exist from the start: `increase()` does not see the first failure in a
-/// series that begins with it.
+/// Adds a series for each kind of failure from the start, even at 0: Prometheus' `increase()`
+/// misses the first failure in a series that begins with it.
 fn failures(plug: Option<&RdmaPlug>, into: &mut Scrape) {
     let total = plug.map(RdmaPlug::total).unwrap_or_default();
     for (status, count) in total.completion_errors() {
@@ -274,7 +274,8 @@ fn failures(plug: Option<&RdmaPlug>, into: &mut Scrape) {
     into.value(&ASYNC_EVENTS, &[], control.async_events);
 }
 
-/// Excludes polls that found nothing. The largest class has no bound: its count is `count`.
+/// The histogram of completions per poll, without polls that found none. The largest class has no
+/// bound: it is in `count` only.
 fn batches(stats: &StatsSnapshot) -> Sample {
     let mut count = 0;
     let mut buckets = Vec::new();

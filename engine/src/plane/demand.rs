@@ -1,5 +1,5 @@
-//! The DMA memory that a daemon allocates. One computation serves the daemon itself, the doctor's
-//! checks and all advice on huge pages and locked memory.
+//! The DMA memory that a daemon allocates. The daemon, the doctor's checks, and all advice on huge
+//! pages and locked memory use the same computation.
 //!
 //! ```text
 //!   settings ─▶ data_path ─▶ PlaneConfig ─▶ arenas: one per NUMA node, by Plane::start
@@ -22,7 +22,7 @@ use crate::config::listener::Listener;
 use crate::plane::{PlaneConfig, PlaneError, arenas, choose_cores};
 use crate::values::options;
 
-/// DMA memory per reactor unless configured.
+/// DMA memory per reactor, in bytes, if none is configured.
 const DEFAULT_MEMORY: u64 = 64 << 20;
 pub(super) const TWO_MIB: u64 = 2 << 20;
 
@@ -73,8 +73,8 @@ pub fn data_path(
     })
 }
 
-/// Bytes of each reactor on NUMA node 0, 1, … from the MiB of each node. `reactors` has the node of
-/// each reactor.
+/// Bytes for each reactor on NUMA node 0, 1, …, from the MiB configured for each node (0: none).
+/// `reactors`: the node of each reactor. Refuses memory for a node without a reactor.
 fn of_nodes(numa_mb: &[u64], reactors: &[Option<u32>]) -> Result<Vec<u64>, PlaneError> {
     let share = |(node, mb): (usize, &u64)| {
         let here = |reactor: &&Option<u32>| reactor.is_some_and(|at| at as usize == node);
@@ -97,7 +97,7 @@ fn of_nodes(numa_mb: &[u64], reactors: &[Option<u32>]) -> Result<Vec<u64>, Plane
     numa_mb.iter().enumerate().map(share).collect()
 }
 
-/// What selects the interfaces of the configured listeners. A listener on any address selects none.
+/// Selectors of the interfaces of the configured listeners: their `iface`, else `ip:ADDRESS`.
 fn listener_selectors(settings: &Settings) -> Vec<String> {
     let mut all = Vec::new();
     for listener in settings.nvmf.listeners() {
@@ -116,17 +116,17 @@ pub fn wants_rdma(settings: &Settings) -> bool {
     all.any(|listener| listener.wants_rdma())
 }
 
-/// Memory that a daemon allocates, in bytes; multiples of 2 MiB.
+/// The DMA memory that a daemon allocates, in bytes; multiples of 2 MiB.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Demand {
-    /// Size of each arena of the data path.
+    /// Size of each arena of the data path; one per NUMA node.
     pub data_path: Vec<u64>,
-    /// Per core, for RDMA receives and responses.
+    /// RDMA receive and response buffers of each core; empty without RDMA.
     pub rdma: Vec<u64>,
 }
 
 impl Demand {
-    /// Computes the demand; with `rdma` it includes that transport.
+    /// Computes the demand; with `rdma`, that of the RDMA transport too.
     pub fn of(config: &PlaneConfig, rdma: Option<&RdmaConfig>) -> Result<Self, PlaneError> {
         let cores = config.cores.len().max(1);
         let of_core = rdma.map(rdma_per_core);
@@ -147,19 +147,19 @@ impl Demand {
         )
     }
 
-    /// The sum, which is locked and registered with each RDMA device.
+    /// The sum in bytes, which is locked, and registered with each RDMA device.
     pub fn bytes(&self) -> u64 {
         self.data_path.iter().chain(&self.rdma).sum()
     }
 
-    /// 2 MiB pages that hold all of it.
+    /// Number of 2 MiB pages for the sum.
     pub fn pages(&self) -> u64 {
         self.bytes() / TWO_MIB
     }
 }
 
-/// Most memory of the buffers of TLS connections: on the heap, and held only while a connection has
-/// bytes in them. 0 without a listener that uses TLS.
+/// Upper bound of the buffers of TLS connections, in bytes. They are on the heap, and a connection
+/// holds them only while they contain bytes. 0 without a listener that uses TLS.
 pub fn tls_bytes(settings: &Settings) -> u64 {
     let nvmf = &settings.nvmf;
     let uses_tls = |listener: &Listener| listener.options.tls() != TlsPolicy::Off;
@@ -170,12 +170,13 @@ pub fn tls_bytes(settings: &Settings) -> u64 {
     most * TLS_BUFFER_BYTES as u64
 }
 
-/// The RDMA transport's memory on one core.
+/// Bytes of the RDMA transport on one core, rounded up to 2 MiB.
 pub fn rdma_per_core(config: &RdmaConfig) -> u64 {
     bytes_per_core(config).next_multiple_of(TWO_MIB)
 }
 
-/// SPDK's program runs on one core unless configured otherwise.
+/// The setting `reactor.cores`; in place of `auto`, `auto:1` for SPDK's `nvmf_tgt`, which runs on
+/// one core.
 fn cores_text(settings: &Settings, personality: Personality) -> &str {
     match (settings.reactor.cores.as_str(), personality) {
         ("auto", Personality::NvmfTgt) => "auto:1",
@@ -183,8 +184,8 @@ fn cores_text(settings: &Settings, personality: Personality) -> &str {
     }
 }
 
-/// The buffers requested by `iobuf_set_options`, divided among the reactors; `None` without such a
-/// request.
+/// The buffer classes that `iobuf_set_options` demands, divided among the reactors. `None` if the
+/// options have their defaults.
 fn iobuf_classes(
     iobuf: &IobufOptions,
     max_io_size: usize,

@@ -1,9 +1,9 @@
 //! The data plane: reactors, their memory, the bdevs and the NVMe-oF target.
 //!
 //! ```text
-//!   Plane ─┬─ Arena per NUMA node ──▶ a Pool per reactor (I/O and admin buffers apart)
+//!   Plane ─┬─ Arena per NUMA node ──▶ buffer pools per reactor (I/O and admin apart)
 //!          ├─ Registry of bdevs
-//!          ├─ Target ──▶ a QueueGroup per reactor, added to it as a poller
+//!          ├─ Target ──▶ a QueueGroup per reactor, which polls it
 //!          └─ Watchdog
 //! ```
 //!
@@ -35,10 +35,10 @@ use crate::config::Cores;
 use crate::doctor::{System, placed_devices};
 use crate::plane::demand::{Demand, TWO_MIB};
 
-/// A longer turn is reported.
+/// A longer turn of a reactor is reported.
 const STALL: Duration = Duration::from_millis(200);
 
-/// Buffers of admin and fabrics commands per reactor.
+/// Buffers of each reactor for admin and fabrics commands.
 const ADMIN_CLASS: ClassSpec = ClassSpec {
     size: 8192,
     count: 128,
@@ -49,25 +49,26 @@ const ADMIN_CLASS: ClassSpec = ClassSpec {
 pub struct PlaneConfig {
     /// Cores to pin reactors to, one each; empty: one unpinned reactor.
     pub cores: Vec<usize>,
-    /// Why these cores, where devices decided.
+    /// The reason for these cores, if network cards and disks determined them.
     pub placement: Option<String>,
     pub mode: Mode,
     pub busy_poll_us: u64,
     pub hugepages: HugepagePolicy,
     /// DMA memory of each reactor, in bytes.
     pub memory_per_reactor: u64,
-    /// The same for the reactors on NUMA node 0, 1, …; 0: as above.
+    /// DMA memory of each reactor on NUMA node 0, 1, …, in bytes; 0, or beyond the list:
+    /// `memory_per_reactor`.
     pub memory_of_node: Vec<u64>,
-    /// Largest transfer of one command, in bytes.
+    /// Largest data transfer of one command, in bytes.
     pub max_io_size: usize,
-    /// Buffer classes of a reactor; `None`: computed from the two above.
+    /// Buffer classes of a reactor; `None`: computed from the memory and `max_io_size`.
     pub classes: Option<Vec<ClassSpec>>,
-    /// The planned RDMA transport; memory advice includes its part.
+    /// The RDMA transport of the configured listeners; memory advice includes its part.
     pub rdma: Option<RdmaConfig>,
     pub target: TargetConfig,
 }
 
-/// Why the data plane could not start.
+/// The reason that the data plane could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaneError {
     #[error("cores \"{text}\": {why}")]
@@ -95,7 +96,7 @@ pub enum PlaneError {
     Group { reactor: String, what: String },
 }
 
-/// Current buffers of one reactor.
+/// Buffers in use of one reactor, by class.
 #[derive(Debug, Clone)]
 pub struct PoolUse {
     pub reactor: String,
@@ -103,7 +104,7 @@ pub struct PoolUse {
     pub admin: Vec<ClassStats>,
 }
 
-/// Copied bytes, by the component that copied them.
+/// Bytes copied since the start, by the component that copied them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Copied {
     pub by_target: u64,
@@ -115,24 +116,25 @@ pub struct Plane {
     pub reactors: Vec<ReactorHandle>,
     pub bdevs: Registry,
     pub target: Arc<Target>,
-    /// All memory of the data path, for devices that must register it in advance.
+    /// All memory of the data path, for devices that must register it.
     pub arenas: Vec<Arena>,
-    /// One line per arena about its memory.
+    /// A description of each arena's memory.
     pub memory: Vec<String>,
     _watchdog: Option<Watchdog>,
 }
 
 thread_local! {
-    /// The pools of this thread's reactor.
+    /// The buffer pools of the current thread's reactor.
     static POOLS: RefCell<Option<Pools>> = const { RefCell::new(None) };
 }
 
-/// Buffers of up to 8 KiB of the calling reactor, for its own admin queues.
+/// The buffers for admin queues of the calling reactor, each of 8 KiB at most. `None` on other
+/// threads.
 pub fn admin_pool() -> Option<Pool> {
     POOLS.with_borrow(|pools| pools.as_ref().map(|pools| pools.admin.clone()))
 }
 
-/// The I/O buffers of the calling reactor; `None` on other threads.
+/// The I/O buffers of the calling reactor. `None` on other threads.
 pub fn pool_here() -> Option<Pool> {
     POOLS.with_borrow(|pools| pools.as_ref().map(|p| p.io.clone()))
 }
@@ -252,8 +254,7 @@ impl Plane {
         }
     }
 
-    /// A namespace's access to a bdev of the registry: a shared claim, which lasts as long as the
-    /// namespace.
+    /// Gives a namespace access to a bdev: a shared claim, which lasts as long as the namespace.
     pub fn backing(
         &self,
         bdev: &str,
@@ -275,7 +276,7 @@ impl Plane {
         Ok(Backing::new(layer, Arc::new(open)))
     }
 
-    /// Data copied between hosts and devices since the start, over all transports.
+    /// The copied bytes of all transports and bdevs.
     pub fn copied_bytes(&self) -> Copied {
         let groups = self.target.groups();
         let of = |group: &GroupHandle| group.counts().copied_bytes.load(Ordering::Relaxed);
@@ -309,8 +310,8 @@ impl Plane {
         all
     }
 
-    /// Disconnects every host and waits until none is left, at most for `patience`. Returns whether
-    /// all left in time.
+    /// Disconnects all hosts, and waits until no controller is left, at most `patience`. Returns
+    /// false after that time.
     pub async fn disconnect_hosts(&self, patience: Duration) -> bool {
         self.target.stop();
         let deadline = tokio::time::Instant::now() + patience;
@@ -323,7 +324,8 @@ impl Plane {
         true
     }
 
-    /// Ends the reactors. Returns whether they ended in time.
+    /// Stops the reactors, and waits at most `patience` for their ends. Returns false after that
+    /// time.
     pub async fn stop(&self, patience: Duration) -> bool {
         for reactor in &self.reactors {
             reactor.stop();
@@ -340,12 +342,13 @@ impl Plane {
     }
 }
 
-/// Cores of the reactors unless a number or a list is configured.
+/// Most cores of `auto` and `auto-numa`, which have no number.
 const MOST_CORES: usize = 4;
 
-/// The cores selected by `text`: `auto` is every allowed core up to four, `auto:2` two of them,
-/// `auto-numa` four near the network cards and disks, anything else a list or a mask. `listeners`:
-/// selectors, which name the cards. The second value says why, where devices decided.
+/// The cores that `text` selects: `auto` the first four allowed cores or fewer, `auto:2` the first
+/// two, `auto-numa` up to four near the network cards and disks, `auto-numa:2` up to two; otherwise
+/// a list or a mask. `listeners`: selectors that name the network cards. The second value, for
+/// `auto-numa`, is the reason of the choice. Refuses a core that the process may not use.
 pub fn choose_cores(
     text: &str,
     listeners: &[String],
@@ -383,7 +386,7 @@ pub fn choose_cores(
     Ok((set.iter().collect(), None))
 }
 
-/// Bytes of the data path's arenas, by NUMA node: multiples of 2 MiB with pages of any size, so
+/// Size of the arena of each NUMA node, in bytes. A multiple of 2 MiB for pages of any size, so
 /// that all advice has the same figures.
 pub fn arenas(config: &PlaneConfig) -> Result<BTreeMap<Option<u32>, u64>, PlaneError> {
     let cores: Vec<Option<usize>> = if config.cores.is_empty() {
@@ -405,9 +408,9 @@ pub fn arenas(config: &PlaneConfig) -> Result<BTreeMap<Option<u32>, u64>, PlaneE
     Ok(arenas)
 }
 
-/// A quarter of the memory for 4 KiB buffers, an eighth for 16 KiB, the rest for large ones. If
-/// transfers can exceed 128 KiB, half of the rest is for 128 KiB buffers, the size that Linux hosts
-/// send most.
+/// The buffer classes of a reactor: a quarter of the memory for 4 KiB buffers, an eighth for 16
+/// KiB, the rest for large ones. If transfers can exceed 128 KiB, half of the rest is for buffers
+/// of 128 KiB, which Linux hosts use most.
 fn plane_classes(
     config: &PlaneConfig,
     node: Option<u32>,

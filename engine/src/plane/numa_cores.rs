@@ -1,4 +1,4 @@
-//! Selects the cores of the NUMA nodes of network cards and disks: `[reactor] cores = "auto-numa"`.
+//! Selects cores on the NUMA nodes of network cards and disks: `[reactor] cores = "auto-numa"`.
 //!
 //! A reactor on another node than the card or the disk moves all data over the link between the
 //! sockets.
@@ -7,16 +7,16 @@ use std::collections::BTreeMap;
 
 use crate::doctor::Placed;
 
-/// The chosen cores, ascending, and why in words for the log.
+/// The chosen cores, ascending, and the reason of the choice as text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Chosen {
     pub cores: Vec<usize>,
     pub why: String,
 }
 
-/// Takes up to `most` of the cores, each given with its NUMA node. The nodes of network cards come
-/// first, because all data pass through those; where no card has a node, the nodes of disks. Of
-/// several such nodes each gives the same number. Where they have too few, others give the rest.
+/// Chooses up to `most` of `cores`, which have their NUMA nodes. Cores on the nodes of network
+/// cards come first, because all data pass through the cards; if no card has a node, those on the
+/// nodes of disks. Several such nodes give cores in turn. Other nodes supply missing cores.
 pub(super) fn choose(
     cores: &[(usize, Option<u32>)],
     cards: &[Placed],

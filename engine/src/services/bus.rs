@@ -13,7 +13,7 @@ use crate::rpc::error::{Errno, causes};
 
 /// A PCI bus whose NVMe drives this process may open.
 pub trait Bus: Send + Sync + 'static {
-    /// Opens the drive at PCI address `address`, which must be bound to vfio-pci. `arenas` is all
+    /// Opens the drive at PCI address `address`, which must be bound to vfio-pci. `arenas`: all
     /// memory that the drive may access by DMA. Blocks for a short time.
     fn open(&self, address: &str, arenas: &[Arena]) -> Result<Arc<dyn Function>, RpcError>;
 

@@ -14,7 +14,7 @@ use crate::rpc::tls::files::{self, Files, Named, ServerTls, TlsError};
 const RPC_CRL: &str = "[rpc.tls] client_crl";
 const METRICS_CRL: &str = "[metrics.tls] client_crl";
 
-/// The settings of one listener.
+/// The configured files of one listener.
 struct CertificateFiles<'a> {
     cert: Option<Named<'a>>,
     key: Option<Named<'a>>,
@@ -22,19 +22,19 @@ struct CertificateFiles<'a> {
     crl: Option<Named<'a>>,
 }
 
-/// Certificates that were read from their files, of each listener on its own.
+/// The certificates that were read from the files, for each listener.
 #[derive(Debug)]
 pub struct Certificates {
-    /// `None`: the settings have no listener.
+    /// `None`: `[rpc.tls]` has no listener.
     rpc: Option<Configured>,
     metrics: Configured,
 }
 
-/// The configuration of a listener; `None`: plain HTTP.
+/// The TLS configuration of a listener; `None`: no TLS.
 type Configured = Result<Option<Arc<ServerTls>>, TlsError>;
 
-/// Errors of certificates that could not be read. `None`: the certificates of the listener are in
-/// effect. With an error, its former certificates stay in effect.
+/// The errors of certificates that could not be read; the listener keeps its former ones. `None`:
+/// the new certificates are in effect.
 #[derive(Debug, Default)]
 pub struct RefusedCertificates {
     pub rpc: Option<TlsError>,
@@ -57,9 +57,9 @@ impl Certificates {
         }
     }
 
-    /// Puts the certificates in effect, for connections from now on. Those that could not be read
-    /// stay as they were, and so does that of a management listener whose settings are gone: it
-    /// listens until the next start.
+    /// Puts the certificates in effect for later connections. Those that could not be read stay as
+    /// they were. So do those of the management listener if the new settings have none: it listens
+    /// until the next start.
     pub fn apply(self, engine: &Engine) -> RefusedCertificates {
         let mut tunables = engine.tunables();
         let mut refused = RefusedCertificates::default();
@@ -93,7 +93,7 @@ pub fn in_effect(engine: &Engine) -> Vec<doctor::Revocation> {
     all.flat_map(of).collect()
 }
 
-/// The revocation lists in the files, for `nacre doctor` without a daemon.
+/// The revocation lists in the configured files, for `nacre doctor` without a daemon.
 pub fn for_doctor(settings: &Settings) -> Vec<doctor::Revocation> {
     let mut all = Vec::new();
     for CertificateFiles { ca, crl, .. } in listeners(settings) {
@@ -146,7 +146,7 @@ fn named<'a>(key: &'static str, path: Option<&'a Path>) -> Option<Named<'a>> {
 }
 
 impl CertificateFiles<'_> {
-    /// The configuration of the server; `None`: without certificate or key.
+    /// Reads the TLS configuration. `None` without certificate or key.
     fn server(&self) -> Result<Option<Arc<ServerTls>>, TlsError> {
         let files = self.cert.zip(self.key).map(|(cert, key)| Files {
             cert,

@@ -1,5 +1,4 @@
-//! Hosts that must use secure channel concatenation, for the doctor: of a running target, and of a
-//! configuration.
+//! Hosts that must use secure channel concatenation, for the doctor.
 
 use nacre_nvmf::auth::{Group, Hash, Offer};
 use nacre_nvmf::subsystems::Target;

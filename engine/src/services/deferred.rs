@@ -1,10 +1,10 @@
-//! Calls that create a stacked device and wait for its missing base device, and the repeated replay
-//! of records whose objects wait for a volume.
+//! Calls that create a stacked bdev, deferred until its base bdev exists; and the replay of journal
+//! records whose objects wait for a bdev.
 //!
-//! SPDK accepts the creation of a stacked device before its base exists, and creates the device
-//! when the base appears: its saved configurations list stacked devices first. Here such a call
-//! becomes a journal record `deferred/<name>`. The record is stored, exported and listed by
-//! `state_get`. The device's own record replaces it once the device exists.
+//! SPDK accepts the creation of a stacked bdev before its base exists, and creates it when the base
+//! appears: its saved configurations list stacked bdevs first. Here such a call becomes a journal
+//! record `deferred/<name>`. The record is stored, exported, and listed by `state_get`. The bdev's
+//! own record replaces it once the bdev exists.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
@@ -29,12 +29,12 @@ pub fn key(name: &str) -> String {
     format!("{DEFERRED}{name}")
 }
 
-/// The deferred calls, by the devices that they wait for.
+/// The deferred calls.
 #[derive(Default)]
 pub struct Deferred {
-    /// Keys of deferred calls by the device that they wait for.
+    /// Journal keys of deferred calls, by the name of a base bdev.
     waiting: RefCell<HashMap<String, BTreeSet<String>>>,
-    /// New devices that were not handled yet.
+    /// Names of new bdevs that were not handled yet.
     arrived: Arc<Mutex<Vec<String>>>,
     /// Held while deferred calls run.
     running: tokio::sync::Mutex<()>,
@@ -42,7 +42,7 @@ pub struct Deferred {
 }
 
 impl Deferred {
-    /// The list to which the registry's event handler adds new devices.
+    /// The list to which the registry's event handler adds the names of new bdevs.
     pub fn arrivals(&self) -> Arc<Mutex<Vec<String>>> {
         Arc::clone(&self.arrived)
     }
@@ -65,7 +65,7 @@ impl Deferred {
     }
 }
 
-/// The base devices of a call.
+/// The names of the base bdevs of a call.
 fn bases(record: &Record) -> impl Iterator<Item = &str> {
     let one = bdev_modules::base(&record.method, &record.params);
     let many = record.params.get("base_bdevs").and_then(Value::as_array);
@@ -73,7 +73,7 @@ fn bases(record: &Record) -> impl Iterator<Item = &str> {
         .chain(many.into_iter().flatten().filter_map(Value::as_str))
 }
 
-/// The missing base of a deferred call; `None` if all its bases exist, or if it is not a deferred
+/// A base bdev that the deferred call lacks. `None` if all exist, or if the record is no deferred
 /// call.
 pub fn missing_base<'a>(plane: &Plane, record: &'a Record) -> Option<&'a str> {
     if !record.key.starts_with(DEFERRED) {
@@ -82,8 +82,8 @@ pub fn missing_base<'a>(plane: &Plane, record: &'a Record) -> Option<&'a str> {
     bases(record).find(|base| plane.bdevs.lookup(base).is_none())
 }
 
-/// Defers the creation of `name` until its base exists. The daemon's own calls (from the store or
-/// the TOML file) get the error `missing` instead, because the daemon retries those itself.
+/// Stores the creation of `name` as a deferred call. Calls from the journal and from the
+/// configuration file get the error `missing` instead: the daemon retries those anyway.
 pub async fn wait_for_base(
     engine: &Engine,
     name: &str,
@@ -171,16 +171,17 @@ pub async fn done(engine: &Engine, record: &Record) {
     }
 }
 
-/// Runs of [`replay_waiting`].
+/// Merges concurrent calls of [`replay_waiting`].
 #[derive(Default)]
 struct Replays {
     requested: Cell<u64>,
-    /// The number of requests that are served.
+    /// Number of the last request that a pass has served.
     served: tokio::sync::Mutex<u64>,
 }
 
-/// Restores namespaces, limits and devices on new volumes, in order. If many volumes appear at
-/// once, one pass serves all that appeared before it began.
+/// Replays the journal records that wait, in order, for example those of namespaces and limits on
+/// new bdevs. If many bdevs appear at once, one pass serves all requests that came before its
+/// begin.
 pub async fn replay_waiting(engine: &Rc<Engine>) {
     let replays = &engine.deferred.replays;
     let request = replays.requested.get() + 1;

@@ -1,4 +1,4 @@
-//! The journal records of a device and of its uses, and the look-up of a device by its module.
+//! The journal keys of a bdev and of its limits, and the look-up of a bdev of a known module.
 
 use std::sync::Arc;
 
@@ -22,12 +22,12 @@ pub fn forget_limits(bdev: &str) -> Edit {
     Edit::Remove(limits_key(bdev))
 }
 
-/// A device of a module, by name, alias or UUID.
+/// The bdev of the module `T` with this name, alias or UUID.
 pub fn find<T: Bdev>(engine: &Engine, name: &str) -> Option<Arc<T>> {
     bdev_modules::device::<T>(engine.plane().ok()?.bdevs.lookup(name)?.module())
 }
 
-/// Edits that remove the namespaces and limits of devices from the journal.
+/// Edits that remove the limits of bdevs and the namespaces on them from the journal.
 pub fn forget_uses_of(engine: &Engine, names: &[String]) -> Vec<Edit> {
     let mut edits: Vec<Edit> = names.iter().map(|name| forget_limits(name)).collect();
     edits.extend(subsystems::forget_namespaces_of(engine, names));

@@ -23,13 +23,13 @@ struct FailoverTest {
     listener: ListenerId,
     /// The states before the test.
     before: AnaStates,
-    /// Tells the timers of this listener apart: only the latest ends the test.
+    /// Number of the last test of this listener. Only the timer with this number ends it.
     number: u64,
 }
 
 impl FailoverTests {
-    /// Records a test and returns its number. A listener under test keeps its states from before
-    /// the first test.
+    /// Records a test, and returns its number. During a test of the same listener, the states from
+    /// before the first test are kept.
     pub fn begin(&self, nqn: &Nqn, listener: ListenerId, states: &AnaStates) -> u64 {
         let number = {
             let mut started = self.started.borrow_mut();
@@ -49,8 +49,8 @@ impl FailoverTests {
         number
     }
 
-    /// Ends the test of a listener, or only the test with this number. Returns the states to
-    /// restore.
+    /// Ends the test of a listener; with `number`, only if it is the last one. Returns the ANA
+    /// states to restore.
     pub fn end(&self, nqn: &Nqn, listener: ListenerId, number: Option<u64>) -> Option<AnaStates> {
         let mut running = self.running.borrow_mut();
         let ends = |test: &FailoverTest| {
@@ -60,7 +60,7 @@ impl FailoverTests {
         Some(running.swap_remove(at).before)
     }
 
-    /// A group's state was set during a test: the test returns the group to it.
+    /// Notes the state of a group that was set during a test, for the time after the test.
     pub fn change(&self, nqn: &Nqn, listener: ListenerId, group: u32, state: AnaState) {
         let mut running = self.running.borrow_mut();
         if let Some(test) = running.iter_mut().find(|test| test.is_of(nqn, listener)) {

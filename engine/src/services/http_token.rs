@@ -22,10 +22,10 @@ pub struct TokenError {
 }
 
 impl Token {
-    /// Shortest token in bytes: 16 random letters are beyond guessing.
+    /// Least bytes of a token: 16 random letters cannot be guessed.
     const SHORTEST: usize = 16;
 
-    /// Reads the file, with the rules for key files: no other user can read it.
+    /// Reads the file. It must not be readable by other users, as with key files.
     pub fn read(path: &Path) -> Result<Self, TokenError> {
         let refuse = |cause: String| TokenError {
             path: path.to_owned(),
@@ -42,8 +42,7 @@ impl Token {
         Ok(Self(token))
     }
 
-    /// True if the request has the token. The time of the comparison does not show where a wrong
-    /// token differs.
+    /// True if the request has the token. The comparison takes constant time.
     pub fn is_in(&self, headers: &HeaderMap) -> bool {
         let given = headers.get(AUTHORIZATION);
         let given = given.map_or(&b""[..], HeaderValue::as_bytes);
@@ -54,7 +53,7 @@ impl Token {
     }
 }
 
-/// RFC 6750, 2.1.
+/// The authentication scheme: RFC 6750, section 2.1.
 const SCHEME: &[u8] = b"Bearer ";
 
 impl fmt::Debug for Token {

@@ -1,4 +1,4 @@
-//! The phases of the daemon, from its start to its end, and the tasks that wait for one.
+//! The phases of the daemon, from its start to its end, and waits for a phase.
 
 use std::cell::{Cell, RefCell};
 use std::time::Instant;
@@ -7,12 +7,12 @@ use tokio::sync::watch;
 
 use super::sandbox::SandboxProblems;
 
-/// The phase of the daemon's life.
+/// A phase of the daemon; they are in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// Waiting for `framework_start_init`.
     Startup,
-    /// Starting up: only methods allowed in every phase may be called.
+    /// The start runs: only methods that are allowed in every phase can be called.
     Starting,
     Runtime,
     Stopping,
@@ -26,11 +26,11 @@ pub struct Lifecycle {
     stop: watch::Sender<bool>,
     /// The error if the daemon stops because of a failure.
     failure: RefCell<Option<String>>,
-    /// Number of times that hosts were held.
+    /// Number of times that connecting hosts were held back.
     pub holds: Cell<u64>,
-    /// True while calls of an SPDK file follow the start; hosts wait for them too.
+    /// True while calls of an SPDK file remain after the start; hosts are held until they are done.
     pub more_to_come: watch::Sender<bool>,
-    /// Set up by the start.
+    /// Parts of the sandbox that the start could not set up.
     pub sandbox: SandboxProblems,
 }
 
@@ -64,14 +64,15 @@ impl Lifecycle {
         let _ = phases.wait_for(|now| *now >= phase).await;
     }
 
-    /// Resolves once the daemon runs and every call of its SPDK file was tried.
+    /// Resolves once the daemon is in [`Phase::Runtime`], and every call of its SPDK file was
+    /// tried.
     pub async fn configured(&self) {
         self.reached(Phase::Runtime).await;
         // The sender lives as long as the engine.
         let _ = self.more_to_come.subscribe().wait_for(|more| !more).await;
     }
 
-    /// True if [`Lifecycle::configured`] would not wait.
+    /// True if [`Lifecycle::configured`] resolves at once.
     pub fn is_configured(&self) -> bool {
         self.phase() >= Phase::Runtime && !*self.more_to_come.borrow()
     }

@@ -1,9 +1,9 @@
-//! Facts of the machine that several services show.
+//! Facts of the machine for several services.
 
 use nacre_engine_appliance::place::Places;
 use nacre_engine_appliance::status;
 
-/// The machine's present name. Reads two small files.
+/// The machine's host name. Reads two small files.
 pub fn host_name() -> String {
     let name = status::host_name(&Places::system());
     if !name.is_empty() {

@@ -1,12 +1,12 @@
-//! Counters of network interfaces, read from their drivers for metrics.
+//! Reads counters of network interfaces from their drivers, for metrics.
 //!
 //! ```text
 //!   listeners, hosts, remote targets ─▶ Used ─▶ Nics::read ─▶ the physical interfaces below them
 //!   management thread                           a thread that may block, every 5 s at most
 //! ```
 //!
-//! The kernel holds a global lock while a driver reports its statistics, so a call within that
-//! time gets the counters of the one before.
+//! The kernel holds a global lock while a driver reports its statistics. So a read within
+//! [`MAX_AGE`] of the last one gets the same counters.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -23,11 +23,10 @@ use super::Engine;
 use crate::doctor::roce;
 use crate::plane::Plane;
 
-/// The age at which counters are read again.
+/// Age from which counters are read again.
 const MAX_AGE: Duration = Duration::from_secs(5);
 
-/// The network as this process uses it. Interfaces are found by name or by the addresses of
-/// connections.
+/// The interfaces and addresses that this process uses for NVMe-oF.
 #[derive(Debug, Default)]
 pub struct Used {
     interfaces: BTreeSet<String>,
@@ -59,7 +58,7 @@ impl Used {
         used
     }
 
-    /// The physical interfaces: the members of a bond, the parent of a VLAN.
+    /// The physical interfaces below the used ones: the members of a bond, the parent of a VLAN.
     fn physical(&self, roots: &Roots) -> BTreeSet<String> {
         let mut local = self.local.clone();
         // Asks for the route; sends nothing.
@@ -86,11 +85,11 @@ impl Used {
 pub struct NicCounters {
     pub interface: String,
     pub counters: PriorityCounters,
-    /// Pause frames of the whole port: received, sent.
+    /// Received and sent pause frames of the port, not by priority; `None`: unknown.
     pub port: (Option<u64>, Option<u64>),
 }
 
-/// The latest counters, and the drivers' names of their statistics.
+/// The last counters, and the interfaces' statistics names.
 #[derive(Default)]
 pub struct Nics(Mutex<OpenNics>);
 
@@ -98,12 +97,12 @@ pub struct Nics(Mutex<OpenNics>);
 #[derive(Default)]
 struct OpenNics {
     read: Option<(Instant, Vec<NicCounters>)>,
-    /// By name and index: an interface that was made again has a new index.
+    /// By name and index: a re-created interface has a new index.
     open: HashMap<(String, u32), Statistics>,
 }
 
 impl Nics {
-    /// May block.
+    /// The counters of the used interfaces. Blocks.
     pub fn read(&self, used: &Used) -> Vec<NicCounters> {
         let mut state = self.0.lock();
         if let Some((at, counters)) = &state.read

@@ -1,10 +1,11 @@
 //! Storage of reservations that persist through power loss (PTPL).
 //!
 //! A reservation is stored in the journal, below its namespace, or in the file that
-//! `nvmf_subsystem_add_ns` names (`ptpl_file`, in SPDK's format). It is durable before the host's
-//! command completes: the target sends the state with a ticket, and a task on the management thread
-//! stores it and completes the ticket. A namespace loads its reservation when it is added, so hosts
-//! never see the namespace without it. The replay of the record only checks that it is loaded.
+//! `nvmf_subsystem_add_ns` names (`ptpl_file`, in SPDK's format). For a volume of a cluster it is
+//! stored in etcd. It is durable before the host's command completes: the target sends the state
+//! with a ticket, and a task on the management thread stores it and completes the ticket. A
+//! namespace loads its reservation when it is added, so hosts never see the namespace without it.
+//! The replay of the record only checks that it is loaded.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -41,7 +42,7 @@ enum StoredIn {
         path: PathBuf,
         uuid: Uuid,
     },
-    /// The store of the cluster: the reservation moves with the volume.
+    /// The store of the cluster, so that the reservation moves with the volume.
     Cluster {
         volume: Uuid,
     },
@@ -63,7 +64,7 @@ struct StateToStore {
     ticket: Ticket,
 }
 
-/// Queue from the target's cores to the task that stores reservations.
+/// The queue from the target's cores to the task that stores reservations.
 #[derive(Debug)]
 pub struct ReservationJobs {
     jobs: mpsc::UnboundedSender<StateToStore>,
@@ -86,8 +87,8 @@ struct ToManagement {
 }
 
 impl ReservationStore for ToManagement {
-    /// A namespace has at most one job in flight, so the queue is bounded by the number of
-    /// namespaces.
+    /// Queues the state. The queue is bounded by the number of namespaces: each has at most one job
+    /// in flight.
     fn store(&self, state: Option<&ReservationState>, ticket: Ticket) {
         // If the task is gone, the dropped ticket reports the failure.
         let _ = self.jobs.send(StateToStore {
@@ -102,7 +103,7 @@ impl ReservationStore for ToManagement {
     }
 }
 
-/// Serves store requests of the target until the daemon ends.
+/// Stores reservations until the daemon ends.
 pub async fn store_reservations(engine: Rc<Engine>) {
     let queue = engine.reservation_jobs.queue.take();
     let Some(mut queue) = queue else { return };
@@ -185,7 +186,7 @@ async fn in_file(
         .map_err(|e| RpcError::errno(Errno::EIO, e.to_string()))
 }
 
-/// Leaves a file untouched that holds anything but the reservation of namespace `uuid`.
+/// Writes the file, unless it holds anything but the reservation of namespace `uuid`.
 fn write_file(path: &Path, uuid: Uuid, kept: Option<&StoredReservation>) -> std::io::Result<()> {
     if let Some(found) = read_file(path)? {
         found.belongs_to(uuid).map_err(std::io::Error::other)?;
@@ -200,7 +201,7 @@ fn write_file(path: &Path, uuid: Uuid, kept: Option<&StoredReservation>) -> std:
     }
 }
 
-/// Absolute path of the file, so that it does not depend on the working directory.
+/// The absolute path of the file, so that it does not depend on the working directory.
 pub fn located(file: &str) -> Result<String, RpcError> {
     let refuse = |error: std::io::Error| {
         RpcError::errno(Errno::EINVAL, format!("{file}: {error}")).field("namespace.ptpl_file")
@@ -219,8 +220,9 @@ fn read_file(path: &Path) -> std::io::Result<Option<StoredReservation>> {
     }
 }
 
-/// Initial reservations of a namespace and their storage. A stored reservation that cannot be read
-/// is an error: hosts could otherwise write to a namespace that another host reserved.
+/// The stored reservation of a new namespace, and the place for later changes. A reservation that
+/// cannot be read is an error: hosts could otherwise write to a namespace that another host has
+/// reserved.
 pub fn initial(
     engine: &Engine,
     (nqn, nsid, ids): (&Nqn, u32, &NamespaceIds),

@@ -7,7 +7,8 @@ use nacre_engine_sandbox::{Mode, kernel_has_filters};
 use crate::config::Settings;
 use crate::doctor;
 
-/// Reasons why a part of the sandbox is missing; empty before the end of the start.
+/// The parts of the sandbox that could not be set up, each with the reason. Complete at the end of
+/// the start.
 #[derive(Debug, Default)]
 pub struct SandboxProblems {
     problems: RefCell<Vec<String>>,
@@ -23,7 +24,7 @@ impl SandboxProblems {
     }
 }
 
-/// The subject of the doctor's check. A command gives no problems: it does not ask the daemon.
+/// The input of the doctor's check. Without a daemon, `problems` is empty.
 pub fn for_doctor(settings: &Settings, problems: Vec<String>) -> doctor::Sandbox {
     let mode = settings.security.sandbox;
     doctor::Sandbox {

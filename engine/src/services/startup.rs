@@ -15,14 +15,15 @@ pub struct StartupOptions {
     pub sock: SockOptions,
 }
 
-/// Options of `nvmf_set_max_subsystems`, `nvmf_set_crdt` and `nvmf_set_config`.
+/// Options of `nvmf_set_max_subsystems`, `nvmf_set_crdt` and `nvmf_set_config`, given before the
+/// start.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NvmfOptions {
     pub max_subsystems: Option<u32>,
     /// Command retry delay times (CRDT1 to CRDT3) in units of 100 ms.
     pub command_retry_delay: Option<[u16; 3]>,
     pub discovery_filters: Vec<DiscoveryFilter>,
-    /// Hash functions and groups for authentication; `None`: as the settings say.
+    /// Hash functions for DH-HMAC-CHAP, in order of preference; `None`: those of the settings.
     pub hashes: Option<Vec<Hash>>,
     pub groups: Option<Vec<Group>>,
 }

@@ -1,4 +1,4 @@
-//! A reservation in stored form, and the reservation of a present namespace.
+//! The stored form of a reservation, and the search for a present namespace's reservation.
 
 use std::sync::Arc;
 
@@ -58,7 +58,8 @@ struct KeptRegistrant {
     host_uuid: Uuid,
 }
 
-/// SPDK writes an empty holder if all registrants hold the reservation.
+/// Parses a UUID; none if it is empty or missing. SPDK writes an empty holder if all registrants
+/// hold the reservation.
 fn uuid_or_nothing<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Uuid>, D::Error> {
     match Option::<String>::deserialize(from)?.as_deref() {
         None | Some("") => Ok(None),
@@ -67,7 +68,7 @@ fn uuid_or_nothing<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<U
 }
 
 impl StoredReservation {
-    /// Without the number of changes, which SPDK's file does not have.
+    /// The same without `generation`, which SPDK's file does not have.
     pub(super) fn without_generation(self) -> Self {
         Self {
             generation: None,
@@ -134,7 +135,7 @@ impl StoredReservation {
     }
 }
 
-/// The reservation of a namespace that currently exists.
+/// The reservation of a namespace that exists and has this UUID.
 pub fn find(
     engine: &Engine,
     nqn: &Nqn,

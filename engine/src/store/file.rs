@@ -1,9 +1,9 @@
 //! [`StateStore`] in one redb file: every commit is one durable transaction.
 //!
-//! The intended content is also in memory. After a failed write, redb accepts no further writes
-//! until the file is reopened. The reopened file may or may not contain the failed change. So the
-//! store reopens the file at once, and again at each commit until one succeeds. That transaction
-//! writes the intended content.
+//! The intended content is in memory too. After a failed write, redb accepts no further writes
+//! until the file is reopened, and the reopened file may or may not contain the failed change. So
+//! each later commit reopens the file if necessary, and its transaction writes the whole intended
+//! content, until one succeeds.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,7 +18,7 @@ use tracing::warn;
 
 use super::{Change, Edit, Record, SCHEMA_VERSION, StateStore, StoreError};
 
-/// Position (order of first creation) → record as JSON.
+/// Position (in the order of first creation) → record as JSON.
 const RECORDS: TableDefinition<u64, &[u8]> = TableDefinition::new("records");
 /// Key → position.
 const POSITIONS: TableDefinition<&str, u64> = TableDefinition::new("positions");
@@ -30,7 +30,7 @@ const NEXT: &str = "next";
 
 #[derive(Debug)]
 pub struct RedbStore {
-    /// `None`: reopening failed.
+    /// `None`: the last transaction failed, and the file must be reopened.
     database: Option<Database>,
     opener: Opener,
     path: PathBuf,
@@ -79,8 +79,8 @@ impl RedbStore {
         Ok(store)
     }
 
-    /// The records of a state that no daemon has open. Reads a copy, because opening a database can
-    /// change it.
+    /// The records of a state. Reads a copy of the file, because opening a database can change it.
+    /// No daemon may have it open.
     pub fn records(dir: &Path) -> Result<Vec<Record>, StoreError> {
         let io = |what, path: &Path| {
             let path = path.to_owned();
@@ -94,7 +94,8 @@ impl RedbStore {
         Self::on(opener, path, None)?.load()
     }
 
-    /// Opens the store on any storage backend, recreated at each opening: for tests of failures.
+    /// Opens the store on another storage backend, which is created at each opening: for tests of
+    /// failures.
     #[cfg(test)]
     pub fn on_backend<B: redb::StorageBackend>(
         storage: impl Fn() -> B + Send + 'static,
@@ -119,7 +120,7 @@ impl RedbStore {
         })
     }
 
-    /// Runs one transaction, which is on stable media when this returns.
+    /// Runs one transaction. It is on stable media when this returns `Ok`.
     pub(super) fn transact(
         &mut self,
         work: impl FnOnce(&WriteTransaction) -> Result<(), redb::Error>,
@@ -155,7 +156,7 @@ fn guarded<T>(path: &Path, work: impl FnOnce() -> Result<T, StoreError>) -> Resu
     })
 }
 
-/// Opens the database with its tables; refuses an unknown schema version.
+/// Opens the database and its tables. Refuses an unknown schema version.
 fn opened(opener: &Opener, path: &Path) -> Result<Database, StoreError> {
     let database = (opener.0)().map_err(|e| damage(path, e))?;
     let mut found = SCHEMA_VERSION;
@@ -248,7 +249,7 @@ impl StateStore for RedbStore {
     }
 }
 
-/// The tables, in memory.
+/// The contents of the tables, in memory.
 #[derive(Debug, Default)]
 struct Rows {
     records: BTreeMap<u64, Vec<u8>>,
@@ -256,7 +257,7 @@ struct Rows {
     next: u64,
 }
 
-/// One write of a change to the tables.
+/// One write to the tables.
 enum TableWrite {
     Put {
         key: String,
@@ -289,7 +290,7 @@ impl Rows {
         Ok(rows)
     }
 
-    /// Replaces the file's tables by these.
+    /// Replaces the contents of the file's tables by these.
     fn write(&self, txn: &WriteTransaction) -> Result<(), redb::Error> {
         txn.delete_table(RECORDS)?;
         txn.delete_table(POSITIONS)?;

@@ -1,8 +1,8 @@
 //! The daemon's durable state: the ordered list of calls that recreate all objects.
 //!
 //! Each object is one [`Record`]: its create call, with every generated identity filled in. Records
-//! keep the order of first creation. Dependencies always come first in it, so a restore replays the
-//! records in order.
+//! keep the order of their first creation. An object comes after those that it depends on, so a
+//! restore replays the records in order.
 //!
 //! ```text
 //!   RPC handler ── Change (put/remove …) ──▶ Store (helper thread) ──▶ StateStore (redb file)
@@ -19,7 +19,8 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use file::RedbStore;
 
-/// Version of the schema. A store with a later version is refused, an earlier one is migrated.
+/// Version of the schema. A store with a later version is refused, one with an earlier version is
+/// upgraded.
 pub const SCHEMA_VERSION: u64 = 1;
 
 /// One object, as the call that recreates it.
@@ -37,10 +38,10 @@ pub struct Change(pub Vec<Edit>);
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Edit {
-    /// Appends the record, or replaces the record with its key in place.
+    /// Appends the record, or replaces the record of the same key without a change of the order.
     Put(Record),
     Remove(String),
-    /// Removes every key with this prefix.
+    /// Removes the records of all keys with this prefix.
     RemoveAll(String),
 }
 
@@ -103,10 +104,11 @@ enum StoreJob {
     Commit(Change, oneshot::Sender<Result<(), StoreError>>),
 }
 
-/// The store as the management plane uses it: a helper thread does the blocking work, in order.
+/// The store, as the management plane uses it: a helper thread executes the blocking work, in
+/// order.
 #[derive(Debug)]
 pub struct Store {
-    /// `None` only while it is dropped.
+    /// `None` only during `drop`.
     jobs: Option<mpsc::Sender<StoreJob>>,
     thread: Option<std::thread::JoinHandle<()>>,
     path: PathBuf,
@@ -119,7 +121,7 @@ impl Store {
         Ok(Self::on(file, dir))
     }
 
-    /// Runs on any implementation: tests inject failing ones.
+    /// Uses any implementation; tests inject failing ones. `path`: the data directory.
     pub fn on(mut inner: impl StateStore, path: &Path) -> Self {
         let (jobs, mut queue) = mpsc::channel::<StoreJob>(64);
         let work = move || {

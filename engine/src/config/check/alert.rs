@@ -10,7 +10,8 @@ use crate::config::alert::{AlertSettings, MailSettings, MailTls, WebhookSettings
 use crate::config::names::check_key_name;
 use crate::notify::TYPES;
 
-/// Checks receivers that are in no file. Keys of problems are `alert.webhook[0].url`.
+/// Checks receivers that a call gives, not a file. The keys of problems are such as
+/// `alert.webhook[0].url`.
 pub(crate) fn check(settings: &AlertSettings) -> Vec<Problem> {
     let mut check = Check {
         origins: &BTreeMap::new(),
@@ -84,7 +85,7 @@ impl Check<'_> {
         }
     }
 
-    /// Keys are named as `[[key]]` and the calls name them.
+    /// Checks the name of a key of the keyring.
     fn key_name(&mut self, field: &str, name: &Option<String>) {
         if let Some(Err(error)) = name.as_deref().map(check_key_name) {
             self.refused(field, &error);

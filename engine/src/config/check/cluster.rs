@@ -6,7 +6,7 @@ use nacre_cluster_node::MAX_POOLS;
 use super::{Check, Settings};
 use crate::config::cluster::ReplaceAfter;
 
-/// Most labels of a node, and most bytes of a label's key or value.
+/// Most labels of a node, and most bytes of the key or value of a label.
 const MAX_LABELS: usize = 16;
 const MAX_LABEL: usize = 63;
 

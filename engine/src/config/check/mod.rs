@@ -1,6 +1,6 @@
 //! Checks of a configuration that do not depend on the machine.
 //!
-//! Devices and subsystems are created in a temporary registry and target. So the rules are those of
+//! Bdevs and subsystems are created in a temporary registry and target, so the rules are those of
 //! the RPC calls that create them.
 
 pub(crate) mod alert;
@@ -281,7 +281,7 @@ impl Check<'_> {
         }
     }
 
-    /// A device whose keys are the parameters of its module.
+    /// Checks a bdev whose keys are the parameters of its module.
     fn module(&mut self, key: &str, bdev: &Bdev, module: &ModuleEntry, registry: &Registry) {
         let others = [
             ("path", bdev.path.is_some()),
@@ -551,7 +551,7 @@ impl Check<'_> {
     }
 }
 
-/// The numbers at `pattern`, each with its key.
+/// Collects the numbers at `pattern`, each with its key.
 fn find(value: &Value, pattern: &str, path: String, into: &mut Vec<(String, u64)>) {
     if let Some(items) = value.as_array() {
         for (at, item) in items.iter().enumerate() {

@@ -10,11 +10,11 @@ use serde_path_to_error::Segment;
 use crate::config::replication::Replication;
 use crate::values::read::ValueError;
 
-/// DMA memory, in MiB.
+/// Most DMA memory, in MiB.
 pub(super) const MOST_MEMORY: u64 = 1 << 24;
 
-/// Allowed range of each number: key, minimum and maximum. Keys within lists of tables have no
-/// indexes.
+/// The allowed range of each number: key, minimum, maximum. Keys within lists of tables have no
+/// index.
 const RANGES: &[(&str, u64, u64)] = &[
     ("reactor.busy_poll_us", 0, 1_000_000),
     ("memory.size_mb", 0, MOST_MEMORY),

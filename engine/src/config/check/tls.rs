@@ -63,7 +63,7 @@ impl Check<'_> {
         }
     }
 
-    /// Hosts that make a key for TLS by authentication.
+    /// Checks the hosts that must use secure channel concatenation.
     pub(super) fn concat(&mut self, key: &str, subsystem: &Subsystem) {
         for (n, host) in subsystem
             .host

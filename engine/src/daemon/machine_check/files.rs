@@ -1,5 +1,5 @@
-//! Checks of the files, folders, sockets and ports that the daemon uses at its start. Those in use
-//! by the running daemon of the same configuration are accepted.
+//! Checks the files, folders, sockets and ports that the daemon uses at its start. Those that the
+//! running daemon of the same configuration uses are accepted.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ pub(super) fn check(settings: &Settings, refuse: &mut Refuse<'_>) {
     }
 }
 
-/// Why the folder neither exists nor can be created, if so.
+/// The reason that the folder neither exists nor can be created, if so.
 fn no_folder(folder: &Path) -> Option<String> {
     let existing = folder.ancestors().find(|path| path.exists())?;
     if existing.is_dir() {
@@ -97,16 +97,16 @@ fn port_taken(address: SocketAddr) -> Option<String> {
     is_taken.then(|| format!("another program listens on port {} of {ip}", address.port()))
 }
 
-/// The state's records of the files that devices were created on. Nothing if there is no state yet,
-/// or it cannot be read: `nacre serve` gives the reason for that.
+/// The stored facts about the files of bdevs. Empty without a state, or if it cannot be read:
+/// `nacre serve` reports that.
 fn seen_files(dir: &Path) -> Vec<Record> {
     let mut records = RedbStore::records(dir).unwrap_or_default();
     records.retain(|record| record.key.starts_with(SEEN));
     records
 }
 
-/// Why the device cannot be created on its existing file. Opens it as the daemon does, but only for
-/// reading.
+/// The reason that the bdev cannot be created on its existing file, if so. Opens the file as the
+/// daemon does, but read-only.
 fn unusable(bdev: &Bdev, seen: &[Record]) -> Option<String> {
     let path = bdev
         .path
@@ -134,7 +134,7 @@ fn unusable(bdev: &Bdev, seen: &[Record]) -> Option<String> {
     }
 }
 
-/// The file that the state has for a device of this path, and of this UUID where it is given.
+/// The file that the state has for a bdev on this path, and with this UUID if one is given.
 fn known_identity(bdev: &Bdev, path: &Path, seen: &[Record]) -> Option<Identity> {
     let is_its = |record: &&Record| {
         let at: Option<PathBuf> = serde_json::from_value(record.params["path"].clone()).ok();

@@ -1,5 +1,5 @@
-//! Checks of a configuration on this machine: entries that `nacre serve` would refuse here, or
-//! retry without end.
+//! Checks a configuration on this machine: finds entries that `nacre serve` would refuse here, or
+//! retry forever.
 
 mod files;
 
@@ -17,7 +17,7 @@ use crate::values::selector::Selector;
 use nacre_hugepages::HugepagePolicy;
 use nacre_nvmf::address::IpTransport;
 
-/// Reports a key, the cause, and the remedy or nothing.
+/// Takes the key of an entry, the cause, and the remedy, which may be empty.
 type Refuse<'a> = dyn FnMut(&str, String, String) + 'a;
 
 /// Checks the settings against this machine. Reads files and queries the kernel; changes nothing.
@@ -187,14 +187,14 @@ fn located(problem: Problem, loaded: &Loaded) -> Problem {
     }
 }
 
-/// More memory than this machine has.
+/// The problem if `asked` bytes are more memory than this machine has.
 fn beyond_memory(asked: u64) -> Option<String> {
     let there = nacre_hugepages::machine_memory()? >> 20;
     (asked > there).then(|| format!("{asked} MiB are more than this machine has ({there} MiB)"))
 }
 
-/// Required huge pages of a size that this machine has none of. Pages in use count, because the
-/// running daemon may have them.
+/// The problem if huge pages are required and the machine has none of the size. Counts pages in
+/// use, because the running daemon may have them.
 fn no_pages(settings: &Settings) -> Option<(String, String)> {
     let (size, name) = match settings.memory.hugepages {
         HugepagePolicy::TwoMiB => (2 << 20, "2MiB"),

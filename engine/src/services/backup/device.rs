@@ -1,4 +1,5 @@
-//! Moves data between a block device and memory: a poller on a reactor, with a few I/Os in flight.
+//! Copies data between a bdev and memory: a poller on a reactor, with at most [`DEPTH`] I/Os in
+//! flight.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -12,11 +13,11 @@ use tokio::sync::oneshot;
 
 use crate::plane::pool_here;
 
-/// I/Os in flight.
+/// Most I/Os in flight.
 const DEPTH: usize = 4;
-/// Most bytes of one: the copy of a part must not hold up a reactor.
+/// Most bytes of one I/O: copying it must not hold up a reactor.
 const PART: usize = 128 << 10;
-/// Delay before the next attempt when there is no buffer.
+/// Delay before the next attempt when no buffer is free or the bdev is busy.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// A claimed device, usable from any thread.
@@ -26,7 +27,7 @@ pub struct ClaimedDevice {
     reactor: ReactorHandle,
 }
 
-/// A range of a device, and its place in the data.
+/// A byte range of a bdev, and the offset `at` of its data in memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Range {
     pub offset: u64,
@@ -116,11 +117,11 @@ struct Mover {
     core: CoreHandle,
     queue: LayerQueue,
     memory: BufferPool,
-    /// Bytes of a block.
+    /// Block size in bytes.
     block: u64,
     op: Op,
     parts: VecDeque<Range>,
-    /// By token.
+    /// The ranges in flight, by token.
     flying: [Option<Range>; DEPTH],
     data: Vec<u8>,
     retry: Nanos,
@@ -191,7 +192,7 @@ impl Mover {
         }
     }
 
-    /// Answers when all I/O has ended.
+    /// Sends the result when all I/O has ended.
     fn end(&mut self) {
         if !self.parts.is_empty() || self.flying.iter().any(Option::is_some) {
             return;

@@ -1,4 +1,4 @@
-//! Jobs by their number: running ones, and the last ones that ended.
+//! The jobs by number: the running ones, and the last ones that ended.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,9 +22,9 @@ use crate::services::Engine;
 
 /// Most running jobs. Each has buffers of up to 64 MiB.
 const RUNNING: usize = 4;
-/// Most jobs in the list, with ended ones.
+/// Most jobs in the list, including ended ones.
 const KNOWN: usize = 64;
-/// How long the end of the daemon waits for jobs.
+/// Time limit for the jobs to end when the daemon stops.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(
@@ -74,7 +74,7 @@ pub struct Job {
     pub operation: Operation,
     pub location: String,
     pub backup: Uuid,
-    /// The snapshot, or the new volume.
+    /// Name of the snapshot, or of the new volume.
     pub subject: String,
     pub state: RefCell<JobState>,
     pub progress: Shared,
@@ -92,7 +92,7 @@ impl Job {
         until.duration_since(self.started)
     }
 
-    /// The time that is left at the pace so far.
+    /// Estimated time left, at the speed so far. `None` before any progress, and after the end.
     pub fn left(&self) -> Option<Duration> {
         let (done, total) = (self.progress.done(), self.progress.total());
         let left = total.checked_sub(done)?;
@@ -115,7 +115,7 @@ impl Job {
 pub struct Backups {
     last: Cell<u32>,
     known: RefCell<BTreeMap<u32, Rc<Job>>>,
-    /// Volumes of which a backup is created or deleted: one job at a time.
+    /// Volumes of which a job creates or deletes a backup: one job at a time for each.
     writers: RefCell<BTreeSet<Uuid>>,
     /// Notified when a job or a writer ends.
     changed: Notify,
@@ -123,7 +123,7 @@ pub struct Backups {
     failures: RefCell<BTreeMap<Operation, u64>>,
 }
 
-/// The right to change the backups of a volume.
+/// The exclusive right to change the backups of a volume, until it is dropped.
 pub(super) struct Writer<'a> {
     backups: &'a Backups,
     volume: Uuid,
@@ -137,7 +137,7 @@ impl Drop for Writer<'_> {
 }
 
 impl Backups {
-    /// Most recent last.
+    /// All jobs in the list, by number.
     pub fn list(&self) -> Vec<Rc<Job>> {
         self.known.borrow().values().cloned().collect()
     }
@@ -156,7 +156,7 @@ impl Backups {
         known.values().filter(|job| job.is_running()).count()
     }
 
-    /// Bytes that creations have written.
+    /// Bytes that created backups have added to their stores.
     pub fn stored_bytes(&self) -> u64 {
         self.stored_bytes.get()
     }
@@ -200,7 +200,7 @@ impl Backups {
         Ok(job)
     }
 
-    /// Waits until no other job changes backups of a volume.
+    /// Waits until no other job changes the backups of the volume.
     pub(super) async fn writer(&self, volume: Uuid) -> Writer<'_> {
         loop {
             let changed = self.changed.notified();
@@ -214,7 +214,7 @@ impl Backups {
         }
     }
 
-    /// Cancels all jobs, so that devices can be closed.
+    /// Cancels all jobs and waits for their ends, at most [`PATIENCE`].
     pub async fn stop(&self) {
         for job in self.list() {
             job.progress.cancel();
@@ -234,7 +234,7 @@ impl Backups {
     }
 }
 
-/// Takes the result of a job, and reports it.
+/// Stores the result of a job, and reports it as an event.
 pub(super) fn end(engine: &Engine, job: &Job, result: Result<Ended, Failure>) {
     let backups = &engine.devices.backups;
     job.ended.set(Some(Instant::now()));

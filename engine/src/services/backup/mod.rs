@@ -1,13 +1,13 @@
-//! Backups of snapshots of pools: jobs, each on a thread of its own.
+//! Backups of snapshots of pools. Each job runs on a thread of its own.
 //!
 //! ```text
-//!   management   a job ▸ a thread ▸ its result: an event, and the job's last state
-//!   thread       store ◂ compression ◂ pieces of the snapshot (or backwards, for a restore)
-//!   a reactor    reads and writes of the device
+//!   management   starts a job ▸ a thread ▸ its result: an event, and the job's last state
+//!   thread       backup store ◂ compression ◂ data of the snapshot (reversed for a restore)
+//!   a reactor    reads and writes the bdev
 //! ```
 //!
-//! Jobs are not stored: after a restart, an unfinished backup does not exist. The format, and the
-//! order of writes that makes this true, are those of `nacre-engine-backup`.
+//! Jobs are not stored: after a restart, an unfinished backup does not exist. `nacre-engine-backup`
+//! has the format, and the order of writes that ensures this.
 
 pub mod device;
 mod jobs;
@@ -59,7 +59,7 @@ impl Refusal for Failure {
     }
 }
 
-/// Lists the backups of a place.
+/// Lists the backups in a place; `volume`: only those of this volume.
 pub async fn list(place: BackupPlace, volume: Option<Uuid>) -> Result<Listed, RpcError> {
     let listed = work::on_thread("backup-list".into(), place, move |store| async move {
         store.list(volume).await
@@ -165,8 +165,9 @@ pub fn delete(engine: &Rc<Engine>, place: BackupPlace, backup: Uuid) -> Result<R
     Ok(job)
 }
 
-/// The volume of a snapshot: the named one, else the one that grew from the snapshot. With several
-/// clones, the one of which the snapshot has the name. Without any, the snapshot itself.
+/// The volume whose backups a backup of the snapshot joins: `named` if it is given, else the volume
+/// that was written after the snapshot. Among several clones, the one whose name the snapshot has;
+/// without any, the snapshot itself.
 pub async fn volume_of(
     pool: &OpenPool,
     snapshot: &LvolInfo,

@@ -1,4 +1,4 @@
-//! Restores a backup into a new volume, which gets its name when it is complete.
+//! Restores a backup into a new lvol, which gets its name when it is complete.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -19,11 +19,11 @@ use crate::services::pools::{
     self, OpenPool, alias, check_alias, check_name, find_lvol, least_loaded,
 };
 
-/// Attempts to delete the volume of a failed restore, and the pause before the next one.
+/// Most attempts to delete the lvol of a failed restore, and the pause between them.
 const DELETIONS: u32 = 30;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A volume to be made from a backup.
+/// The parameters of a restore.
 pub struct RestoreRequest {
     pub place: BackupPlace,
     pub backup: Uuid,
@@ -32,7 +32,7 @@ pub struct RestoreRequest {
     pub id: Uuid,
 }
 
-/// Begins a restore.
+/// Starts the job of a restore.
 pub fn restore(engine: &Rc<Engine>, request: RestoreRequest) -> Result<Rc<Job>, RpcError> {
     check_name("name", &request.name)?;
     let subject = alias(&request.pool.name(), &request.name);
@@ -92,7 +92,8 @@ async fn run(engine: &Rc<Engine>, request: &RestoreRequest, job: &Job) -> Result
     }
 }
 
-/// Deletes the volume of a failed restore. The reactor may still close its last I/O.
+/// Deletes the lvol of a failed restore. Retries, because a reactor may still close the bdev's
+/// queue.
 async fn delete_unfinished(engine: &Rc<Engine>, id: Uuid) {
     for attempt in 1.. {
         let Ok((pool, lvol)) = find_lvol(engine, "lvol", &id.to_string()) else {
@@ -109,7 +110,7 @@ async fn delete_unfinished(engine: &Rc<Engine>, id: Uuid) {
     }
 }
 
-/// Writes the data. The claim keeps every other user off the volume.
+/// Writes the data of the backup. An exclusive claim keeps other users off the lvol.
 async fn fill(
     engine: &Rc<Engine>,
     request: &RestoreRequest,

@@ -1,4 +1,4 @@
-//! The work of a job, on a thread of its own: its store and compression block no other thread.
+//! The work of a job, on a thread of its own, because the store and the compression block.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -15,15 +15,15 @@ use uuid::Uuid;
 use super::device::{ClaimedDevice, Range};
 use crate::services::keyring::file;
 
-/// Longest file with credentials, and with certificates, in bytes.
+/// Most bytes of a file with credentials, and of one with certificates.
 const LONGEST_CREDENTIALS: usize = 16 << 10;
 const LONGEST_CA: usize = 1 << 20;
 
-/// A place for backups, with the files that give access.
+/// A place for backups, with the files that are needed for access.
 #[derive(Debug, Clone)]
 pub struct BackupPlace {
     pub location: Location,
-    /// The location as its text.
+    /// The location as the caller wrote it.
     pub text: String,
     pub endpoint: Option<String>,
     pub region: Option<String>,
@@ -60,7 +60,7 @@ fn authorities(path: &Path) -> Result<Vec<u8>, Failure> {
     read.map_err(|error| Failure::Location(format!("{}: {error}", path.display())))
 }
 
-/// Runs work with an open store on a new thread. The work goes on if the caller does not wait.
+/// Runs `work` with the opened store on a new thread. The work goes on if the caller stops waiting.
 pub(super) async fn on_thread<T, Work>(
     name: String,
     place: BackupPlace,
@@ -91,7 +91,7 @@ where
     ended.await.unwrap_or_else(|_| Err(lost()))
 }
 
-/// The places of a snapshot that have data, a part of them at a time.
+/// The places of a snapshot that have data, read from the pool part by part.
 struct Mapped {
     pool: PoolHandle,
     lvol: Uuid,
@@ -130,7 +130,7 @@ impl Mapped {
     }
 }
 
-/// The data of a snapshot.
+/// A snapshot, as the source of a backup.
 pub(super) struct SnapshotSource {
     pool: PoolHandle,
     lvol: Uuid,
@@ -211,7 +211,7 @@ fn io_error(index: u64, status: Status) -> String {
     }
 }
 
-/// A new volume.
+/// A new lvol, as the target of a restore.
 pub(super) struct Volume(pub(super) ClaimedDevice);
 
 impl Target for Volume {
@@ -226,5 +226,5 @@ impl Target for Volume {
     }
 }
 
-/// The progress of a job, for its thread.
+/// The progress of a job, shared with its thread.
 pub(super) type Shared = Arc<Progress>;

@@ -1,5 +1,5 @@
-//! Records which file each device was created on, and the file's state at the last stop. At the
-//! next start the same path may lead to another file, or to other contents.
+//! Records the file that each file bdev was created on, and the file's state at the last stop. At
+//! the next start the same path may lead to another file, or the file may have other contents.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -16,7 +16,7 @@ use crate::plane::Plane;
 use crate::services::Engine;
 use crate::store::{Change, Edit, Record};
 
-/// The file that a restored device must be on, and its contents.
+/// The file that a restored bdev must have, and its contents.
 #[derive(Debug, Default, Serialize)]
 pub struct Expected {
     pub identity: Option<Identity>,
@@ -24,7 +24,7 @@ pub struct Expected {
     pub contents: Option<Contents>,
 }
 
-/// The file that a restored device must be on; nothing is expected outside of a restore.
+/// The recorded file of a bdev. Empty outside of a replay, and without a record.
 pub fn expected(engine: &Engine, uuid: Option<Uuid>) -> Expected {
     let again = journal::is_replaying() || journal::is_declaring();
     let seen = uuid.filter(|_| again);
@@ -39,7 +39,7 @@ pub fn expected(engine: &Engine, uuid: Option<Uuid>) -> Expected {
     }
 }
 
-/// Edit that records the file of an open device.
+/// The edit that records the file of an open bdev.
 pub fn opened(bdev: &UringBdev) -> Edit {
     edit(bdev, bdev.contents())
 }
@@ -58,7 +58,8 @@ fn edit(bdev: &UringBdev, contents: Option<Contents>) -> Edit {
     })
 }
 
-/// Forgets that files changed while closed once their users no longer count on the old contents.
+/// Removes the recorded contents of files that changed while the daemon was stopped, once the users
+/// of their bdevs do not rely on the old contents any more.
 pub async fn forget_changes(engine: &Engine, files: &[Arc<UringBdev>]) {
     let is_due = |file: &&Arc<UringBdev>| {
         let seen = engine.journal.seen(file.uuid());
@@ -70,7 +71,7 @@ pub async fn forget_changes(engine: &Engine, files: &[Arc<UringBdev>]) {
     }
 }
 
-/// Stores these edits. A store that refuses them keeps no device from its users.
+/// Stores the edits. A failure is only logged.
 pub async fn record(engine: &Engine, edits: Vec<Edit>) {
     if let Err(error) = engine.journal.commit(Change(edits)).await {
         warn!(
@@ -81,7 +82,7 @@ pub async fn record(engine: &Engine, edits: Vec<Edit>) {
     }
 }
 
-/// After the last I/O: writes all files to their disks, and records how they were left.
+/// After the last I/O: flushes all files, and records their state.
 pub async fn leave(engine: &Engine, plane: &Plane) {
     let files: Vec<Arc<UringBdev>> = files(plane).iter().filter_map(|f| f.upgrade()).collect();
     let look = move || -> Vec<Edit> {

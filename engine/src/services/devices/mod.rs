@@ -1,5 +1,5 @@
-//! State of bdevs that the management plane keeps in addition to the registry: requested
-//! histograms, and the subscription to device events.
+//! State of bdevs that the management plane has beside the registry: requested histograms,
+//! samplers, pools, backups, and the subscription to events.
 
 mod files;
 pub mod known_files;
@@ -34,7 +34,7 @@ pub struct HistogramRequest {
     pub before: Vec<u64>,
 }
 
-/// Device events, handled on the management thread.
+/// Events of bdevs, for the management thread.
 pub type BdevEvents = mpsc::UnboundedReceiver<Event>;
 
 /// Requested histograms by device name, and the subscription to device events.
@@ -50,10 +50,10 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Subscribes to the events of `registry`. Their number is bounded by the number of devices:
-    /// each event results from a call of this thread, or from a removal that it started.
+    /// Subscribes to the events of `registry`. The queue is bounded by the number of bdevs: each
+    /// event results from a call on this thread, or from a removal that it started.
     ///
-    /// Names of new devices are also added to `arrived` at once.
+    /// The names of new bdevs are also added to `arrived`, at the time of the event.
     pub fn follow(&self, registry: &Registry, arrived: Arc<Mutex<Vec<String>>>) -> BdevEvents {
         let (told, events) = mpsc::unbounded_channel();
         let subscription = registry.on_event(move |event| {
@@ -67,7 +67,7 @@ impl Devices {
         events
     }
 
-    /// Drops everything, so that devices can be closed.
+    /// Ends the subscription, the histograms and the samplers.
     pub fn clear(&self) {
         self.subscription.set(None);
         self.histograms.borrow_mut().clear();
@@ -75,7 +75,7 @@ impl Devices {
     }
 }
 
-/// Handles device events until the data plane ends.
+/// Handles bdev events until the data plane ends.
 pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
     while let Some(event) = events.recv().await {
         let Ok(plane) = engine.plane() else { return };

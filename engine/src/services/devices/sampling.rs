@@ -1,12 +1,12 @@
-//! Samples of the queue depth of devices, taken at an interval.
+//! Samples the queue depth of bdevs at an interval.
 //!
 //! ```text
 //!   set period ──> a task: every period, depth ──> queue_depth, io_time, weighted_io_time
 //!                    └ ends with the device, or when another period is set     (bdev_get_iostat)
 //! ```
 //!
-//! SPDK adds the period at each sample. Nacre adds the time since the last sample, which is never
-//! less.
+//! SPDK adds the configured period at each sample. Nacre adds the time since the last sample, which
+//! is at least the period.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

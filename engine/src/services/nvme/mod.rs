@@ -1,8 +1,8 @@
 //! NVMe controllers, both remote ones ([`super::remotes`]) and drives of this machine
-//! ([`super::drives`]): the parameters that attach one, and its record.
+//! ([`super::drives`]): the parameters that attach one, and its journal record.
 //!
-//! A controller is attached by one call, [`ATTACH`], whose parameters are its record in the
-//! journal. [`Options`](options::Options) of all controllers are another record.
+//! One call of [`ATTACH`] attaches a controller or a further path; its parameters are the record.
+//! The [`Options`](options::Options) of all controllers are a record too.
 
 pub mod options;
 mod params;
@@ -31,7 +31,7 @@ pub fn key(name: &str) -> String {
     format!("nvme/ctrlr/{name}")
 }
 
-/// The journal key of a further path to a controller's subsystem.
+/// The journal key of a further path (not the first) to a controller's subsystem.
 pub fn path_key(params: &AttachParams) -> String {
     let (name, traddr) = (&params.name, canonical_host(&params.traddr));
     let kind = params.trtype.to_ascii_lowercase();
@@ -49,12 +49,12 @@ pub fn discovery_key(name: &str) -> String {
 pub const DISCOVERIES: &str = "nvme/discovery/";
 /// Prefix of the keys of paths.
 pub const PATHS: &str = "nvme/path/";
-/// Prefix of the keys of multipath policies, followed by the device.
+/// Prefix of the keys of multipath policies; the name of the bdev follows.
 pub const POLICIES: &str = "nvme/policy/";
-/// Port of a target, unless set.
+/// TCP and RDMA port of a remote target, unless the call names one.
 pub const DEFAULT_PORT: &str = "4420";
 
-/// The key of the record that these parameters make: of the controller, or of a further path.
+/// The journal key of an attaching call: that of the controller, or of a further path.
 pub fn record_key(engine: &Engine, params: &AttachParams) -> String {
     let further = path_key(params);
     // The key of a stored path may have another spelling of its address.
@@ -76,7 +76,7 @@ pub fn record_key(engine: &Engine, params: &AttachParams) -> String {
 }
 
 /// The records, stored or declared, of the calls that attached these paths of a controller. Paths
-/// of discovery services have none.
+/// attached for a discovery service have none.
 pub fn records_of(engine: &Engine, name: &str, paths: &[Rc<RemotePath>]) -> Vec<JournalEntry> {
     let further = format!("{PATHS}{name}/");
     let is_of = |entry: &JournalEntry| {
@@ -112,8 +112,8 @@ pub async fn begin(
     engine.remotes.begin(engine, plan).await
 }
 
-/// Starts all remote controllers of the store and of the configuration file, so that their
-/// connection times overlap.
+/// Begins to connect all remote controllers of the journal and of the configuration file, so that
+/// the connection times overlap.
 pub async fn begin_all(engine: &Rc<Engine>, records: &[Record]) {
     if let Some(options) = records.iter().find(|r| r.key == options::KEY) {
         engine.replay(options).await;

@@ -4,7 +4,7 @@ use nacre_transport_rdma_link::{Device, Fabric};
 use nacre_transport_rdma_verbs::DeviceAttributes;
 use serde_json::{Value, json};
 
-/// Adds `limits`, or `limits_unknown` with the reason.
+/// Adds `limits`, or `limits_unknown` with the reason, to the description of a device.
 pub fn add_limits(device: &mut Value, known: &Result<Vec<DeviceAttributes>, String>) {
     let found = match known {
         Ok(all) => all.iter().find(|of| device["name"] == of.name[..]).ok_or(
@@ -18,7 +18,7 @@ pub fn add_limits(device: &mut Value, known: &Result<Vec<DeviceAttributes>, Stri
     }
 }
 
-/// The devices as reported by the kernel.
+/// The description of the devices, from the kernel's facts.
 pub fn described(fabric: &Fabric) -> Value {
     fabric.devices.iter().map(describe).collect()
 }
@@ -34,7 +34,7 @@ fn describe(device: &Device) -> Value {
     value
 }
 
-/// The limits, with the names of `ibv_devinfo -v`.
+/// The limits of a device, under the names of `ibv_devinfo -v`.
 pub fn limits(attributes: &DeviceAttributes) -> Value {
     let (general, operations) = paging(attributes);
     json!({
@@ -60,7 +60,7 @@ pub fn limits(attributes: &DeviceAttributes) -> Value {
     })
 }
 
-/// On-demand paging, in general and of reliable connected queue pairs.
+/// The support of on-demand paging: in general, and for reliable connected queue pairs.
 fn paging(attributes: &DeviceAttributes) -> (String, String) {
     let Some(paging) = &attributes.on_demand_paging else {
         return ("unknown".into(), "unknown".into());

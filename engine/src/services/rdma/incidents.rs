@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use crate::services::Engine;
 
-/// Parts of the names of counters about loss, congestion and links. The names differ between
-/// drivers.
+/// Parts of the names of counters about loss, congestion and link failures. Drivers name the
+/// counters differently.
 const TELLING: [&str; 10] = [
     "err",
     "retr",
@@ -24,7 +24,7 @@ const TELLING: [&str; 10] = [
     "drop",
 ];
 
-/// Reports failures of the transport as events from now on.
+/// Reports later failures of the transport as events.
 pub(super) fn follow(engine: &Rc<Engine>) {
     let weak = Rc::downgrade(engine);
     let more = engine.rdma.incidents();
@@ -58,7 +58,7 @@ pub(super) fn follow(engine: &Rc<Engine>) {
     });
 }
 
-/// The relevant counters of each device's ports that are not 0.
+/// The counters of each port that are not 0 and match [`TELLING`], by device and port.
 fn of_ports() -> BTreeMap<String, BTreeMap<String, u64>> {
     let roots = Roots::real();
     let fabric = Fabric::read(&roots.sys);
@@ -75,7 +75,8 @@ fn of_ports() -> BTreeMap<String, BTreeMap<String, u64>> {
     all
 }
 
-/// Type, subject and facts of the event. Rate limiting uses the first two.
+/// Event type, subject and facts of a failure. Events with the same type and subject are
+/// rate-limited.
 fn described(
     incident: &Incident,
     done: &BTreeMap<String, StatsSnapshot>,

@@ -1,4 +1,5 @@
-//! RDMA in the daemon: the verbs provider, loaded at first use, and the single RDMA plug.
+//! RDMA in the daemon: the verbs provider, which is loaded at first use, and the one RDMA
+//! transport.
 
 pub mod describe;
 mod incidents;
@@ -19,10 +20,11 @@ use crate::plane::demand::rdma_per_core;
 use crate::services::Engine;
 use crate::services::nics::Nics;
 
-/// Longest delay for a removal of a device that this process has open, if no event announces it.
+/// Interval of checks for removed devices: a removal is not announced if the transport does not use
+/// the device.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// The verbs of this machine. Clones share them.
+/// The verbs provider of this machine. Clones share it.
 #[derive(Clone, Default)]
 pub struct Verbs(Arc<OnceLock<Arc<dyn Provider>>>);
 
@@ -33,7 +35,7 @@ impl Verbs {
         Self(Arc::new(OnceLock::from(provider)))
     }
 
-    /// Loads the libraries at first use. This reads files, so call it on a thread that may block.
+    /// Loads the libraries at first use. Reads files: call it on a thread that may block.
     pub fn open(&self) -> Result<Arc<dyn Provider>, Absence> {
         if let Some(open) = self.0.get() {
             return Ok(Arc::clone(open));
@@ -70,7 +72,7 @@ impl Rdma {
         self.plug.borrow().clone()
     }
 
-    /// Follows a new transport.
+    /// Stores a new transport, and follows its changes and failures.
     pub fn made(engine: &Rc<Engine>, plug: Arc<RdmaPlug>) {
         let of = &engine.rdma;
         let (changed, incidents) = (Arc::clone(&of.changed), Arc::clone(&of.incidents));
@@ -82,7 +84,7 @@ impl Rdma {
         Self::watch_for_removal(engine);
     }
 
-    /// Notified when an unreported failure occurred.
+    /// Notified when a failure occurred that was not reported yet.
     fn incidents(&self) -> Arc<Notify> {
         Arc::clone(&self.incidents)
     }
@@ -92,9 +94,9 @@ impl Rdma {
         self.changed.notified().await;
     }
 
-    /// Starts a task that releases devices that are gone. An opened device, even one opened only
-    /// for a description, stays open in librdmacm. Removing a software device waits for all
-    /// processes that have it open.
+    /// Starts a task that checks for removed devices, which closes them. librdmacm keeps a device
+    /// open, even one that was opened only for a description, and the removal of a software device
+    /// waits for all processes that have it open.
     pub fn watch_for_removal(engine: &Rc<Engine>) {
         if engine.rdma.watched.replace(true) {
             return;
@@ -120,8 +122,8 @@ impl Rdma {
         });
     }
 
-    /// Bytes of memory that the next device has to register: the whole data path, and the memory of
-    /// each of `cores`. 0 once a device has registered it.
+    /// Bytes of memory that the next RDMA device has to register: that of the whole data path, and
+    /// that of the transport on each of `cores`. 0 once a device is in use.
     pub fn memory_needed(&self, arenas: &[Arena], cores: usize, config: &RdmaConfig) -> u64 {
         let sum = |arenas: &[Arena]| arenas.iter().map(|arena| arena.report().bytes).sum::<u64>();
         match self.plug() {

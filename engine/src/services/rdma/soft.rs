@@ -8,11 +8,11 @@ use nacre_transport_rdma_link::netlink::{self, LinkError};
 use nacre_transport_rdma_link::{Fabric, Roots};
 use tracing::{info, warn};
 
-/// Limit for the GID table, which the kernel fills after it has answered.
+/// Time limit for the GID table, which the kernel fills after `rdma link add` has returned.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// Creates a device on each interface that has no RDMA device. A failure only costs RDMA on that
-/// interface: a listener that requires it reports the reason.
+/// Creates a soft-RoCE device on each interface without an RDMA device. A failure is logged: a
+/// listener that requires RDMA reports the reason.
 pub async fn make(interfaces: Vec<String>) {
     if interfaces.is_empty() {
         return;
@@ -33,7 +33,7 @@ pub async fn make(interfaces: Vec<String>) {
     }
 }
 
-/// Creates a device if the interface has none. Returns its name.
+/// Creates a device if the interface has none, and returns its name.
 fn ensure(roots: &Roots, netdev: &str) -> Result<Option<String>, LinkError> {
     let fabric = Fabric::read(&roots.sys);
     let on_it = |port: &nacre_transport_rdma_link::Port| port.netdev.as_deref() == Some(netdev);
@@ -53,7 +53,7 @@ fn free_name(fabric: &Fabric) -> String {
         .expect("there are more numbers than devices")
 }
 
-/// The devices once the new one has its GIDs, or after the limit.
+/// The RDMA devices, once the new one has its GIDs or [`SETTLE`] has passed.
 pub fn wait_for_gids(roots: &Roots, name: &str) -> Fabric {
     let deadline = Instant::now() + SETTLE;
     loop {

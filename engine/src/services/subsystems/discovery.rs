@@ -8,12 +8,12 @@ use crate::config::settings::DiscoveryName;
 use crate::services::Engine;
 use crate::values::identity_file;
 
-/// File in the data directory that stores the name generated at the first start.
+/// The file in the data directory with the NQN that was generated at the first start.
 const IDENTITY_FILE: &str = "discoverynqn";
 
-/// The configured unique name of the discovery subsystem. With `auto` and no data directory there
-/// is no unique name, as in SPDK. A name that changed at each start would be worse: hosts with a
-/// persistent discovery connection reconnect by this name and would be refused for good.
+/// The configured unique NQN of the discovery subsystem; `None`: only the well-known one. With
+/// `auto` and no data directory there is none, as in SPDK: hosts with a persistent discovery
+/// connection reconnect by this NQN, and would be refused for good if it changed at each start.
 pub fn configured_nqn(engine: &Engine) -> Option<Nqn> {
     // Validated when the configuration was loaded.
     match engine.settings.nvmf.discovery_name().ok()? {

@@ -1,6 +1,5 @@
-//! Keys of journal records. A journal key is the
-//! path of the object. NQNs are escaped in it, so that a name with a slash cannot match another
-//! object's key:
+//! The journal keys of the target's objects. A key is the path of its object. NQNs are escaped in
+//! it, so that a name with a slash cannot match the key of another object:
 //!
 //! ```text
 //!   nvmf/transport/TCP                 nvmf/referral/TCP/192.0.2.1:8009/<nqn>
@@ -10,9 +9,9 @@
 //!                                      /ns/<nsid>/host/<nqn>, /ns/<nsid>/reservation
 //! ```
 //!
-//! Settings of an object are part of its record. Settings of an object that the configuration file
-//! declares have their own records below it, /allow_any_host and /ns/<nsid>/ana_group: the object
-//! itself stays out of the store.
+//! Settings of an object are part of its record. For an object that the configuration file
+//! declares, they are records below its key, such as `/allow_any_host` and `/ns/<nsid>/ana_group`:
+//! the object itself is not stored.
 
 use std::fmt::Display;
 
@@ -37,7 +36,7 @@ pub fn subsystem(nqn: &Nqn) -> String {
     format!("nvmf/subsystem/{}", part(nqn))
 }
 
-/// Settings of a subsystem that the configuration file declares.
+/// Key of the setting `allow_any_host` of a declared subsystem.
 pub fn allow_any_host(nqn: &Nqn) -> String {
     format!("{}/allow_any_host", subsystem(nqn))
 }
@@ -46,12 +45,12 @@ pub fn host(nqn: &Nqn, host: &Nqn) -> String {
     format!("{}/host/{}", subsystem(nqn), part(host))
 }
 
-/// Keys that were set after the host was allowed.
+/// Key of a change of the host's keys after it was allowed.
 pub fn host_keys(nqn: &Nqn, host: &Nqn) -> String {
     format!("{}/keys", self::host(nqn, host))
 }
 
-/// The host's rotation of its key of this kind.
+/// Key of a rotation of the host's key of this kind.
 pub fn rotation(nqn: &Nqn, host: &Nqn, kind: &str) -> String {
     format!("{}/rotation/{kind}", self::host(nqn, host))
 }
@@ -60,7 +59,7 @@ pub fn listener(nqn: &Nqn, kind: TransportType, address: &impl Display) -> Strin
     format!("{}/listener/{kind}/{address}", subsystem(nqn))
 }
 
-/// ANA states set on a listener: all groups here, single groups below.
+/// Key of ANA states set on a listener: for all groups, or for one.
 pub fn ana(listener: &str, group: Option<u32>) -> String {
     match group {
         None => format!("{listener}/ana"),
@@ -76,12 +75,12 @@ pub fn namespace(nqn: &Nqn, nsid: u32) -> String {
     format!("{}{nsid}", namespaces(nqn))
 }
 
-/// Settings of a namespace that the configuration file declares.
+/// Key of the ANA group of a declared namespace.
 pub fn ana_group(nqn: &Nqn, nsid: u32) -> String {
     format!("{}/ana_group", namespace(nqn, nsid))
 }
 
-/// The namespace's reservation, if it persists through power loss.
+/// Key of the namespace's reservation, if it persists through power loss.
 pub fn reservation(nqn: &Nqn, nsid: u32) -> String {
     format!("{}/reservation", namespace(nqn, nsid))
 }
@@ -90,7 +89,7 @@ pub fn namespace_host(nqn: &Nqn, nsid: u32, host: &Nqn) -> String {
     format!("{}/host/{}", namespace(nqn, nsid), part(host))
 }
 
-/// Prefix of all keys below an object.
+/// Prefix of all keys below that of an object.
 pub fn below(key: &str) -> String {
     format!("{key}/")
 }

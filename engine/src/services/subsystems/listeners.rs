@@ -1,4 +1,4 @@
-//! Listeners of a subsystem: their ANA states, and whether hosts are refused there.
+//! The listeners of a subsystem: whether hosts are refused on them, and their journal keys.
 
 use nacre_nvmf::subsystems::Withheld;
 use nacre_nvmf::transport::{Address, TransportType};
@@ -12,7 +12,7 @@ use crate::services::Engine;
 use crate::store::{Change, Edit};
 use crate::values::address::shown;
 
-/// Updates the withheld fields in the call that restores a listener.
+/// Updates the fields `withheld` and `withheld_reason` in the parameters of a listener's record.
 pub fn note_withheld(record: &mut Value, why: Option<Withheld>) {
     let Some(fields) = record.as_object_mut() else {
         return;
@@ -40,7 +40,8 @@ pub fn is_stored_listener(
     entry.is_some_and(|entry| entry.durable)
 }
 
-/// Withholds a subsystem's listener from hosts, or opens it again; the change is stored.
+/// Withholds a subsystem's listener from hosts, or (`None`) admits hosts again. The record of the
+/// listener changes too.
 pub async fn withhold(
     engine: &Engine,
     nqn: &Nqn,
@@ -66,7 +67,8 @@ pub async fn withhold(
     Ok(())
 }
 
-/// The address as part of a journal key. Uses the interface name, because indexes change.
+/// The address as a part of a journal key. It has the interface's name, not its index, which can
+/// change.
 pub fn place(address: &Address) -> String {
     match address {
         Address::Ip(address) => shown(address),

@@ -1,5 +1,5 @@
-//! Finds namespaces by NSID, and removes them from the target, and their records from the journal,
-//! with their device.
+//! Finds namespaces by NSID. Removes the namespaces of removed bdevs from the target, and those of
+//! deleted bdevs from the journal.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ pub fn find_namespace(subsystem: &Subsystem, nsid: u32) -> Result<NamespaceEntry
         .ok_or_else(none)
 }
 
-/// Removes a namespace's record and the records of hosts that see it.
+/// The change that removes a namespace's record and the records below it.
 pub fn forget_namespace(own: &str) -> Change {
     Change(vec![
         Edit::RemoveAll(key::below(own)),
@@ -44,7 +44,7 @@ pub fn forget_namespace(own: &str) -> Change {
     ])
 }
 
-/// Edits that remove the namespaces on `devices` from the journal, with their hosts.
+/// Edits that remove the namespaces on `devices` from the journal, with the records below them.
 pub fn forget_namespaces_of(engine: &Engine, devices: &[String]) -> Vec<Edit> {
     let on_one_of_them = |entry: &crate::journal::JournalEntry| {
         let device = entry
@@ -62,8 +62,8 @@ pub fn forget_namespaces_of(engine: &Engine, devices: &[String]) -> Vec<Edit> {
         .collect()
 }
 
-/// Removes the namespaces of a device that goes away. They return with the device unless an
-/// operator removed them.
+/// Removes the namespaces of a removed bdev from the target. Their records stay, marked as failed,
+/// so they return with the bdev.
 pub fn bdev_gone(engine: &Engine, plane: &Plane, bdev: &str) {
     // The name may already belong to a new device with its own namespaces.
     let now = plane.bdevs.lookup(bdev);

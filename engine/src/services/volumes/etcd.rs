@@ -1,12 +1,12 @@
 //! The volume store in etcd, `[store]`.
 //!
 //! ```text
-//!   claim the prefix (waits for etcd) ▸ note it in the data directory ▸ move the file's records
-//!   there ▸ set the file aside
+//!   claim the prefix (waits for etcd) ▸ write the note in the data directory ▸ copy the records of
+//!   the file volumes.redb to etcd ▸ rename the file
 //! ```
 //!
-//! Each step may be repeated: a daemon that is killed in between goes on at its next start. The
-//! note refuses a later start with another store, which would have none of the volumes.
+//! Each step can be repeated: a daemon that is killed in between continues at its next start. The
+//! note prevents a later start with another store, which would have none of the volumes.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -33,26 +33,26 @@ use crate::services::keyring::file;
 use crate::services::machine::host_name;
 use crate::values::{files, host_identity};
 
-/// Pause after the first attempt to reach etcd, and the longest one.
+/// Pause after the first failed attempt to reach etcd, and the longest pause.
 const PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// Interval of log lines while etcd is away.
+/// Interval of log lines while etcd does not answer.
 const REMIND: Duration = Duration::from_secs(60);
-/// Time that the service manager gives the start beyond each attempt.
+/// Time by which each attempt extends the start timeout of the service manager.
 const MORE_TIME: Duration = Duration::from_secs(90);
 const LARGEST_PEM: usize = 1 << 20;
 const LONGEST_PASSWORD: usize = 1024;
-/// The file of volumes after their move.
+/// Name of the file after its records were copied to etcd.
 const MOVED: &str = "volumes.redb.moved";
 
-/// The store, with the id of this daemon.
+/// The opened store, the id of this daemon, and the state of etcd.
 pub(super) struct OpenedStore {
     pub store: Arc<EtcdStore>,
     pub holder: Uuid,
     pub health: OfStore,
 }
 
-/// What the daemon tells of its store.
+/// The key prefix and the state of the store, for status and metrics.
 #[derive(Clone)]
 pub struct OfStore {
     pub prefix: String,
@@ -65,7 +65,8 @@ impl OfStore {
     }
 }
 
-/// Reports that the store is away, or back, or taken by another daemon. Ends with the store.
+/// Reports that etcd is lost or back, or that another daemon has claimed the prefix. Ends with the
+/// store.
 pub(super) async fn follow(engine: Rc<Engine>, mut of: OfStore) {
     let mut is_away = false;
     while of.health.changed().await.is_ok() {
@@ -99,7 +100,7 @@ pub(super) async fn follow(engine: Rc<Engine>, mut of: OfStore) {
     }
 }
 
-/// Opens the store.
+/// Opens the store; waits while etcd does not answer.
 pub(super) async fn open(
     settings: &VolumeStoreSettings,
     dir: &Path,
@@ -180,7 +181,7 @@ async fn claim(
     }
 }
 
-/// Tells the service manager that the start takes longer.
+/// Extends the start timeout of the service manager, with `why` as the status.
 fn waiting(why: &str) {
     let status = format!("waits for the volume store: {why}");
     let more = u32::try_from(MORE_TIME.as_micros()).unwrap_or(u32::MAX);
@@ -190,7 +191,7 @@ fn waiting(why: &str) {
     ]);
 }
 
-/// Moves the records of the data directory's file to etcd.
+/// Copies the records of the data directory's file to etcd, and renames the file.
 async fn move_records(store: &EtcdStore, dir: &Path, prefix: &Prefix) -> anyhow::Result<()> {
     let path = dir.join(FILE);
     if !path.exists() {
@@ -253,7 +254,7 @@ async fn move_record(store: &EtcdStore, record: VolumeRecord) -> anyhow::Result<
     }
 }
 
-/// All records of the store. Unlike the file, it may be away for a while.
+/// Reads all records of the store. Waits while etcd does not answer.
 pub(super) async fn load_records(store: &EtcdStore) -> Result<Vec<VolumeRecord>, StoreError> {
     let (mut pause, mut next_line) = (PAUSE, Instant::now());
     loop {
@@ -281,7 +282,7 @@ fn name(prefix: &Prefix) -> String {
     format!("etcd {prefix}")
 }
 
-/// This daemon, as other daemons see it.
+/// The identity of this daemon, as other daemons find it in etcd.
 pub(super) fn this_node(id: Uuid) -> DaemonIdentity {
     DaemonIdentity {
         id,

@@ -22,10 +22,10 @@ use crate::services::Engine;
 use crate::services::volumes::is_claimed;
 use crate::values::size;
 
-/// Capacity of the queue to the management thread.
+/// Most events that wait for the management thread.
 const WAITING: usize = 1024;
 
-/// Receives events on reactors and sends them to the management thread.
+/// Receives the events of volumes on reactors, and queues them for the management thread.
 pub(super) struct EventSender {
     events: mpsc::Sender<VolumeEvent>,
     lost: Arc<AtomicU64>,
@@ -77,7 +77,7 @@ pub(super) async fn follow(engine: Rc<Engine>, mut receiver: EventReceiver) {
     }
 }
 
-/// Performs the consequences of an event.
+/// Acts on an event, beyond reporting it.
 fn act(engine: &Engine, event: &VolumeEvent) {
     let Ok(plane) = engine.plane() else { return };
     match &event.what {
@@ -98,13 +98,13 @@ fn act(engine: &Engine, event: &VolumeEvent) {
     }
 }
 
-/// Makes every core poll its queues.
+/// Makes every reactor poll its queues.
 pub fn poll_queues(plane: &crate::plane::Plane) {
     plane.target.groups().iter().for_each(|group| group.wake());
 }
 
-/// Handles a device that appeared, changed or is being removed: volumes with a replica on it check
-/// it, and volumes waiting for a device retry.
+/// Handles a bdev that appeared, changed or is being removed: volumes with a replica on it check
+/// it, and volumes that are not open are tried again.
 pub fn device_changed(engine: &Rc<Engine>, device: &str) {
     engine.volumes.again.notify_waiters();
     // The replicas of a cluster's volumes are named by the UUIDs of their namespaces.
@@ -133,11 +133,11 @@ pub fn device_changed(engine: &Rc<Engine>, device: &str) {
     });
 }
 
-/// How long volumes may take to record the change of a device.
+/// Time limit for volumes to record the change of a bdev.
 const RECORDED: Duration = Duration::from_secs(10);
 
-/// Makes volumes with a replica on the device, or on a device stacked on it, check it. Waits until
-/// the result is durable.
+/// Makes volumes with a replica on the bdev, or on one stacked on it, check it. Waits until the
+/// results are durable.
 pub async fn recheck_device(engine: &Engine, device: &str) -> Result<(), RpcError> {
     for device in engine.plane()?.bdevs.stacked_on(device).or_refuse()? {
         let Some(opened) = engine.volumes.with_replica(&device) else {
@@ -163,7 +163,7 @@ pub async fn recheck_device(engine: &Engine, device: &str) -> Result<(), RpcErro
     Ok(())
 }
 
-/// Refuses to shrink a device to `bytes` if a volume would lose its last copy of data beyond.
+/// Refuses to shrink a bdev to `bytes` if a volume would lose its last copy of the data beyond.
 pub fn check_other_copies(engine: &Engine, device: &str, bytes: u64) -> Result<(), RpcError> {
     let bdevs = &engine.plane()?.bdevs;
     let devices = bdevs.stacked_on(device).or_refuse()?;

@@ -1,4 +1,4 @@
-//! The cluster of this node, as far as its volumes depend on it.
+//! The cluster as volumes depend on it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,22 +10,23 @@ use crate::rpc::RpcError;
 
 /// The membership of this daemon in a cluster.
 pub(in crate::services) trait Membership {
-    /// Refuses a command for a volume that is not open on this node. The refusal names the node
-    /// that executes it.
+    /// The error for a command on a volume whose record does not name this node as the holder.
+    /// Names the holder if that has a lease. `None`: this node is the holder.
     fn not_here(&self, record: &VolumeRecord) -> Option<RpcError>;
 
-    /// The holder that opens volumes.
+    /// The identity with which this node opens volumes: its id and its lease.
     fn holder(&self) -> Holder;
 
-    /// The devices of nodes whose lease is over.
+    /// Tells which devices are of nodes without a lease.
     fn absent_devices(&self) -> Arc<dyn AbsentDevices>;
 }
 
-/// The devices that volumes do not wait for, because the leases of their nodes are over.
+/// Tells for which devices volumes do not wait.
 pub(in crate::services) trait AbsentDevices: Send + Sync {
     fn is_absent(&self, device: &str) -> bool;
 
-    /// Time for which volumes wait for a silent device of another node that has a lease. `None`: no
-    /// other node is known to have the device.
+    /// Time for which volumes wait for a device of another node that does not answer, while that
+    /// node has a lease. `None`: the device is this node's, or its node or the duration of leases
+    /// is not known.
     fn patience(&self, device: &str) -> Option<Duration>;
 }

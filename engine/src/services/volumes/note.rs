@@ -1,5 +1,6 @@
-//! The file of the data directory that names the store of this daemon's volumes, if that is not the
-//! data directory itself. A start with another store would have none of the volumes.
+//! The file `volume-store` in the data directory. It names the store of the volumes, if that is not
+//! the data directory. It prevents a start with another store, which would have none of the
+//! volumes.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ pub(in crate::services) fn path(dir: &Path) -> PathBuf {
     dir.join(FILE)
 }
 
-/// `None`: the volumes are in a file of the data directory.
+/// The content of the file. `None`: the volumes are in the data directory.
 pub(in crate::services) fn read(dir: &Path) -> anyhow::Result<Option<String>> {
     let path = path(dir);
     match std::fs::read_to_string(&path) {
@@ -24,7 +25,7 @@ pub(in crate::services) fn read(dir: &Path) -> anyhow::Result<Option<String>> {
     }
 }
 
-/// Durable when it returns.
+/// Writes the file. It is durable when this returns.
 pub(in crate::services) fn write(dir: &Path, text: &str) -> anyhow::Result<()> {
     let path = path(dir);
     let write = || -> std::io::Result<()> {
@@ -37,7 +38,7 @@ pub(in crate::services) fn write(dir: &Path, text: &str) -> anyhow::Result<()> {
     write().with_context(|| path.display().to_string())
 }
 
-/// Refuses a start with the file of the data directory, if the volumes are elsewhere.
+/// Refuses a start with the volumes of the data directory, if the file names another store.
 pub(super) fn must_be_absent(dir: &Path) -> anyhow::Result<()> {
     if let Some(noted) = read(dir)? {
         bail!(

@@ -1,5 +1,5 @@
-//! Paths of a published volume: the allowed transports (`transport_policy`), and the ANA states,
-//! which by default make hosts prefer RDMA to TCP.
+//! The paths of a published volume: the admitted transports (`transport_policy`), and the ANA
+//! states, which by default make hosts prefer RDMA to TCP.
 //!
 //! Both apply to every listener of the volume's subsystem: those of `volume_publish`, those of the
 //! configuration file, and those added later.
@@ -23,12 +23,12 @@ use crate::services::Engine;
 use crate::services::subsystems;
 
 impl Published {
-    /// Why hosts are refused over `trtype`; `None` if they are admitted.
+    /// The reason that hosts are refused over `trtype`; `None`: they are admitted.
     pub fn withheld(&self, trtype: &str) -> Option<Withheld> {
         (!admits(self.policy, trtype)).then_some(Withheld::TransportPolicy)
     }
 
-    /// The state of a listener; none if the subsystem does not report states.
+    /// The ANA state of a listener; `None` if the subsystem reports no ANA states.
     pub fn ana_state(&self, trtype: &str) -> Option<AnaState> {
         Some(self.ana.as_ref()?.of(trtype))
     }
@@ -97,8 +97,8 @@ pub fn check_policy(engine: &Engine, id: Uuid, policy: TransportPolicy) -> Resul
     })
 }
 
-/// Refuses to publish a volume that no host could reach. Without named listeners, checks those of
-/// the configuration file.
+/// Refuses to publish a volume that no host could reach. `named`: the transports of the call's
+/// listeners; if empty, those of the configuration file count.
 pub fn check_listeners<'a>(
     engine: &Engine,
     named: impl Iterator<Item = &'a str>,
@@ -123,7 +123,8 @@ fn of_the_file(engine: &Engine) -> BTreeSet<String> {
         .collect()
 }
 
-/// Accepts a volume without any listener, because one may be added later.
+/// Refuses a policy that excludes all used transports. Without any listener it passes, because one
+/// may be added later.
 fn check(used: &BTreeSet<String>, policy: TransportPolicy) -> Result<(), RpcError> {
     if used.is_empty() || used.iter().any(|trtype| admits(policy, trtype)) {
         return Ok(());
@@ -142,7 +143,7 @@ fn check(used: &BTreeSet<String>, policy: TransportPolicy) -> Result<(), RpcErro
     ))
 }
 
-/// Applies a changed policy to the listeners of a published volume. They stay open meanwhile.
+/// Applies a changed policy to the listeners of a published volume. The listeners stay open.
 pub async fn policy_changed(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
     let Some(volume) = published(engine).into_iter().find(|p| p.volume == id) else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Volumes that hosts can use: each has a subsystem made by `volume_publish`.
+//! Published volumes: each has a subsystem made by `volume_publish`.
 
 use nacre_bdev_replica::model::TransportPolicy;
 use nacre_nvmf_wire::Nqn;
@@ -23,10 +23,10 @@ pub fn published_key(id: Uuid) -> String {
 pub struct Published {
     pub volume: Uuid,
     pub nqn: String,
-    /// Served on the listeners of the configuration file.
+    /// Served on the listeners of the configuration file, not on addresses of the call.
     pub on_declared: bool,
     pub policy: TransportPolicy,
-    /// None: the subsystem reports no ANA states.
+    /// `None`: the subsystem reports no ANA states.
     pub ana: Option<AnaByTransport>,
 }
 
@@ -95,8 +95,8 @@ impl AnaByTransport {
     }
 }
 
-/// Calls that publish the volumes again once their subsystems exist. Addresses of the configuration
-/// file are listed explicitly, because the loading daemon may have another file.
+/// Calls that publish the volumes again, for a saved configuration. Addresses of the configuration
+/// file are written out, because the daemon that loads the calls may have another file.
 pub fn config(engine: &Engine) -> Vec<Value> {
     let served = |nqn: &str| -> Vec<Value> {
         let of = |e: &crate::journal::JournalEntry| {

@@ -11,14 +11,14 @@ use crate::plane::Plane;
 use crate::services::Engine;
 use crate::services::volumes::AbsentDevices;
 
-/// `product_name` of remote namespaces, as in SPDK.
+/// `product_name` of the bdevs of remote namespaces, as in SPDK.
 pub const REMOTE_PRODUCT: &str = "NVMe disk";
 
 const REPLICA_OF: &str = "replica of volume";
 
 pub(super) struct VolumeDevices {
     registry: Registry,
-    /// `None`: there is no cluster.
+    /// `None`: the daemon is not in a cluster.
     absent: Option<Arc<dyn AbsentDevices>>,
 }
 
@@ -63,13 +63,13 @@ impl Devices for VolumeDevices {
     }
 }
 
-/// The text that names the owner of a claimed device.
+/// The text for the holder of a replica's claim.
 pub(super) fn holder(volume: &str) -> String {
     format!("{REPLICA_OF} \"{volume}\"")
 }
 
-/// True if a volume still has the device of the replica. The registry takes the device from the
-/// volume first, and the volume's own state follows.
+/// True if a volume still has its claim on the bdev of the replica. The registry ends the claim
+/// first, and the volume's state follows.
 pub fn is_claimed(registry: &Registry, replica: &ReplicaStatus) -> bool {
     // The volume may have had another name when it claimed the device.
     let is_volume = |user: &Holder| matches!(user, Holder::User(of) if of.starts_with(REPLICA_OF));
@@ -78,7 +78,7 @@ pub fn is_claimed(registry: &Registry, replica: &ReplicaStatus) -> bool {
     replica.attached && device.is_ok_and(is_used)
 }
 
-/// True if all devices below are local.
+/// True if the bdev and all bdevs below it are local.
 pub fn is_local(registry: &Registry, layer: &Layer) -> bool {
     let below = layer.module().bases();
     let below = below.iter().filter_map(|name| registry.lookup(name));

@@ -1,4 +1,4 @@
-//! The volume store in etcd, as `nacre doctor` sees it.
+//! The volume store in etcd, as input of `nacre doctor`.
 
 use std::path::Path;
 
@@ -10,8 +10,8 @@ use super::holder;
 use crate::config::Settings;
 use crate::doctor::volume_store as doctor;
 
-/// Asks every member, with a connection of its own. Blocks. `None`: the store is not in etcd. The
-/// caller adds the cluster.
+/// Queries every member of etcd, with a connection of its own. Blocks. `None`: the store is not in
+/// etcd. The caller adds the facts of the cluster.
 pub(in crate::services) fn store_for_doctor(
     settings: &Settings,
     dir: Option<&Path>,

@@ -17,7 +17,7 @@ pub fn state_word(state: VolumeState) -> &'static str {
     }
 }
 
-/// A volume that is not open yet, and has no block device.
+/// State of a volume that is not open yet and has no bdev.
 pub const OPENING: &str = "opening";
 
 /// All volume states, for metrics.

@@ -32,18 +32,19 @@ use crate::notify::{Category, KEPT};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 
-/// How often the machine's name is checked.
+/// Interval at which the machine's host name is checked.
 const CHECK_EVERY: Duration = Duration::from_secs(3);
-/// How often the end of the daemon's own certificate is checked.
+/// Interval at which the expiry of the daemon's own certificate is checked.
 const CHECK_END_EVERY: Duration = Duration::from_secs(86_400);
 
-/// The page of a daemon; idle unless `[web] listen` is set.
+/// The administration page of a daemon; without `[web] listen`, nothing runs.
 #[derive(Debug, Default)]
 pub struct Page {
     running: OnceCell<RunningServer>,
-    /// Kinds that calls have changed since the page asked, a bit for each of [`KINDS`].
+    /// Kinds of objects that calls have changed since the last sample, as a bit for each of
+    /// [`KINDS`].
     changed: Cell<u16>,
-    /// The first event that the page has not seen as a change.
+    /// Id of the first event that was not searched for changes yet.
     seen: Cell<u64>,
     last: RefCell<Option<(Instant, HostIo)>>,
 }
@@ -53,15 +54,15 @@ struct RunningServer {
     logins: Rc<Logins>,
     certificate: Rc<RefCell<Option<Certificate>>>,
     listen: Vec<Endpoint>,
-    /// The directory of the state.
+    /// The data directory.
     folder: Option<PathBuf>,
     settings: RefCell<WebSettings>,
-    /// The machine's name, as of the last check.
+    /// The machine's host name at the last check.
     host: Rc<RefCell<String>>,
-    /// The machine's name when the certificate in use was read or made.
+    /// The host name at the time when the certificate in use was read or made.
     certified_host: RefCell<String>,
     end_checked: Cell<SystemTime>,
-    /// The last failure to make a certificate, to log it once.
+    /// The last failure to make a certificate, so that it is logged once.
     last_error: RefCell<Option<String>>,
 }
 
@@ -76,7 +77,7 @@ const KINDS: [&str; 7] = [
     "accounts",
 ];
 
-/// The methods that change each kind, by the beginning of their names. The first one counts.
+/// The kinds that a method changes, by the prefix of its name. The first match counts.
 const METHODS: [(&str, &[&str]); 11] = [
     ("bdev_lvol_", &["pools", "bdevs"]),
     ("bdev_", &["bdevs"]),
@@ -97,7 +98,7 @@ fn bits(kinds: &[&str]) -> u16 {
 }
 
 impl Page {
-    /// Notes a call that has changed something.
+    /// Marks the kinds of objects that a successful call may have changed.
     pub fn note(&self, method: &str) {
         let of = METHODS.iter().find(|(start, _)| method.starts_with(start));
         if let Some((_, kinds)) = of {
@@ -105,7 +106,7 @@ impl Page {
         }
     }
 
-    /// The accounts; refused without a page.
+    /// The accounts. `ENOTSUP` without `[web] listen`.
     pub fn logins(&self) -> Result<Rc<Logins>, RpcError> {
         let running = self.running.get().ok_or_else(|| {
             RpcError::errno(
@@ -117,7 +118,7 @@ impl Page {
         Ok(Rc::clone(&running.logins))
     }
 
-    /// The addresses that are listened on.
+    /// The addresses of the listeners.
     pub fn listen(&self) -> Vec<String> {
         let running = self.running.get();
         running.map_or_else(Vec::new, |running| {
@@ -131,8 +132,8 @@ impl Page {
         certificate.as_ref().map(|of| of.fingerprint.clone())
     }
 
-    /// Reads the certificate of these settings, on another thread. After a failure the former one
-    /// stays in use.
+    /// Reads or makes the certificate for these settings, on another thread. After a failure the
+    /// former one stays in use.
     pub async fn reload(&self, settings: &WebSettings) -> Result<(), CertificateError> {
         let Some(running) = self.running.get() else {
             return Ok(());
@@ -156,8 +157,9 @@ impl Page {
         Ok(())
     }
 
-    /// Takes the machine's present name, and makes another certificate for a new name, or before
-    /// the own one ends. A failure is logged once; the next check tries again.
+    /// Takes over the present host name. Reads or makes another certificate if the name is new, or
+    /// the daemon's own certificate is to be renewed. A failure is logged once, and retried at the
+    /// next check.
     async fn check(&self, host: String, now: SystemTime) {
         let Some(running) = self.running.get() else {
             return;
@@ -182,7 +184,7 @@ impl Page {
 }
 
 impl RunningServer {
-    /// True if the daemon's own certificate ends soon. Looks once in [`CHECK_END_EVERY`].
+    /// True if the daemon's own certificate is to be renewed. Checks once in [`CHECK_END_EVERY`].
     fn is_ending(&self, now: SystemTime) -> bool {
         let since = now.duration_since(self.end_checked.get());
         // A clock that was set back: look at once.
@@ -196,7 +198,7 @@ impl RunningServer {
     }
 }
 
-/// Starts the listeners of `[web] listen`, if any. `folder`: the directory of the state.
+/// Starts the listeners of `[web] listen`, if any. `folder`: the data directory.
 pub async fn start(engine: &Rc<Engine>, folder: Option<&Path>) -> anyhow::Result<()> {
     let settings = &engine.settings.web;
     // The file was checked.
@@ -255,7 +257,7 @@ pub async fn start(engine: &Rc<Engine>, folder: Option<&Path>) -> anyhow::Result
     Ok(())
 }
 
-/// Where an appliance stores uploaded update bundles.
+/// Where an appliance stores uploaded update bundles; `None` on other machines.
 fn uploads() -> Option<UploadPlace> {
     let places = Places::system();
     status::image(&places).is_ok().then(|| UploadPlace {
@@ -265,7 +267,7 @@ fn uploads() -> Option<UploadPlace> {
     })
 }
 
-/// Checks the machine's name and the certificate again and again.
+/// Checks the host name and the certificate every [`CHECK_EVERY`].
 async fn keep_current(engine: Rc<Engine>) {
     loop {
         tokio::time::sleep(CHECK_EVERY).await;
@@ -276,7 +278,7 @@ async fn keep_current(engine: Rc<Engine>) {
     }
 }
 
-/// The certificate of the HTTPS listeners; none without one.
+/// The certificate of the HTTPS listeners; `None` if no listener uses HTTPS.
 fn certificate(
     settings: &WebSettings,
     folder: Option<&Path>,
@@ -307,7 +309,8 @@ fn names(listen: &[Endpoint], host: String) -> Vec<String> {
     names
 }
 
-/// Reads and writes of all hosts since the daemon's start.
+/// Sums of the reads and of the writes of all hosts. They can shrink: a deleted subsystem takes its
+/// counters with it.
 #[derive(Debug, Clone, Copy, Default)]
 struct HostIo([Sum; 2]);
 
@@ -319,7 +322,7 @@ struct Sum {
 }
 
 impl Sum {
-    /// The difference to an earlier sum. A subsystem that is gone takes its counters with it.
+    /// The difference to an earlier sum; 0 where a sum has shrunk.
     fn since(&self, earlier: &Self) -> Self {
         let mut latency = self.latency;
         for (now, then) in latency.iter_mut().zip(earlier.latency) {
@@ -332,8 +335,8 @@ impl Sum {
         }
     }
 
-    /// The latency in microseconds that this share of the commands stays below; none without
-    /// commands.
+    /// The latency in microseconds below which this share of the commands (0 to 1) completed.
+    /// `None` without commands.
     fn percentile(&self, share: f64) -> Option<f64> {
         let all: u64 = self.latency.iter().sum();
         if all == 0 {
@@ -377,7 +380,7 @@ impl HostIo {
         Some(sums)
     }
 
-    /// The event `metrics` of the page, from the sums of this time and an earlier one.
+    /// The event `metrics` of the page, computed from two sums that are `seconds` apart.
     fn json(&self, earlier: &Self, seconds: f64, time_ms: u64) -> Value {
         let [read, write] = [0, 1].map(|at| self.0[at].since(&earlier.0[at]));
         let rate = |count: u64| count as f64 / seconds;
@@ -445,7 +448,8 @@ impl Source for Engine {
             .collect()
     }
 
-    /// Calls and events: replicas and remote devices change by themselves.
+    /// The kinds of objects that calls and events have changed. Events count because replicas and
+    /// remote devices change without calls.
     fn take_changed(&self) -> Vec<&'static str> {
         let page = &self.calls.page;
         let from = page.seen.replace(self.notes.next());
