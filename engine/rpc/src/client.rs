@@ -124,8 +124,8 @@ impl Client {
         }
     }
 
-    /// The error of a read or write. A daemon that refuses the certificate says so only after the
-    /// client's half of the handshake.
+    /// The error of a failed read or write. A daemon that refuses the client's certificate reports
+    /// that only after the client's part of the handshake.
     fn broken(&self, method: &str, source: std::io::Error) -> ClientError {
         if let Stream::Tls(_, remote) = &self.stream
             && source.kind() != std::io::ErrorKind::UnexpectedEof

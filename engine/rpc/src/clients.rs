@@ -37,7 +37,7 @@ pub const UNSENT_EACH: usize = 64 * 1024;
 /// Where a client comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Origin {
-    /// A process of this machine; `None`: one outside the daemon's PID namespace.
+    /// A process of this machine. `None`: it is outside the daemon's PID namespace.
     Process(Option<i32>),
     Address(IpAddr),
 }

@@ -1,12 +1,12 @@
-//! Checks the owner of the folder of the management socket. In a folder such as /tmp another user
-//! may have created it first, and could replace the daemon's socket.
+//! Checks the owner of the folder of the management socket. In a directory such as /tmp, another
+//! user may have created the folder first, and could replace the daemon's socket.
 
 use std::fs::Permissions;
 use std::io::{Error, ErrorKind, Result};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Creates the folder of a socket, for this user only, if it is missing. True: it was.
+/// Creates the folder of a socket, for this user only, if it is missing. Returns true if it was.
 pub fn make(socket: &Path) -> Result<bool> {
     match folder(socket) {
         Some(folder) if folder.exists() => Ok(false),
@@ -19,7 +19,7 @@ pub fn make(socket: &Path) -> Result<bool> {
     }
 }
 
-/// Lets other users reach the socket in its folder, which is ours: mode 0711.
+/// Lets other users reach the socket in its folder, which must be the daemon's: mode 0711.
 pub fn open(socket: &Path) -> Result<()> {
     let Some(folder) = folder(socket) else {
         return Ok(());
@@ -44,7 +44,8 @@ pub fn closed(socket: &Path) -> Option<PathBuf> {
     folders.into_iter().find(is_closed).map(Path::to_owned)
 }
 
-/// Refuses a folder of another user where every user could have created it.
+/// Where every user can create folders, refuses a folder of another user, and one that other users
+/// can write.
 pub fn trust(socket: &Path) -> Result<()> {
     let Some(folder) = folder(socket) else {
         return Ok(());
@@ -78,7 +79,7 @@ fn folder(socket: &Path) -> Option<&Path> {
     socket.parent().filter(|p| !p.as_os_str().is_empty())
 }
 
-/// `open`: every user may create folders beside this one. The pair is its owner and mode.
+/// `open`: every user can create folders beside this one. The pair is the folder's owner and mode.
 fn check_owner(open: bool, (owner, mode): (u32, u32), us: u32) -> std::result::Result<(), String> {
     if !open {
         return Ok(());

@@ -33,7 +33,8 @@ pub struct Call {
 /// One element of the stream or of a batch: a call, or a value that is not a valid request.
 pub type Element = Result<Call, Invalid>;
 
-/// A JSON value that is not a request (-32600). Its id, if any, is not trusted: answered with null.
+/// A JSON value that is not a request (error -32600). The reply has the id null, because the
+/// value's id is not trusted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("not a request: {cause}")]
 pub struct Invalid {
@@ -48,7 +49,7 @@ pub enum Frame {
     Batch(Vec<Element>),
 }
 
-/// The stream can no longer be parsed: answered with -32700, then the connection is closed.
+/// The stream cannot be parsed any more: the reply is error -32700, and the connection is closed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     #[error("not JSON at byte {at} of the request: {cause}")]

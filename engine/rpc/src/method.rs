@@ -52,7 +52,7 @@ impl Changes {
         }
     }
 
-    /// Methods for viewers only read; the others change something, unless they say otherwise.
+    /// The default effect of a class: [`Class::Read`] changes nothing, the others do.
     const fn of(class: Class) -> Self {
         match class {
             Class::Read => Self::Nothing,
@@ -90,8 +90,8 @@ pub trait Method<C: 'static>: 'static {
     const NAME: &'static str;
     /// One sentence that describes the method in the RPC reference.
     const ABOUT: &'static str;
-    /// Decides which roles may call the method, and whether a call is audited. Without a default:
-    /// a method that forgets it does not compile.
+    /// Determines which roles may call the method, and whether calls are audited. It has no
+    /// default, so it cannot be forgotten.
     const CLASS: Class;
     /// The effect of a call, for the reference. Independent of the role: the audit log is for
     /// admins, and reading it changes nothing.
@@ -266,7 +266,8 @@ fn decode<P: DeserializeOwned + 'static>(
     read::first(&value.0, Texts::Keep).map_err(|(place, error)| refusal(&place, &error))
 }
 
-/// Names the parameter, its value, the allowed values, and the nearest known word.
+/// The error for an invalid parameter: its name, its value, the allowed values, and the nearest
+/// one.
 fn refusal(place: &[Segment], error: &ValueError) -> RpcError {
     let key = match error {
         ValueError::Unknown { key, .. } | ValueError::Twice { key } => key.as_str(),

@@ -1,5 +1,6 @@
-//! The types of parameters and answers that carry a secret, and of the JSON around them. The
-//! method's schema marks a parameter, so that the audit log leaves its value out; the audit log has
+//! The types of parameters and replies that contain a secret, and of the JSON around them. A secret
+//! parameter is marked in the method's schema, so that the audit log omits its value. Replies are
+//! not in the audit log.
 //! no answers.
 
 use std::borrow::Cow;
@@ -12,7 +13,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use zeroize::{Zeroize, Zeroizing};
 
-/// The word of JSON Schema for a value that may be given and is never returned.
+/// The JSON Schema keyword for a value that can be sent and is never returned.
 pub const WRITE_ONLY: &str = "writeOnly";
 
 /// A secret that a client sends. Nothing prints it, and only [`SecretText::send`] serialises it.
@@ -71,7 +72,7 @@ impl JsonSchema for SecretText {
     }
 }
 
-/// A secret that a client asked for. Only the answer contains it.
+/// A secret that a client asked for. Only the reply contains it.
 #[derive(Clone)]
 pub struct RevealedText(Zeroizing<String>);
 
@@ -138,7 +139,7 @@ impl Drop for SecretJson {
     }
 }
 
-/// A JSON value whose texts are zeroed when it is dropped. `Debug` prints none of it.
+/// A JSON value whose strings are zeroed when it is dropped. `Debug` prints none of it.
 #[derive(Clone, PartialEq)]
 pub struct SecretValue(pub Value);
 

@@ -17,11 +17,12 @@ use super::access::SocketAccess;
 use super::folder;
 use nacre_engine_values::files::{self, Inode};
 
-/// A killed daemon takes some milliseconds to exit, and so does its child before exec.
+/// Attempts to get the lock or to find the old socket closed: a killed daemon takes some
+/// milliseconds to exit, and so does its child before exec.
 const ATTEMPTS: u32 = 25;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Why the management socket could not be created.
+/// The reason that the management socket could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     #[error("another daemon (pid {pid}) is serving {socket}: stop it (`kill {pid}`) or choose another socket with -r", pid = pid.map_or("unknown".to_owned(), |p| p.to_string()), socket = socket.display())]
@@ -49,7 +50,7 @@ pub struct Socket {
     lock: File,
 }
 
-/// Why other users cannot reach the socket.
+/// The reason that other users cannot reach the socket.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketAccessError {
     #[error("cannot give {path} to group {group}: {source}; run the daemon as a user in that group", path = path.display())]
@@ -65,7 +66,8 @@ pub enum SocketAccessError {
 }
 
 impl Socket {
-    /// Takes `<path>.lock`, removes the socket of a dead daemon, and listens, mode 0600.
+    /// Locks `<path>.lock`, removes the socket of a dead daemon, and listens; the socket has mode
+    /// 0600.
     pub fn bind(path: &Path) -> Result<Self, ListenError> {
         let io = |what, path: &Path| {
             let path = path.to_owned();
@@ -112,8 +114,8 @@ impl Socket {
         &self.path
     }
 
-    /// Sets group and mode of the socket. `own_folder`: its folder belongs to the daemon alone, so
-    /// that its mode may change, too. After a failure the socket is the owner's.
+    /// Sets group and mode of the socket. `own_folder`: its folder is used by the daemon alone, so
+    /// its mode may be changed too. After an error only the daemon's user can open the socket.
     pub fn set_access(
         &self,
         socket_access: SocketAccess,
@@ -165,7 +167,7 @@ pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// The kind of the file at `path`, unless it is a socket or nothing.
+/// The kind of the file at `path`; `None` for a socket or no file.
 pub fn obstacle(path: &Path) -> std::io::Result<Option<&'static str>> {
     match std::fs::symlink_metadata(path) {
         Ok(there) if there.file_type().is_socket() => Ok(None),
@@ -199,7 +201,7 @@ fn clear(path: &Path) -> Result<(), ListenError> {
     Err(ListenError::Foreign { path })
 }
 
-/// Whether a program listens on the socket, also if it accepts nothing now.
+/// True if a program listens on the socket, even if its backlog is full.
 pub fn is_served(path: &Path) -> bool {
     matches!(probe(path), Ok(()) | Err(Errno::AGAIN))
 }
@@ -211,7 +213,7 @@ fn probe(path: &Path) -> Result<(), Errno> {
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)
 }
 
-/// Does not replace a file created meanwhile, if the file system supports that.
+/// Renames without replacing a file that was created meanwhile, if the file system supports that.
 fn rename(from: &Path, to: &Path) -> std::io::Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         Err(Errno::INVAL | Errno::NOSYS) => std::fs::rename(from, to),
@@ -219,7 +221,7 @@ fn rename(from: &Path, to: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Why a lock file could not be locked.
+/// The reason that a lock file could not be locked.
 #[derive(Debug)]
 pub enum LockError {
     /// Another process holds the lock; its process id, if the file contains one.
@@ -237,7 +239,7 @@ fn take(file: &File) -> bool {
     false
 }
 
-/// Takes the lock file and writes our pid into it.
+/// Locks the file, and writes the pid of this process into it.
 pub fn lock(path: &Path) -> Result<File, LockError> {
     loop {
         let (file, pid) = files::open_pid_file(path).map_err(LockError::Io)?;

@@ -6,8 +6,7 @@
 //!   subject = SEQUENCE of SET of SEQUENCE { type OID, value string }
 //! ```
 //!
-//! The certificate was verified before; this parser only bounds its work and refuses what it does
-//! not know.
+//! The certificate was verified before. This parser bounds its work, and refuses unknown encodings.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,7 +22,8 @@ const BMP: u8 = 0x1e;
 const SET: u8 = 0x31;
 const VERSION: u8 = 0xa0;
 
-/// Most attributes, and most bytes of their values: they appear in logs and in the audit file.
+/// Most attributes, and most bytes of their values, because they appear in the log and in the audit
+/// log.
 const MAX_ATTRIBUTES: usize = 32;
 const MAX_BYTES: usize = 1024;
 
@@ -50,14 +50,14 @@ const TYPES: [(&[u8], &str); 10] = [
     ),
 ];
 
-/// The attributes of a subject, or those that a rule asks for.
+/// The attributes of a certificate's subject, or those that a rule requires.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Subject {
-    /// Type and value, the most specific first.
+    /// Type and value, the most specific attribute first.
     attributes: Vec<(String, String)>,
 }
 
-/// Why a certificate has no usable subject.
+/// The reason that a certificate has no usable subject.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SubjectError {
     #[error(transparent)]
@@ -70,7 +70,7 @@ pub enum SubjectError {
     Long,
 }
 
-/// Why a text is no [`Subject`].
+/// The error of a text that is not a [`Subject`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{0}\" is not a subject of a certificate")]
 pub struct NoSubject(String);
@@ -120,7 +120,7 @@ impl Subject {
         Ok(Self { attributes })
     }
 
-    /// True if each attribute of `wanted` is one of this subject.
+    /// True if this subject has each attribute of `wanted`.
     pub fn has_all_of(&self, wanted: &Self) -> bool {
         let mut wanted = wanted.attributes.iter();
         wanted.all(|attribute| self.attributes.contains(attribute))

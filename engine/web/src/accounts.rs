@@ -1,4 +1,4 @@
-//! The accounts of the page: a small file in the directory of the state.
+//! The accounts of the administration page, in a small file in the data directory.
 
 use nacre_engine_rpc::Role;
 use serde::{Deserialize, Serialize};
@@ -14,9 +14,9 @@ const MAX_NAME: usize = 32;
 pub struct Account {
     pub name: String,
     pub role: Role,
-    /// The password's hash, as argon2 writes it.
+    /// The argon2id hash of the password, in the PHC string format.
     pub(crate) hash: String,
-    /// Milliseconds since 1970.
+    /// Unix time in milliseconds.
     pub created_ms: u64,
 }
 
@@ -24,7 +24,7 @@ impl Entry for Account {
     const FILE: &'static str = "web-accounts.json";
     const KEY: &'static str = "accounts";
     const MAX_ENTRIES: usize = MAX_ACCOUNTS;
-    /// Each account takes less than 300.
+    /// Most bytes of the file; an account takes fewer than 300.
     const MAX_BYTES: u64 = 64 * 1024;
 }
 
@@ -58,7 +58,8 @@ pub enum AccountError {
 )]
 pub struct NameError(String);
 
-/// Refuses a name that is not plain.
+/// Refuses a name that does not begin with a lower-case letter, has other characters than those,
+/// digits, `.`, `_` and `-`, or is longer than [`MAX_NAME`].
 pub fn check_name(name: &str) -> Result<(), NameError> {
     let is_plain = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'-');
     let begins = name

@@ -1,19 +1,19 @@
-//! Acts of users on the page that are no calls: set-up, sign-in, sign-out, the own password, an
-//! upload. Each is for the audit log, as a call is.
+//! Acts of users on the page that are no RPC calls: set-up, sign-in, sign-out, a change of the own
+//! password, an upload. Each has a record in the audit log, as calls have.
 
 use std::net::SocketAddr;
 
 use nacre_engine_rpc::{Role, RpcError};
 
-/// What a user did, or tried to do.
+/// An act of a user, or the attempt.
 #[derive(Debug, Clone)]
 pub struct Act {
-    /// The name in the audit log, beside those of RPC methods.
+    /// Name of the act in the audit log, where it stands in the place of a method.
     pub name: &'static str,
-    /// The account, if there is one of this name. Another name may be a password in the wrong
-    /// field.
+    /// The account, if it exists. Another name is not recorded: it may be a password typed into the
+    /// wrong field.
     pub account: Option<String>,
-    /// The API token of a program, in place of an account.
+    /// Name of the API token of a program, instead of an account.
     pub api_token: Option<String>,
     pub role: Option<Role>,
     pub address: SocketAddr,
@@ -28,8 +28,8 @@ impl Act {
     pub const UPLOAD: &'static str = "page_upload";
 }
 
-/// Keeps a record of acts.
+/// Writes the records of acts.
 pub trait Trail {
-    /// Returns when the record is written, or could not be.
+    /// Writes a record. Returns when that is done, or has failed.
     fn note(&self, act: Act) -> impl Future<Output = ()>;
 }

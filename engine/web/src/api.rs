@@ -1,4 +1,5 @@
-//! The acts of the API: JSON in, JSON out. [`crate::pages`] has checked origin and session.
+//! The requests of the API under `/api/` that carry JSON, and their replies. [`crate::pages`] has
+//! checked the origin and the session.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -27,10 +28,10 @@ use crate::passwords::PasswordError;
 use crate::sessions::Token;
 use crate::web::{Backend, Web};
 
-/// The outcome of a POST.
+/// The reply to a POST.
 #[derive(Debug)]
 pub(crate) enum Reply {
-    /// A session was opened: the answer has its cookie.
+    /// A session was opened; the response sets its cookie.
     SignedIn(Token),
     SignedOut,
     Json(String),
@@ -71,7 +72,7 @@ fn secret(text: &SecretText) -> Zeroizing<String> {
     Zeroizing::new(text.reveal().to_owned())
 }
 
-/// The answer of `GET /api/session`.
+/// The reply of `GET /api/session`.
 pub(crate) fn session<B: Backend>(web: &Web<B>, of: Option<&SignedIn>) -> String {
     json!({
         "setup": web.logins.wants_setup(),
@@ -84,7 +85,7 @@ pub(crate) fn session<B: Backend>(web: &Web<B>, of: Option<&SignedIn>) -> String
     .to_string()
 }
 
-/// The way in, for a client.
+/// Executes set-up, sign-in, sign-out and changes of passwords for a client.
 pub(crate) struct Door<B> {
     pub(crate) backend: Rc<B>,
     pub(crate) logins: Rc<Logins>,
@@ -109,7 +110,7 @@ impl<B: Backend> Door<B> {
         self.signed_in(Act::SET_UP, &name, opened).await
     }
 
-    /// Opens a session. `old`: the session that the browser had, which ends.
+    /// Opens a session. `old`: the browser's former session, which ends.
     pub(crate) async fn login(&self, body: &[u8], old: Option<SignedIn>) -> Reply {
         let Login { name, password } = match read(body) {
             Ok(params) => params,
@@ -180,7 +181,8 @@ impl<B: Backend> Door<B> {
     }
 }
 
-/// One call, with the same roles, deadline, errors and audit line as over the socket.
+/// Runs one RPC call, with the same roles, deadline, errors and audit record as over the management
+/// socket.
 pub(crate) async fn rpc<B: Backend>(
     backend: Rc<B>,
     body: &[u8],
@@ -239,7 +241,7 @@ fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Reply> {
     })
 }
 
-/// The error that the client gets, with the time until its next try.
+/// The error for the client, and the delay before its next attempt.
 fn refused(error: LoginError) -> (Option<Duration>, RpcError) {
     let cause = error.to_string();
     match error {

@@ -1,5 +1,5 @@
-//! The API tokens of programs. Each has a name, a role and the digest of its secret. They are in a
-//! small file in the directory of the state.
+//! The API tokens of programs, in a small file in the data directory. Each token has a name, a
+//! role, and the digest of its secret.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::list_file::{Entry, ListFile, StoreError};
 use crate::sessions::{Token, TokenId};
 
 pub const MAX_TOKENS: usize = 64;
-/// Shortest and longest time for which a token may be valid.
+/// Shortest and longest validity of a token.
 pub const MIN_VALIDITY: Duration = Duration::from_secs(60);
 pub const MAX_VALIDITY: Duration = Duration::from_secs(10 * 366 * 86_400);
-/// The beginning of each secret: programs that look for published secrets know it by that.
+/// The prefix of each secret, by which scanners for published secrets recognise it.
 const PREFIX: &str = "nacre_";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,9 +25,9 @@ pub struct ApiToken {
     pub role: Role,
     /// SHA-256 of the secret, in hexadecimal digits.
     pub(crate) digest: String,
-    /// Milliseconds since 1970.
+    /// Unix time in milliseconds.
     pub created_ms: u64,
-    /// Milliseconds since 1970; none: valid until it is deleted.
+    /// Unix time in milliseconds; `None`: valid until the token is deleted.
     pub expires_ms: Option<u64>,
 }
 
@@ -35,7 +35,7 @@ impl Entry for ApiToken {
     const FILE: &'static str = "web-tokens.json";
     const KEY: &'static str = "tokens";
     const MAX_ENTRIES: usize = MAX_TOKENS;
-    /// Each token takes less than 300.
+    /// Most bytes of the file; a token takes fewer than 300.
     const MAX_BYTES: u64 = 64 * 1024;
 }
 
@@ -69,7 +69,7 @@ pub enum TokenError {
 pub(crate) type ApiTokens = ListFile<ApiToken>;
 
 impl ApiTokens {
-    /// Makes a token, and returns its secret, which is stored nowhere.
+    /// Creates a token and returns its secret, which is not stored.
     pub(crate) async fn create(
         &self,
         name: &str,
@@ -118,7 +118,7 @@ impl ApiTokens {
         deleted.await
     }
 
-    /// The token with this digest, unless its time is over.
+    /// The token with this digest, unless it has expired.
     pub(crate) fn valid(&self, id: TokenId, now_ms: u64) -> Option<ApiToken> {
         let digest = id.digits();
         self.find(|token| token.digest == digest)

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use aws_lc_rs::digest::{SHA256, digest};
 
-/// Name, content type and content (gzip) of each file. The build of the page writes the list.
+/// Name, content type and gzip content of each file. The build of the page writes the list.
 const BUNDLE: &[(&str, &str, &[u8])] = include!("../dist/list.rs");
 
 #[derive(Debug)]
@@ -51,8 +51,8 @@ impl Assets {
     }
 }
 
-/// True if a client that sends this `Accept-Encoding` takes gzip. Without the header it takes any
-/// coding (RFC 9110, 12.5.3).
+/// True if a client with this `Accept-Encoding` accepts gzip. A client without the header accepts
+/// any coding (RFC 9110, 12.5.3).
 pub fn takes_gzip(accept_encoding: Option<&str>) -> bool {
     let Some(list) = accept_encoding else {
         return true;

@@ -1,5 +1,5 @@
-//! The certificate of the HTTPS listeners: the administrator's files, or one that the daemon signs
-//! itself for this machine's names, keeps in the directory of the state, and renews.
+//! The certificate of the HTTPS listeners: from the administrator's files, or a self-signed one for
+//! this machine's names, which the daemon keeps in the data directory and renews.
 
 use std::fmt::Write as _;
 use std::io::{ErrorKind, Read};
@@ -21,15 +21,15 @@ use rustls::version::TLS13;
 use tracing::{info, warn};
 use zeroize::Zeroizing;
 
-/// How long a certificate of the daemon is valid, and how long before its end it is renewed.
+/// Validity of the daemon's own certificate, and the time before its end at which it is renewed.
 pub const VALID: Duration = Duration::from_secs(365 * 86_400);
 pub const RENEWED: Duration = Duration::from_secs(30 * 86_400);
-/// Clocks of browsers may be behind by this much.
+/// Time before now at which the validity begins, because clocks of browsers may be slow.
 const SKEW: Duration = Duration::from_secs(86_400);
-/// Most names: a machine may have many addresses.
+/// Most names in a certificate; a machine may have many addresses.
 const MAX_NAMES: usize = 64;
 const FILE: &str = "web-certificate.pem";
-/// Largest file in bytes.
+/// Most bytes of the file.
 const MAX_BYTES: u64 = 64 * 1024;
 /// The first line of the file: `# nacre: until SECONDS for NAME,NAME`.
 const HEAD: &str = "# nacre: until ";
@@ -57,12 +57,12 @@ pub struct Certificate {
     pub config: Arc<ServerConfig>,
     /// `SHA256:` and the digest of the certificate in hexadecimal pairs, as browsers show it.
     pub fingerprint: String,
-    /// When the daemon makes a new one; none: the administrator does.
+    /// Time at which the daemon renews the certificate; `None`: it is the administrator's.
     pub renew_at: Option<SystemTime>,
 }
 
 impl Certificate {
-    /// The administrator's certificate.
+    /// Reads the administrator's certificate and key.
     pub fn of_files(cert: &Path, key: &Path) -> Result<Self, CertificateError> {
         let cert = Named {
             key: "[web] cert",
@@ -88,8 +88,9 @@ impl Certificate {
         })
     }
 
-    /// The daemon's own certificate for these names, from its file unless that is too old or lacks
-    /// a name. `folder`: none: it ends with the daemon.
+    /// The daemon's own certificate for these names: from its file, or a new one if the file's is
+    /// to be renewed or lacks a name. `folder`: the data directory; `None`: the certificate is not
+    /// stored.
     pub fn own(
         folder: Option<&Path>,
         names: &[String],
@@ -162,7 +163,7 @@ fn sorted(names: &[String]) -> Vec<String> {
     names
 }
 
-/// An address, or a host name of letters, digits, hyphens and dots.
+/// True for an IP address, or a host name of letters, digits, hyphens and dots.
 fn is_plain(name: &str) -> bool {
     let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
     name.parse::<std::net::IpAddr>().is_ok()
@@ -203,7 +204,8 @@ fn make(
     Ok(text)
 }
 
-/// The certificate of a file; none if it is missing, lacks a name, or has to be renewed.
+/// Reads the certificate in a file. `None` if the file is missing, a name is missing, or the
+/// certificate is to be renewed.
 fn read(
     path: &Path,
     names: &[String],

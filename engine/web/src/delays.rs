@@ -1,5 +1,6 @@
-//! Delays after wrong passwords, per account and address. A delay ends by itself: no account is
-//! ever locked, and wrong passwords from one address do not delay another one.
+//! Delays after wrong passwords, per origin (an IPv4 address or an IPv6 network), and per account
+//! and origin. A delay ends by itself, so no account is locked; wrong passwords from one origin do
+//! not delay others.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -8,14 +9,15 @@ use std::time::Duration;
 
 use nacre_reactor::{Nanos, Origin};
 
-/// Wrong passwords without a delay: of one account from one address, and from one address.
+/// Number of wrong passwords before the first delay: for one account from one origin, and from one
+/// origin.
 const FREE: u32 = 5;
 const FREE_ADDRESS: u32 = 20;
-/// The delay doubles from a second to this.
+/// Longest delay; delays double from 1 s on.
 const LONGEST: Duration = Duration::from_secs(60);
-/// Wrong passwords are forgotten after so long without another one.
+/// Wrong passwords are forgotten after this time without another one.
 const FORGOTTEN: Duration = Duration::from_secs(15 * 60);
-/// Most entries of each table; the longest unused one makes room.
+/// Most entries of each table; the entry that was unused for longest is replaced.
 const MAX_ENTRIES: usize = 1024;
 
 #[derive(Debug, Clone, Copy)]
@@ -35,7 +37,7 @@ impl Tries {
     }
 }
 
-/// The tables of wrong passwords.
+/// The counts of wrong passwords.
 #[derive(Debug, Default)]
 pub(crate) struct Delays {
     accounts: HashMap<(String, Origin), Tries>,
@@ -43,8 +45,8 @@ pub(crate) struct Delays {
 }
 
 impl Delays {
-    /// Counts a try as wrong until [`Delays::succeed`], so that tries at the same time count.
-    /// Refuses it with the remaining delay.
+    /// Counts an attempt as wrong until [`Delays::succeed`], so that concurrent attempts count. The
+    /// error is the remaining delay.
     pub(crate) fn begin(
         &mut self,
         name: &str,
@@ -67,7 +69,7 @@ impl Delays {
         Ok(())
     }
 
-    /// The delay before the next try.
+    /// The delay before the next attempt.
     pub(crate) fn next(&self, name: &str, address: IpAddr, now: Nanos) -> Duration {
         let origin = Origin::from(address);
         let account = self.accounts.get(&(name.to_owned(), origin));
@@ -77,7 +79,7 @@ impl Delays {
         of(account, FREE).max(of(self.addresses.get(&origin), FREE_ADDRESS))
     }
 
-    /// The try was not judged.
+    /// Undoes [`Delays::begin`] for an attempt whose password was not checked.
     pub(crate) fn take_back(&mut self, name: &str, address: IpAddr) {
         let origin = Origin::from(address);
         let account = self.accounts.get_mut(&(name.to_owned(), origin));
@@ -86,7 +88,8 @@ impl Delays {
         }
     }
 
-    /// The password was right.
+    /// Undoes [`Delays::begin`] for an attempt with the right password, and forgets the account's
+    /// wrong ones from this origin.
     pub(crate) fn succeed(&mut self, name: &str, address: IpAddr) {
         let origin = Origin::from(address);
         self.accounts.remove(&(name.to_owned(), origin));

@@ -1,5 +1,5 @@
 //! The listen addresses of the administration page (`[web] listen` in the configuration), such as
-//! `https://0.0.0.0:8443`: parsed and printed.
+//! `https://0.0.0.0:8443`.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -22,8 +22,8 @@
 //!   server       listeners and connections                      perform
 //! ```
 //!
-//! The engine executes calls and gives live data: [`web::Backend`]. Everything runs on its
-//! management thread; only passwords are hashed elsewhere.
+//! The engine executes calls and supplies live data: [`web::Backend`]. Everything runs on its
+//! management thread, except for the hashing of passwords and the writing of files.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]

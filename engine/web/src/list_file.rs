@@ -1,5 +1,5 @@
-//! [`ListFile`]: a short list of access data in a private file of the state's directory, read at
-//! the start and replaced whole by each change.
+//! [`ListFile`]: a short list of access data in a private file in the data directory. It is read at
+//! the start, and each change replaces the whole file.
 
 use std::cell::RefCell;
 use std::io::{ErrorKind, Read};
@@ -24,7 +24,7 @@ pub(crate) trait Entry: Clone + Serialize + DeserializeOwned + Send + 'static {
 
 const VERSION: u32 = 1;
 
-/// Why the daemon cannot start with this file.
+/// The reason that the daemon cannot start with this file.
 #[derive(Debug, thiserror::Error)]
 #[error("the {key} of the page in {path}: {cause}; repair the file, or move it away to start without {key}", path = path.display())]
 pub struct FileError {
@@ -33,7 +33,7 @@ pub struct FileError {
     cause: String,
 }
 
-/// Why a change was not stored.
+/// The reason that a change was not stored.
 #[derive(Debug, thiserror::Error)]
 #[error("the {key} cannot be stored in {path}: {source}", path = path.display())]
 pub struct StoreError {
@@ -44,14 +44,14 @@ pub struct StoreError {
 
 #[derive(Debug)]
 pub(crate) struct ListFile<T> {
-    /// None: the list ends with the daemon.
+    /// `None`: the list is in memory only.
     path: Option<PathBuf>,
     list: RefCell<Vec<T>>,
     changing: Mutex<()>,
 }
 
 impl<T: Entry> ListFile<T> {
-    /// Reads the list in the directory of the state; a missing file has none.
+    /// Reads the list from `folder`, the data directory; without the file it is empty.
     pub(crate) fn open(folder: Option<&Path>) -> Result<Self, FileError> {
         let path = folder.map(|folder| folder.join(T::FILE));
         let list = match &path {
@@ -77,7 +77,7 @@ impl<T: Entry> ListFile<T> {
         self.list.borrow().clone()
     }
 
-    /// The first entry for which the condition holds.
+    /// The first entry for which `is_wanted` is true.
     pub(crate) fn find(&self, is_wanted: impl Fn(&T) -> bool) -> Option<T> {
         self.list
             .borrow()
@@ -86,7 +86,7 @@ impl<T: Entry> ListFile<T> {
             .cloned()
     }
 
-    /// Changes the list, in memory after the file has it.
+    /// Changes the list: first in the file, then in memory.
     pub(crate) async fn change<E: From<StoreError>>(
         &self,
         change: impl FnOnce(&mut Vec<T>) -> Result<(), E>,

@@ -1,5 +1,5 @@
-//! Live data by server-sent events: one sample each second for all streams, none while there is no
-//! stream. A stream ends with its session or API token, and when its client does not keep up.
+//! Live data by server-sent events: one sample each tick (1 s) for all streams, none without a
+//! stream. A stream ends with its session or API token, or when its client reads too slowly.
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Write as _;
@@ -14,9 +14,9 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use crate::logins::{Logins, SignedIn, now_ms};
 
 pub const MAX_STREAMS: usize = 32;
-/// Most unsent messages of a stream; a stream that exceeds this ends.
+/// Most unsent messages of a stream; a stream with more ends.
 const MAX_BEHIND: usize = 32;
-/// Ticks (seconds) between heartbeats on a stream without other messages.
+/// Number of ticks between heartbeats.
 const HEARTBEAT: u32 = 15;
 /// The delay before the browser reconnects, in milliseconds.
 const RETRY: &str = "retry: 2000\n\n";
@@ -25,19 +25,19 @@ const RETRY: &str = "retry: 2000\n\n";
 pub trait Source: 'static {
     fn phase(&self) -> &'static str;
 
-    /// True while there are streams; the source may prepare its samples.
+    /// Called with true when the first stream opens, and with false when the last one has ended.
     fn watch(&self, watched: bool);
 
-    /// The metrics that changed since the last call; `None`: there is no sample yet.
+    /// The metrics since the last call. `None`: there is no earlier sample.
     fn metrics(&self) -> impl Future<Output = Option<Value>>;
 
     /// The id of the next event.
     fn next_event(&self) -> u64;
 
-    /// The stored events with these ids, with their JSON.
+    /// The stored events with ids from `from` to before `before`, with their JSON.
     fn events(&self, from: u64, before: u64) -> Vec<(u64, String)>;
 
-    /// The kinds of objects that calls have changed since the last call.
+    /// The kinds of objects that may have changed since the last call.
     fn take_changed(&self) -> Vec<&'static str>;
 }
 
@@ -75,8 +75,8 @@ impl<S: Source> Live<S> {
         self.streams.borrow().len()
     }
 
-    /// Opens a stream; `None`: too many are open. `last`: the id of the last event that the client
-    /// has.
+    /// Opens a stream. `None`: [`MAX_STREAMS`] are open. `last`: id of the last event that the
+    /// client has.
     pub fn open(self: &Rc<Self>, of: SignedIn, last: Option<u64>) -> Option<mpsc::Receiver<Bytes>> {
         let mut streams = self.streams.borrow_mut();
         streams.retain(|stream| !stream.sender.is_closed());
@@ -145,14 +145,14 @@ impl<S: Source> Live<S> {
         self.source.watch(false);
     }
 
-    /// Ends the streams of sessions and tokens that are over; false: no stream is left.
+    /// Ends streams whose client, session or API token is gone. False: no stream is left.
     fn has_streams(&self) -> bool {
         let mut streams = self.streams.borrow_mut();
         streams.retain(|stream| !stream.sender.is_closed() && self.logins.is_valid(&stream.of));
         !streams.is_empty()
     }
 
-    /// Sends to all streams, and ends those that are too far behind.
+    /// Sends to all streams, and ends those with too many unsent messages.
     fn send(&self, bytes: &Bytes) {
         let mut streams = self.streams.borrow_mut();
         streams.retain(|stream| stream.sender.try_send(bytes.clone()).is_ok());

@@ -1,5 +1,5 @@
-//! [`Logins`]: the users of the page. Accounts, sessions, delays and the set-up code, and the acts
-//! on them; the HTTP server and the RPC methods call it.
+//! [`Logins`]: the users of the page with their accounts, API tokens, sessions, delays and the
+//! set-up code. The HTTP server and RPC methods call it.
 
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -20,13 +20,14 @@ use crate::passwords::{self, Cost, PasswordError, Passwords};
 use crate::sessions::{Sessions, Token, TokenId};
 use crate::setup_code::SetupCode;
 
-/// The name under which tries of the set-up code count. No account can have it.
+/// The account name under which attempts with the set-up code are counted. No account can have it.
 const SETUP: &str = ":setup";
 
-/// Why a name and password, or a set-up code, open no session.
+/// The reason that a name and password, or a set-up code, opened no session.
 #[derive(Debug, thiserror::Error)]
 pub enum LoginError {
-    /// Wrong, or too early after wrong ones. The delay before the next try.
+    /// Wrong, or sent before the delay after wrong ones has ended. The value is the delay before
+    /// the next attempt.
     #[error("wrong name or password")]
     Wrong(Duration),
     #[error("wrong set-up code")]
@@ -50,7 +51,7 @@ pub struct Logins {
     passwords: Passwords,
     sessions: RefCell<Sessions>,
     delays: RefCell<Delays>,
-    /// While there is no account.
+    /// The set-up code; `None` once there is an account.
     code: RefCell<Option<SetupCode>>,
     clock: Clock,
 }
@@ -65,7 +66,7 @@ pub struct SignedIn {
     pub role: Role,
 }
 
-/// How a request shows its user.
+/// The proof of identity in a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
     /// The cookie of a session.
@@ -82,7 +83,7 @@ pub enum OpenError {
 }
 
 impl Logins {
-    /// `folder`: where accounts are stored; none: they end with the daemon.
+    /// `folder`: the data directory; `None`: accounts and tokens are in memory only.
     pub fn open(folder: Option<&Path>, cost: Cost, clock: Clock) -> Result<Rc<Self>, OpenError> {
         let accounts = Accounts::open(folder)?;
         let tokens = ApiTokens::open(folder)?;
@@ -115,17 +116,18 @@ impl Logins {
         self.account(name).map(|account| account.role)
     }
 
-    /// True while the set-up code is wanted.
+    /// True while there is no account, so that the set-up code is needed.
     pub fn wants_setup(&self) -> bool {
         self.accounts.is_empty()
     }
 
-    /// The set-up code while there is no account.
+    /// The set-up code; `None` once there is an account.
     pub fn setup_code(&self) -> Option<Zeroizing<String>> {
         self.code.borrow().as_ref().map(SetupCode::shown)
     }
 
-    /// The account of a session. `active`: this is a request of the user.
+    /// The account of a session. `active`: the request is an act of the user, which prolongs the
+    /// session.
     pub fn signed_in(&self, id: TokenId, active: bool) -> Option<SignedIn> {
         let now = self.clock.now();
         let name = self.sessions.borrow().account(id, now)?.to_owned();
@@ -141,7 +143,7 @@ impl Logins {
         })
     }
 
-    /// The API token with this secret, unless its time is over.
+    /// The API token with this secret, unless it has expired.
     pub fn program(&self, secret: &str) -> Option<SignedIn> {
         let id = api_tokens::id_of(secret)?;
         let token = self.tokens.valid(id, now_ms())?;
@@ -153,7 +155,7 @@ impl Logins {
         })
     }
 
-    /// As [`Logins::is_valid`] of a request that takes long. Its session is in use meanwhile.
+    /// As [`Logins::is_valid`], for a request that takes long and keeps its session in use.
     pub fn goes_on(&self, of: &SignedIn) -> bool {
         match of.by {
             By::Session => self.signed_in(of.id, true).is_some(),
@@ -161,7 +163,7 @@ impl Logins {
         }
     }
 
-    /// False: the session or the API token is over.
+    /// False once the session or the API token has ended.
     pub fn is_valid(&self, of: &SignedIn) -> bool {
         match of.by {
             By::Session => self.signed_in(of.id, false).is_some(),
@@ -173,7 +175,7 @@ impl Logins {
         self.tokens.list()
     }
 
-    /// Makes an API token and returns its secret. `validity`: none: until it is deleted.
+    /// Creates an API token and returns its secret. `validity`: `None`: until it is deleted.
     pub async fn create_api_token(
         &self,
         name: &str,
@@ -187,7 +189,7 @@ impl Logins {
         self.tokens.delete(name).await
     }
 
-    /// Opens a session with a name and password.
+    /// Opens a session for a name and password.
     pub async fn login(
         &self,
         name: &str,
@@ -198,7 +200,7 @@ impl Logins {
         Ok(self.open_session(name)?)
     }
 
-    /// Checks the password of an account, with the delays.
+    /// Verifies the password of an account, subject to the delays.
     async fn verify(
         &self,
         name: &str,
@@ -251,7 +253,8 @@ impl Logins {
         self.sessions.borrow_mut().close(id);
     }
 
-    /// Makes the first account, an admin, and opens a session of it. The code works once.
+    /// Creates the first account, with the role admin, and opens a session for it. The set-up code
+    /// works once.
     pub async fn set_up(
         &self,
         code: &str,
@@ -323,7 +326,7 @@ impl Logins {
         Ok(())
     }
 
-    /// Changes role and password of an account, and ends its sessions.
+    /// Changes the role or the password of an account, and ends its sessions.
     pub async fn change(
         &self,
         name: &str,
@@ -357,7 +360,7 @@ impl Logins {
         Ok(())
     }
 
-    /// Changes the user's own password: other sessions of the account end, this one is replaced.
+    /// Changes the user's own password. Ends all sessions of the account, and opens a new one.
     pub async fn change_own(
         &self,
         name: &str,
@@ -386,7 +389,7 @@ impl Logins {
     }
 }
 
-/// Refuses a list that no account could change any more.
+/// Refuses a list without an account with the role admin. `name`: the account to name in the error.
 fn has_admin(list: &[Account], name: &str) -> Result<(), AccountError> {
     if list.iter().any(|account| account.role == Role::Admin) {
         return Ok(());

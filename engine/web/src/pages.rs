@@ -9,12 +9,13 @@
 //!   POST /api/upload      a file of an admin, see upload
 //! ```
 //!
-//! A POST must have `Content-Type: application/json` (an upload: `application/octet-stream`),
-//! `X-Nacre` and an `Origin` that equals `Host`. For such a request of another origin's page, the
-//! browser asks here first, and that question has no answer.
+//! A POST must have `Content-Type: application/json` (an upload: `application/octet-stream`), the
+//! header `X-Nacre`, and an `Origin` that equals `Host`. A page of another origin can send such a
+//! request only after a CORS preflight request, which this server does not grant.
 //!
-//! A program sends `Authorization: Bearer TOKEN` instead, which no browser does by itself: such a
-//! request needs neither `X-Nacre` nor `Origin`. It may call, see its role and read live data.
+//! A program sends `Authorization: Bearer TOKEN` instead, which browsers do not send on their own:
+//! such a request needs neither `X-Nacre` nor `Origin`. A program may make calls, read its role and
+//! live data, and upload a file.
 
 use std::rc::Rc;
 
@@ -35,12 +36,12 @@ use crate::logins::{By, SignedIn};
 use crate::sessions::Token;
 use crate::web::{Answer, Backend, Client, Web};
 
-/// The content type of every POST but an upload.
+/// Content type of every POST except for an upload.
 const JSON: &str = "application/json";
-/// Largest body of any POST but a call or an upload.
+/// Most bytes of the body of a POST, except for calls and uploads.
 const MAX_SMALL_BYTES: usize = 8 * 1024;
-/// The header that only our page sends. The value `background`: the request is no act of the user,
-/// and does not prolong the session.
+/// A header that only our page sends. With the value `background` the request is not an act of the
+/// user, and does not prolong the session.
 const OURS: HeaderName = HeaderName::from_static("x-nacre");
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'self'; \
@@ -129,7 +130,7 @@ async fn route<B: Backend>(
     }
 }
 
-/// A file of the page. Only names of the list are found, so there is nothing to traverse.
+/// A file of the page. Only paths of the embedded list exist, so there is no path traversal.
 fn asset<B: Backend>(web: &Web<B>, path: &str, headers: &HeaderMap) -> Response<Answer> {
     let Some(asset) = web.assets.find(path) else {
         return plain(StatusCode::NOT_FOUND, "there is no such file\n");
@@ -269,7 +270,7 @@ async fn post<B: Backend>(
     }
 }
 
-/// Stores the file of an admin. A program may send one, too.
+/// Stores a file that an admin or a program with that role sends.
 async fn upload<B: Backend>(
     web: &Web<B>,
     request: Request<Incoming>,
@@ -340,7 +341,7 @@ async fn upload<B: Backend>(
     }
 }
 
-/// A slot of the requests being answered.
+/// One of the bounded number of requests that are being answered.
 struct RequestTurn(Rc<tokio::sync::Semaphore>);
 
 impl Drop for RequestTurn {
@@ -367,7 +368,7 @@ fn of_reply<B: Backend>(web: &Web<B>, reply: Reply, client: Client) -> Response<
     }
 }
 
-/// Reads the body within its limits.
+/// Reads the body, within limits of its size and time.
 async fn body<B: Backend>(
     web: &Web<B>,
     request: Request<Incoming>,
@@ -428,7 +429,7 @@ fn check_content_type(headers: &HeaderMap, wanted: &str) -> Result<(), &'static 
     Ok(())
 }
 
-/// Refuses a request that a page of another origin could make the browser send.
+/// Refuses a request that a page of another origin could make a browser send.
 fn check_ours(headers: &HeaderMap, client: Client) -> Result<(), &'static str> {
     if the_only(headers, &OURS).is_none() {
         return Err("the header X-Nacre is missing");
@@ -442,8 +443,9 @@ fn check_ours(headers: &HeaderMap, client: Client) -> Result<(), &'static str> {
     }
 }
 
-/// The user or program of a request. A request with a bearer token has no other identity, also if
-/// the token is not valid: that is an error. Other schemes are those of a proxy before the page.
+/// The user or program of a request. With a bearer token, cookies do not count, and an invalid
+/// token is an error. Other authorization schemes are ignored: they are for a proxy in front of the
+/// page.
 fn signed_in<B: Backend>(
     web: &Web<B>,
     headers: &HeaderMap,
@@ -566,7 +568,7 @@ fn empty(status: StatusCode) -> Response<Answer> {
     response
 }
 
-/// Ends the connection after the answer: the request may have a body that was not read.
+/// Closes the connection after the response, because the request may have an unread body.
 fn closing(mut response: Response<Answer>) -> Response<Answer> {
     let close = HeaderValue::from_static("close");
     response.headers_mut().insert(header::CONNECTION, close);

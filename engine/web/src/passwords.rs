@@ -1,4 +1,4 @@
-//! Hashes and verifies passwords with argon2id, on helper threads, a few at a time.
+//! Hashes and verifies passwords with argon2id, on helper threads, two at a time.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use zeroize::Zeroizing;
 /// Shortest and longest password in bytes.
 pub const MIN_BYTES: usize = 12;
 pub const MAX_BYTES: usize = 256;
-/// Passwords that are hashed at a time: each takes memory and a processor.
+/// Most passwords that are hashed at a time; each takes memory and a processor.
 const AT_ONCE: usize = 2;
-/// Most requests that wait for their turn.
+/// Most requests that wait to be hashed.
 const MAX_WAITING: usize = 32;
 
-/// The price of one hash.
+/// The cost parameters of argon2id.
 #[derive(Debug, Clone, Copy)]
 pub struct Cost {
     pub memory_kib: u32,
@@ -24,7 +24,7 @@ pub struct Cost {
 }
 
 impl Default for Cost {
-    /// The first recommendation of OWASP for argon2id.
+    /// OWASP's first recommendation for argon2id.
     fn default() -> Self {
         Self {
             memory_kib: 19 * 1024,
@@ -47,7 +47,7 @@ pub enum PasswordError {
     Failed,
 }
 
-/// Checks a new password of this account.
+/// Checks a new password of the account `name`.
 pub fn check(name: &str, password: &str) -> Result<(), PasswordError> {
     match password.len() {
         ..MIN_BYTES => Err(PasswordError::Short),
@@ -85,7 +85,7 @@ impl Passwords {
         .await?
     }
 
-    /// True if the password has this hash. Without a hash it takes the same time.
+    /// True if the password has this hash. Takes the same time without a hash.
     pub async fn verify(
         &self,
         password: Zeroizing<String>,
@@ -107,7 +107,7 @@ impl Passwords {
         Ok(is_known && is_right)
     }
 
-    /// The hash of no password, with the usual price.
+    /// A hash that no password has, with the configured cost.
     fn unknown(&self) -> String {
         let Cost { memory_kib, passes } = self.cost;
         let (salt, hash) = ("A".repeat(22), "A".repeat(43));
@@ -137,7 +137,7 @@ fn argon2(cost: Cost) -> Result<Argon2<'static>, PasswordError> {
     Ok(Argon2::new(Algorithm::Argon2id, Version::V0x13, params))
 }
 
-/// A request that waits for its turn.
+/// A request that waits to be hashed; counts until it is dropped.
 struct Waiting<'a>(&'a Cell<usize>);
 
 impl<'a> Waiting<'a> {

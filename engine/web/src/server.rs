@@ -1,5 +1,5 @@
-//! The listeners of the administration page: accepts TCP connections, does the TLS handshakes, and
-//! serves HTTP/1.1 within limits of number, size and time. [`crate::pages`] answers the requests.
+//! The listeners of the page: TLS, connections, and their limits. [`crate::pages`] answers the
+//! requests.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ use crate::web::{Backend, Client, MAX_CLIENTS, Web};
 
 /// Most headers of a request.
 const MAX_HEADERS: usize = 64;
-/// Largest request line with its headers, in bytes.
+/// Most bytes of a request line with its headers.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
 
 /// A listening TCP socket of the administration page, for HTTPS or plain HTTP.
@@ -50,7 +50,7 @@ impl Listener {
         }
     }
 
-    /// The bound address; in place of port 0, with the port that the system chose.
+    /// The address, with the actual port if 0 was configured.
     pub fn endpoint(&self) -> std::io::Result<Endpoint> {
         Ok(Endpoint {
             address: self.socket.local_addr()?,
@@ -60,9 +60,7 @@ impl Listener {
 }
 
 impl<B: Backend> Web<B> {
-    /// Accepts clients and serves each in a local task; never returns. If [`MAX_CLIENTS`] are
-    /// connected, a new client replaces an older one. HTTPS clients are accepted at least
-    /// [`HANDSHAKE_INTERVAL`] apart.
+    /// Accepts clients, forever.
     pub async fn serve(self: Rc<Self>, listener: Listener) {
         loop {
             let (stream, address) = match listener.socket.accept().await {

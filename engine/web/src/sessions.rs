@@ -1,5 +1,4 @@
-//! Sessions of the administration page's users. They are in memory only, so they end with the
-//! daemon.
+//! The sessions of the page's users. They are in memory only, so they end with the daemon.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,9 +10,9 @@ use zeroize::Zeroizing;
 
 /// Longest duration of a session.
 pub const LONGEST: Duration = Duration::from_secs(12 * 3600);
-/// A session without a request for this time ends.
+/// A session without an act of its user for this time ends.
 pub const IDLE: Duration = Duration::from_secs(30 * 60);
-/// Most sessions of one account. A further one replaces the one that has been idle for longest.
+/// Most sessions of one account. A further one replaces the one that was idle for longest.
 pub const MAX_OF_ACCOUNT: usize = 16;
 
 /// The secret of a session or of an API token: 256 random bits, written as 64 hexadecimal digits.
@@ -32,7 +31,7 @@ impl Token {
         Ok(Self(hexadecimal(&bytes)))
     }
 
-    /// Parses the token of a request. `None`: the text has another form.
+    /// Parses a token. `None`: the text does not have its form.
     pub fn parse(text: &str) -> Option<Self> {
         let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
         let is_token = text.len() == 64 && text.bytes().all(is_digit);
@@ -43,7 +42,7 @@ impl Token {
         &self.0
     }
 
-    /// The digest of the token, which is no secret.
+    /// The digest of the token, which is not secret.
     pub fn id(&self) -> TokenId {
         let digest = digest(&SHA256, self.0.as_bytes());
         TokenId(digest.as_ref().try_into().expect("32 bytes"))
@@ -61,8 +60,8 @@ fn hexadecimal(bytes: &[u8; 32]) -> Zeroizing<String> {
     text
 }
 
-/// The digest of a token, by which the daemon finds it: the time of the search depends on the
-/// digest, and so reveals nothing about the token.
+/// The SHA-256 digest of a token, by which the daemon searches. So the time of a search reveals
+/// nothing about the token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TokenId([u8; 32]);
 
@@ -114,13 +113,13 @@ impl Sessions {
         Ok(token)
     }
 
-    /// The account of a session; `None` if there is no such session, or it has ended.
+    /// The account of a session. `None`: there is no such session, or it has ended.
     pub fn account(&self, id: TokenId, now: Nanos) -> Option<&str> {
         let session = self.0.get(&id).filter(|session| !session.is_over(now))?;
         Some(&session.name)
     }
 
-    /// Notes a request of the user: the session is not idle.
+    /// Resets the idle time of a session, after an act of the user.
     pub fn touch(&mut self, id: TokenId, now: Nanos) {
         if let Some(session) = self.0.get_mut(&id)
             && !session.is_over(now)
@@ -133,7 +132,7 @@ impl Sessions {
         self.0.remove(&id);
     }
 
-    /// Ends the sessions of an account that has changed or is gone.
+    /// Ends the sessions of an account that was changed or deleted.
     pub fn close_of(&mut self, name: &str) {
         self.0.retain(|_, session| session.name != name);
     }

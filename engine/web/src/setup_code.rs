@@ -1,14 +1,14 @@
-//! The setup code of the administration page: the machine shows it on its own screen, and the user
-//! who types it into the page may create the first account.
+//! The set-up code of the administration page. The machine shows it on its own screen; a user who
+//! types it into the page may create the first account.
 
 use std::fmt;
 
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-/// 32 letters and digits of which no two look alike.
+/// 32 letters and digits without pairs that look alike.
 const LETTERS: &[u8; 32] = b"23456789ABCDEFGHJKLMNPQRSTUVWXYZ";
-/// 12 of 32 letters are 60 bits: too many codes to try, because wrong ones cause delays.
+/// 12 of 32 letters are 60 bits, too many to guess, because wrong codes cause delays.
 const LENGTH: usize = 12;
 const GROUP: usize = 4;
 
@@ -31,7 +31,7 @@ impl SetupCode {
         Ok(Self(Zeroizing::new(letters.collect())))
     }
 
-    /// The code in groups of letters, as it is shown.
+    /// The code in groups of letters, for display.
     pub(crate) fn shown(&self) -> Zeroizing<String> {
         let mut shown = Zeroizing::new(String::with_capacity(LENGTH + LENGTH / GROUP));
         for (at, letter) in self.0.chars().enumerate() {
@@ -43,7 +43,7 @@ impl SetupCode {
         shown
     }
 
-    /// True if the typed text is the code; case, spaces and hyphens do not matter.
+    /// True if the text is the code, regardless of case, spaces and hyphens.
     pub(crate) fn is(&self, typed: &str) -> bool {
         let typed: Zeroizing<String> = Zeroizing::new(
             typed

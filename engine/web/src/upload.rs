@@ -1,7 +1,8 @@
 //! `POST /api/upload`: a file for the machine, which an admin sends, such as an update bundle.
 //!
-//! One upload at a time. The bytes go to a file beside the last upload, which they replace when all
-//! have arrived. The file is only stored: an RPC method of the engine checks and uses it.
+//! One upload runs at a time. The bytes go to a new file, which replaces the last upload when all
+//! have arrived. If the disk has no room for both, the last upload is removed first. The file is
+//! only stored: an RPC method of the engine checks and uses it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -17,33 +18,33 @@ use nacre_engine_rpc::RpcError;
 use nacre_engine_rpc::error::Errno;
 use tokio::sync::mpsc;
 
-/// Parts of a body that wait for the disk.
+/// Most parts of a body that wait to be written.
 const QUEUE: usize = 16;
-/// Most bytes that are read of an upload that the machine does not take.
+/// Most bytes that are read and dropped of an upload to a machine that takes none.
 const MOST_IGNORED: u64 = 1 << 30;
-/// Space that stays free for the daemon's state.
+/// Bytes of the file system that stay free, for the daemon's state.
 const RESERVE: u64 = 256 * 1024 * 1024;
 
-/// Where uploads go.
+/// The place of uploaded files, and their limits.
 #[derive(Debug, Clone)]
 pub struct UploadPlace {
-    /// The uploaded file. Its folder is made by the first upload.
+    /// Path of the uploaded file. The first upload creates the folder.
     pub file: PathBuf,
     /// Most bytes of an upload.
     pub most: u64,
-    /// Free bytes of the file system of a folder.
+    /// Returns the free bytes of a folder's file system.
     pub free_bytes: fn(&Path) -> io::Result<u64>,
 }
 
-/// The place of uploads, with the one that runs.
+/// The place of uploads, and whether one runs.
 #[derive(Debug)]
 pub(crate) struct Uploads {
     place: Option<UploadPlace>,
     busy: Arc<AtomicBool>,
 }
 
-/// The turn of an upload. Its writer has it: a client that goes away leaves the writer for a
-/// moment.
+/// Marks an upload as running. The writer thread holds it, and may run a moment longer than the
+/// client's request.
 struct UploadTurn(Arc<AtomicBool>);
 
 impl Drop for UploadTurn {
@@ -60,10 +61,9 @@ impl Uploads {
         }
     }
 
-    /// Stores a body of this length. An error leaves the last upload as it was, unless there was
-    /// room for one only. `patience`: the
-    /// longest time without a byte. `goes_on`: whether the client still may upload, which it is
-    /// asked with each piece.
+    /// Stores a body of `length` bytes. After an error the last upload is unchanged, unless it was
+    /// removed to make room. `patience`: longest wait for the next bytes. `goes_on` is called for
+    /// each part; false ends the upload, because the client may not upload any more.
     pub(crate) async fn store(
         &self,
         mut body: Incoming,
@@ -152,7 +152,8 @@ impl Uploads {
     }
 }
 
-/// Reads the rest of a refused body, within bounds.
+/// Reads the rest of a refused body: at most `most` bytes, waiting at most `patience` for each
+/// part.
 async fn ignore(body: &mut Incoming, most: u64, patience: Duration) {
     let mut read = 0;
     while let Ok(Some(Ok(frame))) = tokio::time::timeout(patience, body.frame()).await {

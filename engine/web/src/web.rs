@@ -1,4 +1,5 @@
-//! [`Web`]: what all listeners and requests of the page share, and the body of an answer.
+//! [`Web`]: the state that all listeners and requests of the page share, and the body of a
+//! response.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -22,14 +23,14 @@ use crate::live::{Live, Source};
 use crate::logins::Logins;
 use crate::upload::{UploadPlace, Uploads};
 
-/// Most clients at a time, streams included: a browser has up to six connections.
+/// Most clients at a time, streams included; a browser opens up to six connections.
 pub const MAX_CLIENTS: usize = 128;
-/// Most POST requests being answered at a time.
+/// Most POST requests that are being answered at a time.
 const MAX_RUNNING: usize = 64;
 /// Shortest interval between equal log lines about clients.
 const LOG_INTERVAL: Duration = Duration::from_secs(600);
 
-/// The executor of calls, the source of live data, and the record of acts.
+/// The engine: executes calls, supplies live data, and records acts.
 pub trait Backend: Dispatch + Source + Trail {}
 
 impl<B: Dispatch + Source + Trail> Backend for B {}
@@ -37,13 +38,13 @@ impl<B: Dispatch + Source + Trail> Backend for B {}
 /// Time limits; tests have shorter ones.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// For the head of a request, also after the last answer on a connection.
+    /// For the head of a request; also the longest idle time between two requests of a connection.
     pub head: Duration,
     /// For the body of a request.
     pub body: Duration,
-    /// Without a byte that the client reads.
+    /// For a client to accept some bytes of a response.
     pub write: Duration,
-    /// Between samples of the live data.
+    /// Interval of the samples of live data.
     pub tick: Duration,
 }
 
@@ -58,7 +59,7 @@ impl Default for Limits {
     }
 }
 
-/// The page's server; all listeners share it.
+/// The server of the page, which all listeners share.
 pub struct Web<B> {
     pub(crate) backend: Rc<B>,
     pub(crate) logins: Rc<Logins>,
@@ -79,17 +80,17 @@ impl<B> fmt::Debug for Web<B> {
     }
 }
 
-/// Facts for the page.
+/// Facts that the page shows.
 #[derive(Debug, Clone)]
 pub struct About {
     pub version: String,
-    /// The machine's name; may be replaced at any time.
+    /// The machine's host name; may be replaced at any time.
     pub host: Rc<RefCell<String>>,
-    /// None: the machine takes no uploads.
+    /// `None`: the machine takes no uploads.
     pub uploads: Option<UploadPlace>,
 }
 
-/// The other end of a connection.
+/// The client of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Client {
     pub(crate) address: SocketAddr,
@@ -97,7 +98,7 @@ pub(crate) struct Client {
 }
 
 impl<B: Backend> Web<B> {
-    /// `certificate`: for the HTTPS listeners; may be replaced at any time.
+    /// `certificate`: that of the HTTPS listeners; may be replaced at any time.
     pub fn new(
         backend: Rc<B>,
         logins: Rc<Logins>,
@@ -121,7 +122,7 @@ impl<B: Backend> Web<B> {
         })
     }
 
-    /// Writes a log line about clients, with the number of such cases since the last one; limited.
+    /// Writes a rate-limited log line about clients. `write` gets the number of its occurrences.
     pub(crate) fn log(&self, line: &'static str, write: impl FnOnce(u64)) {
         let admitted = self.log_limit.borrow_mut().admit(line, Clock::real().now());
         if let Some(left_out) = admitted {
@@ -129,7 +130,8 @@ impl<B: Backend> Web<B> {
         }
     }
 
-    /// True if browsers may insist on HTTPS from now on: the administrator's certificate is in use.
+    /// True if the administrator's certificate is in use, so that HSTS may make browsers require
+    /// HTTPS.
     pub(crate) fn has_real_certificate(&self) -> bool {
         let certificate = self.certificate.borrow();
         certificate
@@ -138,7 +140,7 @@ impl<B: Backend> Web<B> {
     }
 }
 
-/// The body of an answer.
+/// The body of a response.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Whole(Option<Bytes>),

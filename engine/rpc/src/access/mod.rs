@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use super::error::{Errno, RpcError};
 use super::subject::Subject;
 
-/// The reach of a method: reading, operating, administration or keys.
+/// The classes of methods: reading, operating, administration and keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
     /// Reads what viewers may see.
@@ -51,7 +51,7 @@ impl Class {
         }
     }
 
-    /// True if each call is a line of the audit log.
+    /// True if each call has a line in the audit log.
     pub fn is_audited(self) -> bool {
         self != Self::Read
     }
@@ -66,7 +66,7 @@ impl Class {
     }
 }
 
-/// The rights of a client, from the fewest to all.
+/// The roles of clients; each has all rights of the ones before it.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
@@ -94,27 +94,27 @@ impl Role {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
     pub identity: Identity,
-    /// Name of the program, as it calls itself. Empty for a client over TLS.
+    /// Name of the program, as the process gives it. Empty for a client over TLS.
     pub program: String,
 }
 
-/// The identity of a client, with the means that proves it.
+/// The identity of a client, by the means that proves it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Identity {
-    /// The kernel, for a process of this machine.
+    /// A process of this machine, with the credentials that the kernel gives.
     Local(Credentials),
     /// A certificate with this subject, for a client over TLS.
     Certificate {
         subject: Subject,
         address: SocketAddr,
     },
-    /// A password, for a user of the administration page with this account.
+    /// A user of the administration page, who signed in to this account.
     Account {
         name: String,
         role: Role,
         address: SocketAddr,
     },
-    /// The secret of this API token, for a program that uses the page's listener.
+    /// A program that sent the secret of this API token to the page's listener.
     ApiToken {
         name: String,
         role: Role,
@@ -170,7 +170,7 @@ pub struct NoMember(String);
 impl Member {
     pub const FORMS: &'static str = "write uid:1000, user:alice, gid:27 or group:storage";
 
-    /// The user or group with its id; `None`: the machine has no such name. May ask the network.
+    /// The user or group with its id; `None`: the machine has no such name. May query the network.
     pub fn resolve(&self) -> Result<Option<Principal>> {
         match self.id() {
             Some(principal) => Ok(Some(principal)),
@@ -178,7 +178,7 @@ impl Member {
         }
     }
 
-    /// The user or group of an entry that is a number.
+    /// The user or group of an entry that is a number; `None` for a name.
     fn id(&self) -> Option<Principal> {
         match self {
             Self::Uid(uid) => Some(Principal::User(*uid)),
@@ -249,12 +249,13 @@ pub struct Members {
 }
 
 impl Members {
-    /// The members, and a text for each that the machine does not know. May ask the network.
+    /// The members, and a text for each name that the machine does not have. May query the network.
     pub fn resolve(texts: &[String]) -> (Self, Vec<String>) {
         Self::resolve_with(texts, Member::resolve)
     }
 
-    /// As [`Members::resolve`], without names: the name service has not answered within `limit`.
+    /// As [`Members::resolve`], without looking up names. The texts are about a name service that
+    /// has not answered within `limit`.
     pub fn without_names(texts: &[String], limit: Duration) -> (Self, Vec<String>) {
         let late = || {
             let seconds = limit.as_secs();
@@ -326,7 +327,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// The role of a client; `None`: it may not call anything.
+    /// The role of a client. `None`: it may not call anything.
     pub fn role(&self, identity: &Identity) -> Option<Role> {
         let credentials = match identity {
             Identity::Local(credentials) => credentials,
@@ -370,7 +371,7 @@ impl Access {
         }
     }
 
-    /// The refusal of a client without a role.
+    /// The error for a client without a role.
     pub fn stranger(&self, caller: &Caller) -> RpcError {
         let cause = format!("{caller} has no role: it may not command this daemon");
         let Some((table, line)) = self.with_member(Role::Viewer, caller) else {
@@ -387,7 +388,7 @@ impl Access {
         ))
     }
 
-    /// The refusal of a call that [`Access::permits`] denies.
+    /// The error for a call that [`Access::permits`] denies.
     pub fn refusal(&self, caller: &Caller, role: Role, method: &str, class: Class) -> RpcError {
         let cause = format!(
             "{method} is of class {}, and {caller} has the role {}",
@@ -420,8 +421,8 @@ impl Access {
         RpcError::errno(Errno::EACCES, cause).remedy(remedy)
     }
 
-    /// The table and line of the configuration that give the role to the client. `None`: no
-    /// setting does.
+    /// The table and the line of the configuration that would give the role to the client. `None`:
+    /// no setting can.
     fn with_member(&self, role: Role, caller: &Caller) -> Option<(&'static str, String)> {
         Some(match &caller.identity {
             Identity::Local(credentials) => {
@@ -460,7 +461,7 @@ impl Access {
     }
 }
 
-/// `operator = ["a", "b"]`
+/// A line of the configuration: `operator = ["a", "b"]`.
 fn list<'a>(role: Role, texts: impl Iterator<Item = &'a str>) -> String {
     let texts: Vec<String> = texts.map(|text| format!("\"{text}\"")).collect();
     format!("{} = [{}]", role.word(), texts.join(", "))
@@ -478,13 +479,12 @@ pub struct Actor {
     pub local: bool,
 }
 
-/// The role of the client whose call the current task executes. The daemon's own calls are an
-/// admin's.
+/// The role of the client whose call the current task executes. Admin for the daemon's own calls.
 pub fn role() -> Role {
     actor().role
 }
 
-/// As [`role`], with its origin.
+/// As [`role`], with the client's origin.
 pub fn actor() -> Actor {
     let own = Actor {
         role: Role::Admin,
@@ -493,12 +493,13 @@ pub fn actor() -> Actor {
     ACTOR.try_with(|actor| *actor).unwrap_or(own)
 }
 
-/// Executes a client's call: [`actor`] returns this client in it.
+/// Executes `work` for a client: [`actor`] and [`role`] return that client in it.
 pub async fn acting_as<T>(actor: Actor, work: impl Future<Output = T>) -> T {
     ACTOR.scope(actor, work).await
 }
 
-/// Refuses a parameter that gives a method more than its class allows.
+/// Refuses a parameter if the client's role may not call methods of `class`. For parameters that do
+/// more than the class of their method allows.
 pub fn require(class: Class, parameter: &'static str) -> std::result::Result<(), RpcError> {
     let role = role();
     if role >= class.role() {

@@ -35,15 +35,15 @@ pub const MAX_INFLIGHT: usize = 64;
 /// Largest answer in bytes: the size of SPDK's send buffer.
 pub const MAX_ANSWER_BYTES: usize = 32 * 1024 * 1024;
 const WRITE_DEADLINE: Duration = Duration::from_secs(60);
-/// How long a closed client may take to read the reason, and the most clients in that state.
+/// Time for which a refused client may read the reason, and the most clients in that state.
 const FAREWELL: Duration = Duration::from_millis(500);
 const REFUSED_AT_ONCE: usize = 64;
-/// Shortest interval between equal log lines about full places.
+/// Shortest interval between equal log lines about refused or replaced clients.
 const SAID_AGAIN: Duration = Duration::from_secs(600);
 
-/// Executes calls. Must bound each call's time itself.
+/// Executes calls. An implementation must limit each call's time.
 pub trait Dispatch: 'static {
-    /// Decides whether a client may call anything.
+    /// Refuses a client that may not call anything.
     fn admit(&self, caller: &Caller) -> Result<(), RpcError>;
 
     fn call(
@@ -137,8 +137,8 @@ impl Admission {
         }
     }
 
-    /// Calls `write` unless the line was written recently. Passes the number of its occurrences
-    /// since then.
+    /// Calls `write` with the number of the line's occurrences, unless the line was written
+    /// recently.
     pub(super) fn log(&self, line: LogLine, write: impl FnOnce(u64)) {
         if let Some(suppressed) = self.log_limit.borrow_mut().admit(line, Clock::real().now()) {
             write(suppressed + 1);
@@ -184,7 +184,7 @@ impl Admission {
         }
     }
 
-    /// Sends a client the reason of its refusal, and closes it.
+    /// Sends a client the reason of its refusal, then closes the connection.
     pub(super) fn refuse(
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
@@ -216,8 +216,8 @@ fn replaced(max_clients: usize) -> RpcError {
         .remedy("connect again, or raise [rpc] max_clients in the configuration")
 }
 
-/// Waits until the client closes: with unread data from it, closing now would reset the connection
-/// and lose the reason.
+/// Waits until the client closes the connection: closing it with unread data from the client would
+/// reset it, and the reason would be lost.
 async fn farewell(mut stream: impl AsyncRead + AsyncWrite + Unpin, error: RpcError) {
     let told = stream.write_all(&line(&answer(None, Err(error)))).await;
     if told.is_ok() && stream.shutdown().await.is_ok() {
@@ -231,7 +231,7 @@ struct Refusal {
     error: RpcError,
 }
 
-/// The client at the other end, if it may call anything.
+/// The client of the connection; an error if it may not call anything.
 fn admit<D: Dispatch>(stream: &UnixStream, dispatch: &D) -> Result<Caller, Refusal> {
     let credentials = credentials(stream).map_err(|error| Refusal {
         uid: u32::MAX,
@@ -250,7 +250,7 @@ fn admit<D: Dispatch>(stream: &UnixStream, dispatch: &D) -> Result<Caller, Refus
     }
 }
 
-/// Serves one client. `idle_limit`: closes it after so long without a call.
+/// Serves one client. `idle_limit`: time without a call after which the client is closed.
 pub(super) async fn client<D: Dispatch>(
     stream: impl AsyncRead + AsyncWrite + 'static,
     dispatch: Rc<D>,
@@ -330,9 +330,8 @@ pub(super) async fn client<D: Dispatch>(
     }
 }
 
-/// The task that sends a client's answers. It ends with the client: calls that still run would
-/// otherwise keep the connection open, and a client that may not call any more would get their
-/// answers.
+/// The task that sends a client's replies. It ends with the client: otherwise running calls would
+/// keep the connection open, and send replies to a client that may not call any more.
 struct Writer(JoinHandle<()>);
 
 impl Drop for Writer {
@@ -379,14 +378,14 @@ async fn take_all(
     write.flush().await
 }
 
-/// An answer, and its share of the unsent bytes.
+/// A reply, with its share of the unsent bytes.
 struct Text {
     text: Zeroizing<String>,
     charge: Vec<Charge>,
 }
 
 impl Text {
-    /// Too short to be counted.
+    /// A reply that is too short to be counted.
     fn short(text: Zeroizing<String>) -> Self {
         Self {
             text,
@@ -419,7 +418,7 @@ async fn perform<D: Dispatch>(frame: Frame, ends: Ends<D>, me: &Rc<Peer>) -> Opt
     }
 }
 
-/// One answer to several calls.
+/// The reply to a batch of calls.
 fn batch(answers: &[Zeroizing<String>]) -> Zeroizing<String> {
     let bytes: usize = answers.iter().map(|answer| answer.len() + 1).sum();
     let mut text = with_room_for(bytes + 1);
@@ -431,8 +430,8 @@ fn batch(answers: &[Zeroizing<String>]) -> Zeroizing<String> {
     text
 }
 
-/// An empty text for an answer of so many bytes and the end of its line. It may carry a secret, of
-/// which a reallocation would leave a copy in freed memory.
+/// An empty string with room for a reply of `bytes` and a line end. The reply may contain a secret,
+/// and a reallocation would leave a copy of it in freed memory.
 fn with_room_for(bytes: usize) -> Zeroizing<String> {
     Zeroizing::new(String::with_capacity(bytes + 1))
 }
@@ -516,7 +515,7 @@ fn line(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// A slot for one of a bounded number of concurrent calls, held by a local task.
+/// One of the bounded number of concurrent calls of a client, held by a local task.
 struct Turn(Rc<Semaphore>);
 
 impl Drop for Turn {

@@ -5,8 +5,9 @@
 //!   TBSCertList { version?, signature, issuer, thisUpdate, nextUpdate, .. }
 //! ```
 //!
-//! rustls checks certificates against the lists, and the signatures of the lists. It does not tell
-//! when a list ends; the log and `nacre doctor` do, before its authority's clients are refused.
+//! rustls checks certificates against the lists, and verifies the signatures of the lists. It does
+//! not show when a list ends. The log and `nacre doctor` do, before the clients of its authority
+//! are refused.
 
 use std::time::SystemTime;
 
@@ -23,9 +24,9 @@ const GENERALIZED_TIME: u8 = 0x18;
 pub(super) struct Dates<'a> {
     /// The name of the authority: the content of its `SEQUENCE`.
     pub(super) issuer: &'a [u8],
-    /// When the list was made.
+    /// thisUpdate: when the list was issued.
     pub(super) made: SystemTime,
-    /// When the authority makes another one. The list is good until then.
+    /// nextUpdate: when the authority issues another list. The list is valid until then.
     pub(super) until: SystemTime,
 }
 
@@ -46,12 +47,12 @@ impl Dates<'_> {
     }
 }
 
-/// An authority whose certificates clients present, and its revocation list.
+/// An authority for client certificates, and the end of its revocation list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Revocation {
-    /// The name of the authority.
+    /// The name of the authority (RFC 4514).
     pub authority: String,
-    /// Until when its list is good; `None`: it has none.
+    /// The end of its list's validity; `None`: there is no list.
     pub until: Option<SystemTime>,
 }
 
@@ -62,7 +63,8 @@ impl Revocation {
         Self { authority, until }
     }
 
-    /// Why clients with certificates of this authority are refused at this moment, if they are.
+    /// The reason that clients with certificates of this authority are refused at `now`; `None`:
+    /// they are not.
     pub fn problem(&self, now: SystemTime) -> Option<String> {
         let authority = &self.authority;
         match self.until {

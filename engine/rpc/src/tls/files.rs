@@ -1,4 +1,5 @@
-//! Reads certificates and keys from PEM files, and makes the configurations of both ends of them.
+//! Reads certificates and keys from PEM files, and makes the rustls configurations of server and
+//! client.
 
 use std::fs::OpenOptions;
 use std::io::{Error, Read};
@@ -21,10 +22,11 @@ use zeroize::Zeroizing;
 use super::crl::{Dates, Revocation};
 use crate::der::Malformed;
 
-/// Largest file in bytes.
+/// Most bytes of a file.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Why the files of one end are of no use. `key`: the setting or flag that names the file.
+/// The reason that the files of a server or client cannot be used. `key`: the setting or flag that
+/// names the file.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     #[error("{key} {path}: cannot be read: {source}", path = path.display())]
@@ -73,12 +75,13 @@ pub struct Named<'a> {
     pub path: &'a Path,
 }
 
-/// The certificate of one end: its chain, its key, and the certificates that sign the other end's.
+/// The files of a server: its certificate chain, its key, and the authorities for client
+/// certificates.
 #[derive(Debug, Clone, Copy)]
 pub struct Files<'a> {
     pub cert: Named<'a>,
     pub key: Named<'a>,
-    /// `None`: the other end needs no certificate.
+    /// `None`: clients need no certificate.
     pub ca: Option<Named<'a>>,
     /// The revocation lists of `ca`; `None`: no certificate is revoked.
     pub crl: Option<Named<'a>>,
@@ -88,14 +91,15 @@ pub struct Files<'a> {
 #[derive(Debug)]
 pub struct ServerTls {
     pub config: Arc<ServerConfig>,
-    /// The authorities of clients and their revocation lists; empty: no certificate is revoked.
+    /// The authorities for client certificates, with their revocation lists; empty: revocation is
+    /// not checked.
     pub revocations: Vec<Revocation>,
     verifier: Option<Arc<dyn ClientCertVerifier>>,
 }
 
 impl ServerTls {
-    /// Checks the certificates of a connected client again: the authorities or their revocation
-    /// lists may have changed.
+    /// Checks the certificates of a connected client again, after a change of the authorities or
+    /// their revocation lists.
     pub fn check(&self, chain: &[CertificateDer<'_>]) -> Result<(), rustls::Error> {
         let Some(verifier) = &self.verifier else {
             return Ok(());
@@ -109,8 +113,8 @@ impl ServerTls {
 }
 
 impl Files<'_> {
-    /// The configuration of a server. Logs the authorities whose clients it refuses for want of a
-    /// revocation list.
+    /// The configuration of a server. Logs the authorities whose clients are refused because of a
+    /// missing or ended revocation list.
     pub fn server(&self) -> Result<Arc<ServerTls>, TlsError> {
         let provider = provider();
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -162,7 +166,7 @@ impl Files<'_> {
     }
 }
 
-/// The authorities of `ca`, and those that have a list in `crl`.
+/// The authorities of the file `ca`, and those with a list in the file `crl`.
 pub fn revocations(ca: Named<'_>, crl: Named<'_>) -> Result<Vec<Revocation>, TlsError> {
     crl.revocations(&ca.roots()?, &crl.lists()?)
 }
@@ -228,7 +232,7 @@ impl Named<'_> {
         }
     }
 
-    /// The certificates of the file, that of this end first.
+    /// The certificates in the file; the server's or client's own one is the first.
     pub fn chain(&self) -> Result<Vec<CertificateDer<'static>>, TlsError> {
         let text = self.read(false)?;
         let all: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&text).collect();
@@ -256,7 +260,8 @@ impl Named<'_> {
         Ok(roots)
     }
 
-    /// The revocation lists, the newest first: rustls uses the first one of an authority.
+    /// The revocation lists in the file, the newest first: rustls uses the first list of an
+    /// authority.
     fn lists(&self) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsError> {
         const WHAT: &str = "a certificate revocation list";
         let text = self.read(false)?;
@@ -283,7 +288,7 @@ impl Named<'_> {
         })
     }
 
-    /// The authorities of `roots`, and the other ones of `lists`.
+    /// The authorities of `lists`, and those of `roots` that have no list.
     fn revocations(
         &self,
         roots: &RootCertStore,
@@ -306,7 +311,7 @@ impl Named<'_> {
         Ok(found.into_iter().map(of).collect())
     }
 
-    /// The bytes of a regular file. `secret`: which no other user can read.
+    /// Reads a regular file of at most 1 MiB. `secret`: refuses one that other users can access.
     fn read(&self, secret: bool) -> Result<Zeroizing<Vec<u8>>, TlsError> {
         let unreadable = |source| TlsError::Unreadable {
             key: self.key,

@@ -34,7 +34,7 @@ pub const MAX_HANDSHAKES: usize = 64;
 pub const IDLE_LIMIT: Duration = Duration::from_secs(600);
 /// Longest time from a reload to the check of connected clients.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// A peer that answers no probe is closed after 60 + 3 x 10 s.
+/// Idle time before TCP keepalive probes. A peer that answers none is closed after 60 + 3 x 10 s.
 const KEEP_IDLE: Duration = Duration::from_secs(60);
 const KEEP_INTERVAL: Duration = Duration::from_secs(10);
 const KEEP_PROBES: u32 = 3;
@@ -50,7 +50,7 @@ pub struct BindError {
 #[derive(Debug)]
 pub struct TlsListener(TcpListener);
 
-/// What all clients of a listener share.
+/// The state that all clients of a listener share.
 struct Service<D, C> {
     dispatch: Rc<D>,
     /// The configuration in effect.
@@ -133,7 +133,7 @@ impl TlsListener {
 }
 
 impl<D: Dispatch, C: Fn() -> Option<Arc<ServerTls>>> Service<D, C> {
-    /// Performs the handshake of a client, finds its role and a place for it, and serves it.
+    /// Performs the handshake of a client, determines its role, waits for a place, and serves it.
     async fn greet(
         &self,
         stream: TcpStream,
@@ -185,7 +185,7 @@ impl<D: Dispatch, C: Fn() -> Option<Arc<ServerTls>>> Service<D, C> {
         }
     }
 
-    /// Waits until a reload refuses the certificates of a client.
+    /// Resolves with the reason when a reload refuses the certificate chain of a client.
     async fn refusal(
         &self,
         mut tls: Arc<ServerTls>,

@@ -7,8 +7,8 @@
 //!   connect   the connection of a command to a daemon     perform
 //! ```
 //!
-//! Only TLS 1.3, without session tickets: each connection proves its certificate again. TLS of
-//! NVMe/TCP has keys in place of certificates and lives elsewhere.
+//! Only TLS 1.3, without session tickets, so each connection proves its certificate. TLS of
+//! NVMe/TCP uses pre-shared keys, and is in another crate.
 
 pub mod connect;
 pub mod crl;
@@ -25,14 +25,14 @@ use tokio_rustls::server::TlsStream;
 use self::files::ServerTls;
 use crate::subject::{Subject, SubjectError};
 
-/// How long a client may take for its handshake.
+/// Time limit for the handshake of a client.
 pub const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Least time between two handshakes of a listener: the management thread computes them beside its
-/// other work.
+/// Least time between two handshakes of a listener, because the management thread computes them
+/// beside its other work.
 pub const HANDSHAKE_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Why a client was refused during its handshake.
+/// The reason that a client was refused during its handshake.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
     #[error("it has not finished its handshake within {} s", HANDSHAKE_LIMIT.as_secs())]
@@ -50,7 +50,7 @@ pub enum HandshakeError {
 }
 
 impl HandshakeError {
-    /// Failures of different kinds have log lines of their own.
+    /// The kind of the failure, for rate-limited log lines.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Self::Late => "late",
@@ -64,7 +64,7 @@ impl HandshakeError {
 }
 
 /// Performs the handshake of a client. Also returns the subject of its certificate, if the
-/// configuration asks for one.
+/// configuration requires one.
 pub async fn accept(
     tls: &ServerTls,
     stream: TcpStream,
