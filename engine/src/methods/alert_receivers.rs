@@ -1,6 +1,6 @@
-//! `alert_set_webhook`, `alert_set_mail` and `alert_remove`, Nacre extensions: receivers of alerts
-//! that calls add, beside those of the configuration file. Their secrets are keys of kind `text`,
-//! or in files.
+//! `alert_set_webhook`, `alert_set_mail` and `alert_remove`, Nacre extensions: add, change and
+//! remove receivers of alerts, in addition to those of the configuration file. Their secrets are
+//! keys of kind `text`, or in files.
 
 use std::rc::Rc;
 

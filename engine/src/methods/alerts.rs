@@ -1,5 +1,5 @@
-//! `alert_*`, a Nacre extension: the state of receivers, test messages and silences. Receivers of
-//! calls: [`super::alert_receivers`].
+//! `alert_*`, Nacre extensions: the state of receivers, test messages and silences.
+//! [`super::alert_receivers`] has the receivers that calls add.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
@@ -204,7 +204,7 @@ impl Method<Engine> for TestAlerts {
 
 pub struct AddSilence;
 
-/// Longest silence. Events that are unwanted for longer belong into `except`.
+/// Longest silence. For longer ones, receivers have the setting `except`.
 const LONGEST: Duration = Duration::from_secs(30 * 86_400);
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]

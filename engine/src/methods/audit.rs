@@ -1,4 +1,4 @@
-//! `audit_get`, a Nacre extension: calls that changed the daemon, or were refused.
+//! `audit_get`, a Nacre extension: the last lines of the audit log.
 
 use std::rc::Rc;
 
@@ -72,7 +72,7 @@ impl GetParams {
     }
 }
 
-/// True for a call of the account, API token, certificate or uid.
+/// True for a line about a call of this account, API token, certificate or uid.
 fn is_of(line: &Value, user: &str) -> bool {
     ["account", "api_token", "certificate"]
         .iter()

@@ -179,14 +179,15 @@ async fn blocking<T: Send + 'static>(
 /// The folder of device nodes.
 const DEV: &str = "/dev";
 
-/// What a name of a call stands for. Its device nodes are not resolved: that may block.
+/// The object that a call names, with its parts. Device nodes are resolved later, because that may
+/// block.
 #[derive(Debug)]
 struct Named {
     name: String,
     below: Vec<Below>,
 }
 
-/// A part of a named object.
+/// A part of the named object.
 #[derive(Debug, PartialEq, Eq)]
 enum Below {
     Disk(DiskName),
@@ -196,7 +197,7 @@ enum Below {
     Missing(String),
 }
 
-/// Why a name leads to no single disk.
+/// The reason that a name does not lead to exactly one disk.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum DiskError {
     #[error("\"{0}\" is no controller, no bdev and no disk of this machine")]
@@ -268,7 +269,7 @@ impl Named {
         Ok(Self { name, below })
     }
 
-    /// The only disk. Follows links in `dev`, the folder of device nodes.
+    /// The one disk of the object. Follows links in `dev`, the folder of device nodes.
     fn disk(self, dev: &Path) -> Result<DiskName, DiskError> {
         let Self { name, below } = self;
         let mut disks = Vec::new();
@@ -316,7 +317,7 @@ impl Named {
     }
 }
 
-/// Adds the disks below a bdev.
+/// Adds the disks, device nodes and missing bdevs below a bdev.
 fn add_below(engine: &Engine, bdevs: &Bdevs, layer: &Layer, below: &mut Vec<Below>) {
     let is_of = |drive: &Drive| drive.devices().iter().any(|one| one.name() == layer.name());
     let mut drives = engine.drives.list().into_iter();
@@ -338,7 +339,7 @@ fn add_below(engine: &Engine, bdevs: &Bdevs, layer: &Layer, below: &mut Vec<Belo
     }
 }
 
-/// The bdevs below one, with the replicas of a volume that do not take part now.
+/// The bdevs directly below one; for a volume also those of replicas that are not in use now.
 fn bases(engine: &Engine, layer: &Layer) -> Vec<String> {
     let mut volumes = engine.volumes.list().into_iter();
     let volume = volumes.find(|volume| volume.bdev() == Some(layer.name()));

@@ -1,5 +1,5 @@
-//! `disk_list`, a Nacre extension: the disks of this machine, for a person who chooses one for a
-//! bdev without a shell.
+//! `disk_list`, a Nacre extension: the disks of this machine, for choosing one for a bdev without a
+//! shell.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -74,8 +74,8 @@ impl Method<Engine> for List {
     }
 }
 
-/// Work on disks that may block for minutes. One run at a time: a disk that does not answer holds
-/// one thread, not one for each call.
+/// Runs work on disks that may block for minutes, on a helper thread, one at a time. So a disk that
+/// does not answer holds one thread, not one for each call.
 pub(super) struct Slow {
     turn: Semaphore,
     limit: Duration,
@@ -132,11 +132,11 @@ impl Slow {
     }
 }
 
-/// The use of a disk that the next start of an appliance takes from the kernel.
+/// Use of a disk whose drive the next start of an appliance binds for the daemon.
 const LISTED: &str =
     "the next start takes its drive for the daemon: give the drive back first, or take it now";
 
-/// What this daemon has on disks.
+/// The disks that this daemon uses.
 #[derive(Debug, Default)]
 struct Own {
     /// Device nodes of bdevs, with the bdevs' names.
@@ -164,8 +164,9 @@ impl Own {
         }
     }
 
-    /// A drive of vfio-pci shows no serial number: `taken` has it from the time before. A drive of
-    /// `taken` that the kernel has is the daemon's from the next start on.
+    /// Describes disks. vfio-pci does not show serial number and model of a drive, so they are from
+    /// `taken`, the list of drives for the daemon. A listed drive that the kernel has now gets the
+    /// use [`LISTED`].
     fn described(&self, disks: Vec<MachineDisk>, taken: &[DriveStatus]) -> Vec<DiskReply> {
         let on = self.nodes.iter().filter_map(|(node, bdev)| {
             let disk = DiskName::of_node(Path::new("/dev"), Path::new(node));

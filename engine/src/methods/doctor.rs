@@ -1,4 +1,4 @@
-//! `doctor_run`, a Nacre extension: checks, from within the daemon, that the machine can serve.
+//! `doctor_run`, a Nacre extension: runs the doctor's checks inside the daemon.
 
 use std::net::IpAddr;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Methods of the daemon itself: its methods, version, start and shutdown, subsystems and
+//! Methods of the daemon itself: the list of methods, version, start and shutdown, subsystems and
 //! configuration.
 
 use std::rc::Rc;

@@ -20,9 +20,9 @@ struct IobufSetOptions;
 /// Smallest pools that SPDK accepts.
 const MIN_SMALL: u64 = 64;
 const MIN_LARGE: u64 = 8;
-/// Largest pool: 4 KiB to 64 GiB of buffers. More is a mistake, and sums could overflow.
+/// Most buffers of a pool: 64 GiB of buffers of 4 KiB. Larger sums could overflow.
 const MAX_BUFFERS: u64 = 1 << 24;
-/// Largest buffer: no transfer is larger, see `nvmf.max_io_size`.
+/// Most bytes of a buffer: no transfer is larger, see `nvmf.max_io_size`.
 const MAX_BYTES: u64 = 16 << 20;
 
 impl Method<Engine> for IobufSetOptions {

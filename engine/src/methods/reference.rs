@@ -148,7 +148,7 @@ fn resolve<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
     schema
 }
 
-/// An optional type is "T or null" in a schema; returns T.
+/// The type T of an optional value, whose schema is "T or null".
 fn unwrap_option(schema: &Value) -> &Value {
     let branches = schema["anyOf"].as_array();
     branches
@@ -156,7 +156,8 @@ fn unwrap_option(schema: &Value) -> &Value {
         .unwrap_or(schema)
 }
 
-/// The words of an enum: those without a comment are a list, each other one is a schema.
+/// The values of an enum. Values without a comment are one list in the schema; each other one is a
+/// schema of its own.
 fn constants(schema: &Value) -> Option<Vec<String>> {
     if let Some(branches) = schema["oneOf"].as_array() {
         let words = branches.iter().map(constants).collect::<Option<Vec<_>>>();

@@ -1,11 +1,11 @@
-//! Values and refusals that replies of several families of methods share.
+//! Values and errors that several families of methods share.
 
 use uuid::Uuid;
 
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 
-/// Ticks per second: a tick is a nanosecond.
+/// Ticks per second in replies: a tick is a nanosecond.
 pub(crate) const TICK_RATE: u64 = 1_000_000_000;
 
 /// Refuses the nil UUID, which hosts do not accept as an identity.

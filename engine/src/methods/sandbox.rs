@@ -1,4 +1,4 @@
-//! `sandbox_get`, a Nacre extension: the daemon's capabilities and its filter of system calls.
+//! `sandbox_get`, a Nacre extension: the daemon's capabilities and its system call filter.
 
 use std::rc::Rc;
 

@@ -1,5 +1,5 @@
-//! `web_*`, Nacre extensions: the accounts of the administration page, the API tokens of programs,
-//! and the page's state.
+//! `web_*`, Nacre extensions: accounts of the administration page, API tokens of programs, and the
+//! state of the page.
 
 use std::rc::Rc;
 use std::time::Duration;

@@ -1,8 +1,8 @@
-//! `appliance_bind_drive` and `appliance_unbind_drive`, Nacre extensions: NVMe drives that the
-//! daemon polls itself, on a machine without a shell.
+//! `appliance_bind_drive` and `appliance_unbind_drive`, Nacre extensions: move NVMe drives between
+//! the kernel and the daemon, on a machine without a shell.
 //!
-//! The daemon may not change the driver of a device: it checks the drive, and leaves a request as
-//! for other acts on the machine. `nacre appliance obey` checks again, and binds.
+//! The daemon may not change the driver of a device. It checks the drive and leaves a request, as
+//! for other changes of the machine. `nacre appliance obey` checks again, and binds the drive.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub(super) struct TakenDriveReply {
     state: &'static str,
 }
 
-/// The list, or the error of reading it.
+/// The list of drives for the daemon, or the error of reading it.
 pub(super) fn listed(places: &Places, system: &System) -> (Vec<TakenDriveReply>, Option<String>) {
     let all = match drives::status(places, system) {
         Ok(all) => all,
@@ -57,7 +57,7 @@ pub(super) fn listed(places: &Places, system: &System) -> (Vec<TakenDriveReply>,
     (all.into_iter().map(reply).collect(), None)
 }
 
-/// The check waits up to 30 s for udev.
+/// Runs the check of a drive, which waits up to 30 s for udev.
 static CHECK: Slow = Slow::new(
     Duration::from_secs(45),
     "the check of the drive has not ended",
@@ -153,8 +153,8 @@ impl Method<Engine> for UnbindDrive {
     }
 }
 
-/// Refuses a drive that the list does not have, and one that is attached: `attached` has addresses
-/// with the names of controllers.
+/// Refuses a drive that is not in the list, and one that is attached. `attached`: PCI addresses and
+/// controller names.
 fn check_unattached(
     places: &Places,
     system: &System,
@@ -187,7 +187,8 @@ async fn ask(request: Request) -> Result<bool, RpcError> {
     .await
 }
 
-/// `of_shell`: the command for a machine that is no appliance.
+/// The RPC error of an operation on a drive. `of_shell`: the command for a machine that is not an
+/// appliance.
 fn drive_refusal(error: DriveError, of_shell: &str) -> RpcError {
     let (errno, field, remedy) = facts_of(&error);
     let remedy = match error {
@@ -203,7 +204,7 @@ fn drive_refusal(error: DriveError, of_shell: &str) -> RpcError {
     }
 }
 
-/// The code, the field and the remedy of a refusal.
+/// The errno, the field and the remedy of an error.
 fn facts_of(error: &DriveError) -> (Errno, Option<&'static str>, &'static str) {
     let address = Some("address");
     match error {

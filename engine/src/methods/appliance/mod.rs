@@ -1,7 +1,8 @@
-//! `appliance_*`, Nacre extensions: the system of a machine that runs Nacre from its image.
+//! `appliance_*`, Nacre extensions: the operating system of a machine that runs from the Nacre
+//! image.
 //!
-//! The daemon reads the slots, but writes none: it leaves a request, for which systemd starts
-//! `nacre appliance obey`.
+//! The daemon reads the system slots, but does not write them: it leaves a request, for which
+//! systemd starts `nacre appliance obey`.
 
 mod drives;
 

@@ -1,4 +1,4 @@
-//! `bdev_accept`, a Nacre extension, and the records of the original file of each device.
+//! `bdev_accept`, a Nacre extension, and the stored facts about the original file of each bdev.
 //!
 //! A path may lead to another file at the next start: a copy, another disk, or none. Hosts identify
 //! the device by its UUID and must not get other data under it. A device is therefore restored only
@@ -24,8 +24,8 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<Accept>();
 }
 
-/// Edit that forgets the file of a deleted device. `None` for a device of the configuration file,
-/// which returns at the next start.
+/// The edit that removes the facts about the file of a deleted bdev. `None` for a bdev of the
+/// configuration file, which returns at the next start.
 pub(super) fn forget_file(engine: &Engine, name: &str) -> Option<Edit> {
     let entry = engine
         .journal
@@ -83,8 +83,8 @@ impl Method<Engine> for Accept {
     }
 }
 
-/// UUID and record of a device that could not be restored. A device of the configuration file has
-/// no record.
+/// UUID and record of a bdev that could not be restored; a bdev of the configuration file has no
+/// record.
 fn find(engine: &Engine, name: &str) -> Result<(Option<Record>, Uuid), RpcError> {
     if engine.plane()?.bdevs.lookup(name).is_some() {
         let cause = format!("\"{name}\" is there, on the file that it was on");

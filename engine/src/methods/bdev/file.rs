@@ -114,8 +114,8 @@ fn absolute_path(path: &Path) -> Result<PathBuf, RpcError> {
     })
 }
 
-/// Opens the file of a new device. `adjust` sets the properties that only one method has. The
-/// parameters become those with which the next start opens the file again.
+/// Opens the file of a new bdev. `adjust` sets properties that only one method has. Returns the
+/// parameters with which the next start opens the file again.
 async fn open_new(
     engine: &Engine,
     name: &str,
@@ -150,7 +150,7 @@ async fn open(engine: &Engine, config: Config) -> Result<Arc<UringBdev>, RpcErro
 }
 
 /// Runs `work` on another thread, with a time limit. Some disks and network file systems never
-/// return, and all other changes wait for this one.
+/// answer, and all other changes wait for this one.
 async fn on_other_thread<T: Send + 'static>(
     engine: &Engine,
     work: impl FnOnce() -> T + Send + 'static,

@@ -1,9 +1,9 @@
 //! `bdev_*_histogram`: latencies by bucket, in SPDK's layout.
 //!
-//! Latencies are always counted. Enabling a histogram sets its start, its operations and the
-//! resolution of replies. SPDK's layout (include/spdk/histogram_data.h) divides each power of two
-//! into `1 << granularity` buckets. Values outside of `min_nsec..max_nsec` count in the outermost
-//! buckets.
+//! Latencies are always counted. Enabling a histogram sets the begin of its counts, its operations,
+//! and the resolution of replies. SPDK's layout (include/spdk/histogram_data.h) divides each power
+//! of two into `1 << granularity` buckets. Values outside of `min_nsec..max_nsec` count in the
+//! outermost buckets.
 
 use std::rc::Rc;
 
@@ -94,7 +94,7 @@ impl EnableHistogramParams {
     }
 }
 
-/// The counts of the requested operations.
+/// The counts of the requested operations since the bdev exists.
 fn counts(layer: &Layer, opc: Option<&str>) -> Result<HistogramSnapshot, RpcError> {
     let snapshot = layer.stats().snapshot();
     match opc {

@@ -1,8 +1,8 @@
 //! `bdev_*`: block devices.
 //!
-//! Each device is one journal record, `bdev/<name>`: the create call with its identity filled in.
-//! Its limits are a second record, `qos/<name>`. Deleting a device deletes everything stacked on it
-//! in the same commit, as SPDK's hot removal does.
+//! Each bdev is one journal record, `bdev/<name>`: the create call with its identity filled in. Its
+//! limits are a second record, `qos/<name>`. Deleting a bdev also deletes the bdevs stacked on it,
+//! in one commit, as SPDK's hot removal does.
 
 pub mod accept;
 mod examine;
@@ -56,14 +56,14 @@ pub fn register(registry: &mut Registry<Engine>) {
     null::register(registry);
 }
 
-/// How long to wait for pending I/O, or for a file to open.
+/// Time limit for pending I/O to end, and for a file to open.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Field in the record of a file or block device: the size in bytes that hosts know.
+/// Field in the record of a file bdev: the size in bytes that hosts know.
 pub const ANNOUNCED: &str = "announced_size";
 
-/// Refuses a name that is in use. Checked before the file or base is opened: the existing device
-/// has it open, so that error would name the wrong cause.
+/// Refuses a name that is in use. Call it before the file or base is opened: the existing bdev uses
+/// that, and the error would name the wrong cause.
 fn refuse_taken(engine: &Engine, name: &str) -> Result<(), RpcError> {
     match engine.plane()?.bdevs.lookup(name) {
         None => Ok(()),
@@ -75,7 +75,7 @@ fn refuse_taken(engine: &Engine, name: &str) -> Result<(), RpcError> {
     }
 }
 
-/// Registers the new devices of one call and stores their record. Unregisters them if one of them,
+/// Registers the new bdevs of one call and stores their record. Removes them again if one of them,
 /// or the record, is refused. Returns their names.
 async fn create(
     engine: &Engine,
@@ -114,7 +114,7 @@ async fn create(
     Ok(names)
 }
 
-/// Registers a device under the size that hosts know, which the parameters of a file keep.
+/// Registers a bdev. A file bdev gets the size that hosts know, which its parameters store.
 fn register_one(
     engine: &Engine,
     bdev: Arc<dyn Bdev>,
@@ -169,7 +169,7 @@ fn with_lasting_name(engine: &Engine, method: &str, mut params: Value) -> Value 
     params
 }
 
-/// Deletes a device of a product, with the devices that were created with it, and everything
+/// Deletes a bdev of this product name, the bdevs that the same call created, and everything
 /// stacked on them.
 async fn delete(engine: &Engine, name: &str, product: &str) -> Result<bool, RpcError> {
     let plane = engine.plane()?;
@@ -213,8 +213,8 @@ async fn delete(engine: &Engine, name: &str, product: &str) -> Result<bool, RpcE
     removed.map(|()| true)
 }
 
-/// Refuses to delete a device that has the last good replica of a volume, also while the device is
-/// not connected. A replica whose volume has another good one in use may go.
+/// Refuses to delete the bdev of a volume's last replica in sync, even if the bdev is not in use
+/// now. Allowed if another replica in sync is in use.
 fn refuse_last_copies(engine: &Engine, going: &[String]) -> Result<(), RpcError> {
     let plane = engine.plane()?;
     let last = |volume: &crate::services::volumes::Listed| {
@@ -239,7 +239,7 @@ fn refuse_last_copies(engine: &Engine, going: &[String]) -> Result<(), RpcError>
     }
 }
 
-/// Refuses to delete a device whose contents lvols of a pool show.
+/// Refuses to delete a bdev that is the external parent of lvols of a pool.
 fn refuse_shown(plane: &Plane, going: &[String]) -> Result<(), RpcError> {
     for name in going {
         let claims = plane.bdevs.get(name).map(|listed| listed.claims);
@@ -268,8 +268,8 @@ fn forget(engine: &Engine, names: &[String]) -> Vec<Edit> {
     edits
 }
 
-/// Removes a device and waits until it is gone. The wait is limited, because I/O may never end and
-/// other changes wait.
+/// Removes a bdev and waits until its queues are closed. `ETIMEDOUT` after [`patience`]: I/O may
+/// never end, and other changes wait.
 async fn remove(engine: &Engine, name: &str) -> Result<(), RpcError> {
     let ticket = engine
         .plane()?
@@ -287,12 +287,12 @@ async fn remove(engine: &Engine, name: &str) -> Result<(), RpcError> {
     }
 }
 
-/// How long a change waits for devices: other changes wait meanwhile.
+/// Time limit of a change that waits for bdevs, because other changes wait meanwhile.
 fn patience(engine: &Engine) -> Duration {
     PATIENCE.min(engine.deadline() / 2)
 }
 
-/// The device and the others that the same call created on the same base.
+/// The bdev, and the others that the same call created on the same base.
 fn created_with(plane: &Plane, name: &str) -> Vec<String> {
     let bases = plane
         .bdevs
@@ -330,8 +330,8 @@ fn with_dependents(plane: &Plane, name: &str) -> Vec<String> {
     all
 }
 
-/// Edits that forget a missing device and everything stacked on it; `None` if `key` is not a
-/// device's.
+/// Edits that remove a missing bdev and everything stacked on it from the journal. `None` if `key`
+/// is not that of a bdev.
 pub fn forget_lost(engine: &Engine, key: &str) -> Option<Vec<Edit>> {
     let name = device_of(key)?;
     Some(forget(engine, &with_stored_dependents(engine, name)))
@@ -343,7 +343,7 @@ fn device_of(key: &str) -> Option<&str> {
         .or_else(|| key.strip_prefix(journal::DEFERRED))
 }
 
-/// As `with_dependents`, from the journal records of devices that do not exist at present.
+/// As [`with_dependents`], from the journal records, for bdevs that do not exist now.
 fn with_stored_dependents(engine: &Engine, name: &str) -> Vec<String> {
     let stored: Vec<(String, Vec<String>)> = engine
         .journal

@@ -12,11 +12,11 @@ use super::without_daemon::with_etcd;
 use crate::config::settings::VolumeStoreSettings;
 use crate::services::cluster::{must_be_replaceable, read_backup, seconds, write_backup};
 
-/// Longest time of a backup, and of a restore: it waits for etcd, and for the longest lease.
+/// Time limit of a backup, and of a restore, which waits for etcd and for the longest lease.
 const SAVED: Duration = Duration::from_secs(300);
 const RESTORED: Duration = Duration::from_secs(3600);
 
-/// Saves the cluster. The file is complete or as before, and only its owner may read it.
+/// Saves the cluster to a file that only its owner can read. After an error the file is as before.
 pub fn save(store: &VolumeStoreSettings, name: &str, file: &Path) -> anyhow::Result<Backup> {
     must_be_replaceable(file)?;
     let backup = with_etcd(store, name, Some(SAVED), async |client, prefix| {
@@ -32,7 +32,7 @@ pub fn open(file: &Path) -> anyhow::Result<Backup> {
 }
 
 /// Restores the backup into the etcd of `store`. `without`: nodes, or devices as `NODE:DEVICE`,
-/// that never return. `publish`: hosts have the access that they had at the backup.
+/// that do not return. `publish`: restores the hosts' access, too.
 pub fn restore(
     store: &VolumeStoreSettings,
     backup: &Backup,

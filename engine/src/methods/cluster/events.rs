@@ -1,4 +1,4 @@
-//! `cluster_get_events`: the last decisions of this node.
+//! `cluster_get_events`: the last decisions of this node about nodes and volumes.
 
 use std::rc::Rc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! `cluster_evict`, `cluster_repair`: the replicas of a node move away; replacements go on.
+//! `cluster_evict`, `cluster_repair`: move all replicas away from a node, and release the brake.
 
 use std::rc::Rc;
 

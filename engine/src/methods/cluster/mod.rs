@@ -1,7 +1,7 @@
 //! `cluster_*`, a Nacre extension: the cluster that this daemon is a node of.
 //!
-//! All calls work on any node, and changes are durable when they are answered. Each call has a time
-//! limit of its own, because etcd may be silent.
+//! All calls work on any node. A change is durable when the call returns. Each call has a time
+//! limit of its own, because etcd may not answer.
 
 pub mod backups;
 pub mod events;
@@ -33,13 +33,13 @@ use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
 use crate::services::Engine;
 
-/// Time limit of a call, beside the time that its caller wants to wait.
+/// Time limit of a call, without the time for which the caller wants to wait.
 pub const LIMIT: Duration = Duration::from_secs(5);
-/// Longest time that a caller may want to wait.
+/// Longest time for which a caller may want to wait.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
-/// Time between two looks at the progress of an act.
+/// Interval at which the progress of an operation is read.
 const LOOK: Duration = Duration::from_millis(500);
-/// Most names in a refusal.
+/// Most names in an error.
 const NAMED: usize = 16;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -61,7 +61,7 @@ fn silent() -> RpcError {
     )
 }
 
-/// Waits for an answer of etcd, at most for `limit`.
+/// Waits for etcd, at most `limit`.
 async fn within<T>(
     limit: Duration,
     work: impl Future<Output = Result<T, Error>>,
@@ -72,7 +72,7 @@ async fn within<T>(
     }
 }
 
-/// Reads on another thread: the records of many volumes take time to decode.
+/// Reads from etcd on another thread, because decoding the records of many volumes takes time.
 async fn read<T, W>(work: impl FnOnce() -> W + Send + 'static) -> Result<T, RpcError>
 where
     T: Send + 'static,
@@ -92,8 +92,8 @@ async fn read_status(operator: &Operator) -> Result<Status, RpcError> {
     read(move || async move { operator.status().await }).await
 }
 
-/// Looks at the progress of an act on a node until it has ended, or the time is over. `look` says
-/// whether it has ended.
+/// Polls the progress of an operation by `look` until it has ended, or for `wait`. `look` returns
+/// the reply, and true at the end.
 async fn follow<T>(
     wait: Duration,
     mut look: impl AsyncFnMut() -> Result<(T, bool), RpcError>,
@@ -123,7 +123,7 @@ fn name_of(node: &NodeStatus) -> Option<&str> {
     Some(key.description.name.as_str())
 }
 
-/// The node with this id or name. An id needs no answer of etcd.
+/// The node with this id or name. An id is not looked up in etcd.
 async fn node(operator: &Operator, text: &str) -> Result<NodeId, RpcError> {
     if let Ok(id) = text.parse::<Uuid>() {
         return Ok(NodeId(id));
@@ -137,7 +137,7 @@ async fn node(operator: &Operator, text: &str) -> Result<NodeId, RpcError> {
     found.map(NodeId).map_err(|error| error.field("node"))
 }
 
-/// The node or volume of this name among `known`. The refusal has the candidates.
+/// The node or volume with this name in `known`. The error lists the candidates.
 fn named(noun: &str, name: &str, known: &[(Uuid, &str)]) -> Result<Uuid, RpcError> {
     let found: Vec<_> = known.iter().filter(|(_, of)| *of == name).collect();
     match found.as_slice() {

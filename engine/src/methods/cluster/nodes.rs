@@ -1,4 +1,5 @@
-//! `cluster_set_cordon`, `cluster_drain`, `cluster_fence`, `cluster_remove_node`: acts on nodes.
+//! `cluster_set_cordon`, `cluster_drain`, `cluster_fence`, `cluster_remove_node`: operations on
+//! nodes.
 
 use std::rc::Rc;
 use std::time::Duration;

@@ -8,11 +8,11 @@ pub use nacre_cluster_node::rebuild::{Options, Rebuild, Rebuilt};
 use super::without_daemon::with_etcd;
 use crate::config::settings::VolumeStoreSettings;
 
-/// Longest time for the keys of all volumes, after the wait for the nodes.
+/// Time limit for writing the keys of all volumes, after the wait for the nodes.
 const WRITTEN: Duration = Duration::from_secs(3600);
 
-/// Rebuilds the store in the etcd of `store`. `progress`: the number of nodes that have reported,
-/// and the names of the others.
+/// Rebuilds the store in the etcd of `store`. `progress` gets the number of nodes that have
+/// reported, and the names of the others.
 pub fn run(
     store: &VolumeStoreSettings,
     name: &str,

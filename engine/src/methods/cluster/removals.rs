@@ -11,9 +11,9 @@ use uuid::Uuid;
 
 use crate::values::time::moment;
 
-/// Most removals in one answer.
+/// Most removals in one reply.
 pub const MAX_REMOVALS: usize = 32;
-/// Most characters of a node's own cause.
+/// Most characters of the reason that a node gives.
 const MAX_WHY: usize = 300;
 
 /// Removals that have not ended, of the whole cluster.
@@ -79,7 +79,7 @@ pub enum RemovalObstacle {
     NodeFails,
 }
 
-/// The text of a time that another node stored; `None`: it is none.
+/// A stored Unix time as text; `None` if it is out of range.
 pub(super) fn moment_of(seconds: u64) -> Option<String> {
     // The year 10000: texts of later ones have another form.
     let seconds = Some(seconds).filter(|seconds| *seconds < 253_402_300_800)?;

@@ -1,5 +1,4 @@
-//! The methods `cluster_get_status` and `cluster_get_nodes`: the state of the cluster, of its nodes
-//! and of etcd, as this node reads them from etcd.
+//! `cluster_get_status`, `cluster_get_nodes`: an overview of the cluster.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -309,8 +308,8 @@ impl Method<Engine> for GetClusterStatus {
     }
 }
 
-/// The state of the cluster, the removals that wait for a node, and whether all nodes support
-/// snapshots. `None`: etcd has not answered that question.
+/// The state of the cluster; the removals that wait for a node; and whether all nodes support
+/// snapshots. `None`: that could not be read.
 pub(super) type Found = (Status, Option<Vec<PendingRemoval>>, Option<bool>);
 
 pub(super) async fn look(operator: &Operator) -> Result<Found, RpcError> {

@@ -1,4 +1,5 @@
-//! `cluster_get_unconfirmed`: the nodes on which a host without permission may still use a volume.
+//! `cluster_get_unconfirmed`: nodes that have not confirmed that a host without permission lost its
+//! access to a volume.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! `cluster_next_upgrade`: which node of a rolling upgrade comes next.
+//! `cluster_next_upgrade`: the node to upgrade next in a rolling upgrade.
 
 use std::rc::Rc;
 
@@ -48,7 +48,7 @@ pub struct UpgradeNode {
     held: usize,
 }
 
-/// Why no node may be upgraded now.
+/// The reason that no node may be upgraded now.
 #[derive(Debug, PartialEq, Eq)]
 enum Obstacle {
     Braked,

@@ -17,7 +17,7 @@ use crate::services::Engine;
 use crate::services::cluster;
 use crate::values::read;
 
-/// Default of `wait_s`: a handover takes less than a second, and gives up after 5 s.
+/// Default of `wait_s`, in seconds: a handover takes less than one, and is given up after 5.
 const WAIT_S: u64 = 10;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -167,7 +167,7 @@ pub(super) async fn volumes(
         .collect())
 }
 
-/// The volume with this id or name. An id needs no answer of etcd.
+/// The volume with this id or name. An id is not looked up in etcd.
 pub(super) async fn volume(operator: &Operator, text: &str) -> Result<VolumeId, RpcError> {
     if let Ok(id) = text.parse::<Uuid>() {
         return Ok(VolumeId(id));

@@ -12,8 +12,8 @@ use super::LIMIT;
 use crate::config::settings::VolumeStoreSettings;
 use crate::services::volumes::endpoints;
 
-/// Runs `work` with a client of the etcd of `store`, for `limit` at most; `None`: for the time of
-/// one call. Blocks.
+/// Runs `work` with a client of the etcd of `store`, for at most `limit`; `None`: for the time
+/// limit of one request plus [`LIMIT`]. Blocks.
 pub(super) fn with_etcd<T>(
     store: &VolumeStoreSettings,
     name: &str,

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The remainder of an array, object or text that an example leaves out.
+/// Stands in examples for the omitted rest of an array, object or text.
 pub const REST: &str = "…";
 
 const EXAMPLES: &str = include_str!("examples.json");

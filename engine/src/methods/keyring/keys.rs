@@ -1,4 +1,4 @@
-//! `key_list` and `key_expire`, Nacre extensions: what keys are, who uses them, when they end.
+//! `key_list` and `key_expire`, Nacre extensions: the keys, their users and their expiry.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -21,7 +21,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<ListKeys>().add::<Expire>();
 }
 
-/// Parses the moment of expiry of a call.
+/// Parses the time of expiry in a call.
 pub(super) fn moment(text: Option<&str>) -> Result<Option<SystemTime>, RpcError> {
     let refuse = |cause| RpcError::invalid_params(cause).field("expires");
     text.map(time::parse_moment).transpose().map_err(refuse)

@@ -1,7 +1,6 @@
 //! RPC methods `keyring_*`: the keys of hosts and controllers, for DH-HMAC-CHAP (NVMe Base 2.0,
-//! 8.13) and for TLS.
-//! Calls and replies name key files; none contains a secret. Keys that the daemon stores itself:
-//! [`stored`].
+//! 8.13) and for TLS. Calls and replies name key files; none contains a secret. [`stored`] has the
+//! keys that the daemon stores itself.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;

@@ -1,5 +1,5 @@
 //! `key_generate`, `key_import`, `key_seal` and `key_store_rotate`, Nacre extensions: keys that the
-//! daemon stores itself, sealed, or finds among the credentials of the service manager.
+//! daemon stores itself, sealed, or reads from the credentials of the service manager.
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -377,7 +377,7 @@ impl Method<Engine> for RotateStore {
     }
 }
 
-/// A sealed key during a rotation of the store key.
+/// A key that was opened for a rotation of the store key.
 struct UnsealedKey {
     name: String,
     text: Zeroizing<String>,
@@ -386,7 +386,7 @@ struct UnsealedKey {
     record: Option<Record>,
 }
 
-/// The same key under the new store key.
+/// The key, sealed with the new store key.
 struct Resealed {
     name: String,
     text: String,
@@ -394,7 +394,7 @@ struct Resealed {
 }
 
 impl UnsealedKey {
-    /// A key that is in no record; `None`: it is not sealed, or does not open.
+    /// Opens a key without a record. `None`: it is not sealed, or cannot be opened.
     fn of_key(keys: &StoreKeys, key: &NamedKey) -> Option<Self> {
         let KeyPlace::Sealed { text, .. } = key.place() else {
             return None;
@@ -439,7 +439,8 @@ fn sealed_text(entry: &JournalEntry) -> Option<&str> {
     entry.record.params.get("sealed")?.as_str()
 }
 
-/// When a key expires. Parsed before the key is sealed, which may make a store key.
+/// The expiry of a new key. Parsed before the key is sealed, because sealing may create a store
+/// key.
 struct Expiry {
     text: Option<String>,
     at: Option<SystemTime>,
@@ -452,7 +453,7 @@ impl Expiry {
     }
 }
 
-/// Checks whether a key with this name can be added.
+/// Refuses an invalid name, and one that cannot be added.
 fn check_new(engine: &Engine, name: &str) -> Result<(), RpcError> {
     check_key_name(name)?;
     let room = engine.keyring.check_room(name);
@@ -512,7 +513,7 @@ fn invalid(field: &'static str, cause: &dyn std::fmt::Display) -> RpcError {
     RpcError::errno(Errno::EINVAL, cause.to_string()).field(field)
 }
 
-/// The call that makes the key again.
+/// The parameters of the call that creates the key again.
 fn record(name: &str, form: KeyForm, place: &KeyPlace, expires: Option<&str>) -> serde_json::Value {
     let mut record = json!({ "name": name });
     if form == KeyForm::Text {
@@ -529,8 +530,8 @@ fn record(name: &str, form: KeyForm, place: &KeyPlace, expires: Option<&str>) ->
     record
 }
 
-/// Adds a key to the keyring and to the journal. `None`: its secret cannot be read after a restart;
-/// its hosts are refused until it can.
+/// Adds a key to the keyring and to the journal. `None`, in a replay only: its secret cannot be
+/// read, and its hosts are refused until it can.
 async fn add(
     engine: &Rc<Engine>,
     name: &str,

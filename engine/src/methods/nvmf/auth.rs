@@ -1,4 +1,4 @@
-//! `host_auth_status`, a Nacre extension: how hosts prove themselves.
+//! `host_auth_status`, a Nacre extension: how the hosts of a subsystem authenticate themselves.
 
 use std::rc::Rc;
 

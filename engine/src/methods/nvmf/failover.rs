@@ -21,7 +21,7 @@ use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError, access};
 use crate::services::Engine;
 
-/// Longest test.
+/// Longest test, in seconds.
 const MAX_SECONDS: u32 = 3600;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -142,7 +142,7 @@ impl Method<Engine> for TestFailover {
     }
 }
 
-/// Restores the states of a listener under test.
+/// Ends the test of a listener, and restores its ANA states.
 fn end(engine: &Engine, nqn: &Nqn, listener: ListenerId, number: Option<u64>) {
     let Some(before) = engine.listeners.failover_tests.end(nqn, listener, number) else {
         return;
@@ -159,7 +159,7 @@ fn end(engine: &Engine, nqn: &Nqn, listener: ListenerId, number: Option<u64>) {
     }
 }
 
-/// The other listeners where every namespace is accessible.
+/// The other listeners of the subsystem over which every namespace is accessible.
 fn others(subsystem: &Subsystem, listener: &SubsystemListener) -> Vec<SubsystemListener> {
     let mut others = subsystem.listeners();
     others.retain(|other| {
@@ -174,7 +174,7 @@ fn is_accessible(states: &AnaStates) -> bool {
     is_one(states.of_others()) && all.all(is_one)
 }
 
-/// Hosts connected through the listener and through none of the others.
+/// Hosts that are connected over this listener, and over none of `others`.
 fn hosts_without_path(
     subsystem: &Subsystem,
     listener: &SubsystemListener,

@@ -142,7 +142,8 @@ impl Method<Engine> for AddHost {
     }
 }
 
-/// Concatenation makes the key of TLS from an authentication.
+/// Refuses secure channel concatenation without a DH-HMAC-CHAP key, from which the TLS key is
+/// generated, and beside a TLS pre-shared key.
 fn check_concat(concat: bool, has_key: bool, has_psk: bool) -> Result<(), RpcError> {
     let refuse = |cause: &str, remedy: &str| {
         let refused = RpcError::invalid_params(cause).field("concat");

@@ -39,7 +39,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<GetSubsystemListeners>();
 }
 
-/// Refuses an option out of its range; transports refuse the values that they do not support.
+/// Refuses an option out of its range. Transports refuse values that they do not support.
 fn checked(options: ListenerOptions) -> Result<ListenerOptions, RpcError> {
     let given = json!(options);
     for (name, least, most) in ListenerOptions::RANGES {
@@ -186,7 +186,8 @@ impl Method<Engine> for AddListener {
     }
 }
 
-/// Opens the listener. The first RDMA listener of a device registers all memory with it, which can
+/// Opens the listener. This may be slow: the first RDMA listener of a device registers all memory
+/// with it.
 /// be slow.
 async fn listen(
     plane: &Plane,
@@ -279,7 +280,7 @@ pub(super) fn find(
     })
 }
 
-/// Initial states of a listener: the state it is added with, then stored changes.
+/// Initial ANA states of a listener: the state with which it is added, then stored changes.
 fn kept_states(engine: &Engine, own: &str, ana_state: AnaState) -> AnaStates {
     let mut states = AnaStates::new(ana_state);
     let below = key::ana(own, None);

@@ -128,7 +128,7 @@ type StateWords = (
     Option<String>,
 );
 
-/// Splits the actual state into its word, reason, evidence and remedy.
+/// The state's name, reason, evidence and remedy.
 fn in_words(actual: Actual) -> StateWords {
     let reason = Some(actual.reason()).filter(|reason| !reason.is_empty());
     let word = actual.word();

@@ -1,19 +1,19 @@
 //! `nvmf_*`: subsystems, namespaces, listeners and hosts of the NVMe-oF target.
 //!
 //! ```text
-//!   target      the one target, its start-up options
+//!   target      the target and its start-up options
 //!   transport   nvmf_create_transport, nvmf_get_transports
 //!   subsystem   subsystems
 //!   host        hosts that may use a subsystem
-//!   rotate      new keys of hosts, with the former ones in force for a while
-//!   auth        how hosts prove themselves
+//!   rotate      new keys of hosts, while the former ones are accepted for a time
+//!   auth        authentication of hosts
 //!   listener    listeners of one subsystem
 //!   listeners   all listeners with their states
-//!   namespace   namespaces of a subsystem, and their removal with the device
+//!   namespace   namespaces of a subsystem
 //!   discovery   name of the discovery subsystem, referrals
 //!   connected   controllers, queue pairs, statistics
-//!   failover    a listener inaccessible for a time
-//!   reservation storage of reservations that persist through power loss
+//!   failover    makes a listener inaccessible for a time
+//!   reservation reservations of a namespace, and restoring stored ones
 //! ```
 //!
 //! Error codes and messages are SPDK's; `data` adds the cause and the remedy.
@@ -79,7 +79,7 @@ pub fn register(registry: &mut Registry<Engine>) {
 /// Name of the only target.
 pub const TARGET: &str = "nvmf_tgt";
 
-/// How long a removal waits for host connections to close.
+/// Time limit for connections of hosts to close after a removal.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Refuses any target name but ours. For methods that act on the target itself.

@@ -2,8 +2,7 @@
 //! `_remove_host`, and their removal and return with the device.
 //!
 //! A namespace's record includes its NSID and identifiers, so that hosts recognise it after a
-//! restart. An NSID in a record stays reserved while the device is away; the namespace returns
-//! under it.
+//! restart. While its bdev is missing, the NSID stays reserved, and the namespace returns under it.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -203,8 +202,8 @@ fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(out)
 }
 
-/// The requested NSID, or the lowest free one. NSIDs of namespaces whose device is away are not
-/// free.
+/// The requested NSID, or the lowest free one. NSIDs in records of namespaces with a missing bdev
+/// are not free.
 fn choose_nsid(
     engine: &Engine,
     subsystem: &Subsystem,

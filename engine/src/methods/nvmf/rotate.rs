@@ -1,4 +1,4 @@
-//! `host_rotate`, a Nacre extension: a host gets a new key, and may use the former one meanwhile.
+//! `host_rotate`, a Nacre extension: gives a host a new key, and accepts the former one for a time.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<Rotate>();
 }
 
-/// How long both keys are in force unless the call says otherwise.
+/// Default time for which both keys are accepted.
 const OVERLAP: Duration = Duration::from_secs(24 * 3600);
 
 pub struct Rotate;
@@ -190,7 +190,8 @@ fn no_controller_key() -> RpcError {
     .remedy("leave it out, or rotate the host's key for authentication")
 }
 
-/// The change of the target. A key that stays is the same object: connections are compared with it.
+/// The change of the target's keys. Keeps the object of a key that stays, because connections are
+/// compared with it.
 fn made(
     engine: &Engine,
     subsystem: &Subsystem,
@@ -235,7 +236,7 @@ fn made(
     }
 }
 
-/// The call that makes this state again.
+/// The parameters of the call that restores this state.
 fn record(
     nqn: &Nqn,
     host: &Nqn,

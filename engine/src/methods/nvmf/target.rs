@@ -239,7 +239,7 @@ impl Method<Engine> for SetCrdt {
     }
 }
 
-/// Which listeners the discovery log shows: those that share this property with the queried one.
+/// `nvmf_set_config`: options of the target, given before the start.
 struct SetConfig;
 
 #[derive(Debug, Deserialize, JsonSchema)]

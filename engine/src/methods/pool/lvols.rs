@@ -1,4 +1,4 @@
-//! `lvol_*`: volumes and snapshots of pools.
+//! `lvol_*`: lvols (volumes and snapshots) of pools.
 
 use std::rc::Rc;
 
@@ -95,7 +95,7 @@ pub fn describe(pool: &str, info: LvolInfo) -> LvolReply {
     }
 }
 
-/// Registers a new volume or snapshot, and describes it.
+/// Registers a new lvol as a bdev, and describes it.
 pub async fn made(engine: &Rc<Engine>, pool: &OpenPool, id: Uuid) -> Result<LvolReply, RpcError> {
     let _names = pool.names.lock().await;
     let info = pool.lvol(id).await?;
@@ -397,7 +397,7 @@ impl Method<Engine> for InflateLvol {
     }
 }
 
-/// Runs a command about a volume, and describes the volume as it is afterwards.
+/// Runs a command on an lvol, and describes the lvol after it.
 async fn changed(
     engine: &Rc<Engine>,
     lvol: &str,
@@ -409,7 +409,7 @@ async fn changed(
     refresh(&pool, &lvol).await
 }
 
-/// Takes over the present state of a volume, and describes it.
+/// Reads the present state of an lvol, and describes it.
 pub async fn refresh(pool: &OpenPool, lvol: &Lvol) -> Result<LvolReply, RpcError> {
     let info = pool.lvol(lvol.uuid()).await?;
     lvol.update(info.clone());
@@ -502,7 +502,7 @@ impl Method<Engine> for RenameLvol {
     }
 }
 
-/// Renames the volume that a field of the call names.
+/// Renames the lvol that a parameter of the call names.
 pub async fn rename(
     engine: &Rc<Engine>,
     (field, lvol): (&str, &str),

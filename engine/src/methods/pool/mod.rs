@@ -1,7 +1,7 @@
-//! `pool_*` and `lvol_*`, Nacre extensions: storage pools, their volumes, snapshots and clones.
+//! `pool_*` and `lvol_*`, Nacre extensions: storage pools and their lvols.
 //!
-//! The contents of a pool are on its disk. The journal has the import of each pool, so that a start
-//! of the daemon imports it.
+//! The contents of a pool are on its disks. The journal has the import of each pool, which a start
+//! of the daemon repeats.
 
 pub mod lvols;
 #[cfg(test)]

@@ -1,5 +1,5 @@
 //! `accel_*`: acceleration modules. Nacre always copies, fills, compares and computes checksums on
-//! the CPU. SPDK's queries are answered; there is nothing to assign.
+//! the CPU. SPDK's queries get replies; modules cannot be assigned.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;

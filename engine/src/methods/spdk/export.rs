@@ -1,8 +1,8 @@
 //! The part of an exported configuration that SPDK's own target loads.
 //!
-//! SPDK does not start with a file that contains a method or parameter of ours. Such entries are
-//! left out, together with everything that depends on them. Mirrors are among them: a replica
-//! reserves its first MiB, so SPDK's mirror of the same devices would show hosts other data.
+//! SPDK does not start with a file that contains a method or parameter of Nacre's own. Such entries
+//! are omitted, with everything that depends on them. Mirrors are omitted too: a replica reserves
+//! its first MiB, so SPDK's mirror of the same bdevs would show hosts other data.
 
 use std::collections::BTreeSet;
 
@@ -40,7 +40,7 @@ const SPDKS: [&str; 26] = [
     "nvmf_subsystem_set_ns_ana_group",
 ];
 
-/// Our own parameters, which SPDK refuses or would have to honour.
+/// Nacre's own parameters, which SPDK refuses or would have to implement.
 const OWN: [(&str, &[&str]); 10] = [
     ("bdev_aio_create", &["size"]),
     ("bdev_split_create", &["part_bytes"]),
@@ -65,7 +65,7 @@ const OWN: [(&str, &[&str]); 10] = [
     ("nvmf_subsystem_add_listener", &["withheld"]),
 ];
 
-/// The configuration for SPDK, and the entries left out, each with its reason.
+/// The configuration for SPDK, and the omitted entries, each with its reason.
 pub fn for_spdk(config: &Value) -> (Value, Vec<String>) {
     let mut config = config.clone();
     let mut left_out = Vec::new();
@@ -100,7 +100,7 @@ fn method(call: &Value) -> &str {
     call["method"].as_str().unwrap_or_default()
 }
 
-/// Why SPDK cannot load the call; `None` if it can.
+/// The reason that SPDK cannot load the call; `None` if it can.
 fn reason(call: &Value, gone: &BTreeSet<String>) -> Option<String> {
     let (method, params) = (method(call), &call["params"]);
     if !SPDKS.contains(&method) && bdev_modules::by_create(method).is_none() {
@@ -127,7 +127,7 @@ fn reason(call: &Value, gone: &BTreeSet<String>) -> Option<String> {
     missing.map(|object| format!("it needs {object}, which is left out"))
 }
 
-/// True for a namespace of a controller that is left out.
+/// True for a namespace of an omitted controller.
 fn is_of(object: &str, gone: &BTreeSet<String>) -> bool {
     let Some((controller, nsid)) = object
         .strip_prefix("bdev ")

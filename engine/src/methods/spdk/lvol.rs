@@ -1,8 +1,8 @@
 //! `bdev_lvol_*`: SPDK's logical volumes, in Nacre's pools. An lvstore is a pool.
 //!
 //! A cluster is a unit of the pool, 64 KiB, whatever `cluster_sz` says; `bdev_lvol_get_lvstores`
-//! answers the size. Sizes are rounded up to clusters. `clear_method` has no effect: space that was
-//! never written reads as zeroes.
+//! returns this size. Sizes are rounded up to clusters. `clear_method` has no effect: space that
+//! was never written reads as zeroes.
 //!
 //! The message of a refusal is the text of its errno. The codes are SPDK's:
 //!
@@ -52,15 +52,15 @@ pub fn register(registry: &mut Registry<Engine>) {
         .add::<GetLvols>();
 }
 
-/// Where SPDK refuses at once, the code is its errno.
+/// SPDK returns errno codes where it refuses before the operation begins.
 const EEXIST: i32 = -(Errno::EEXIST as i32);
 
-/// A refusal of the pool, under the code of invalid parameters.
+/// An error of the pool, with the code for invalid parameters.
 pub(super) fn coded_invalid(error: RpcError) -> RpcError {
     coded(INVALID_PARAMS)(error)
 }
 
-/// A refusal of the pool, under another code.
+/// An error of the pool, with another code.
 fn coded(code: i32) -> impl Fn(RpcError) -> RpcError {
     move |error| RpcError { code, ..error }
 }

@@ -1,5 +1,5 @@
-//! Devices for replicas: existing devices by name, or URIs of remote namespaces and drives, which
-//! are attached.
+//! Devices for replicas: existing bdevs by name, or URIs of remote namespaces and drives, which are
+//! attached.
 
 use std::rc::Rc;
 
@@ -17,8 +17,8 @@ use crate::services::drives::{DriveUri, DriveUriError};
 use crate::services::nvme::ATTACH;
 use crate::services::remotes::{attach_params, default_name};
 
-/// Devices of new replicas, by their own names: stored replicas must not depend on an alias.
-/// `detach_attached` detaches controllers that were attached for them.
+/// Bdevs for new replicas, by their registered names: stored replicas must not depend on an alias.
+/// [`Self::detach_attached`] detaches the controllers that were attached for them.
 pub(super) struct FoundDevices {
     pub names: Vec<String>,
     /// Controllers that were attached for these devices.
@@ -177,7 +177,7 @@ impl FoundDevices {
         }
     }
 
-    /// Detaches the controllers if no replica was created.
+    /// Detaches the controllers again, if no replica was created.
     pub(super) async fn detach_attached(self, engine: &Rc<Engine>) {
         for name in self.attached {
             let params = json!({ "name": name });

@@ -296,7 +296,7 @@ fn replica(plane: &Plane, volume: &VolumeStatus, replica: &ReplicaStatus) -> Rep
     }
 }
 
-/// Transport of a device: that of a remote namespace, or `local`.
+/// Transport of a bdev: that of a remote namespace, or `local`.
 pub fn transport(layer: &nacre_bdev::Layer) -> String {
     if layer.product_name() != REMOTE_PRODUCT {
         return "local".into();

@@ -13,11 +13,9 @@
 //!
 //! The durable part of a volume is its record in the volume store, which the volume's control
 //! updates before it replies. The journal has no record of the volume itself, but of its access:
-//! subsystem, namespace, listeners, and `volume/published/<uuid>`. The latter means that the
-//! subsystem follows the listeners of the configuration file.
+//! subsystem, namespace, listeners, and `volume/published/<uuid>`, the call of `volume_publish`.
 //!
-//! Commands wait for the volume's control and change nothing else, so they do not block other
-//! calls.
+//! Commands wait for the volume's control only, so they do not block other calls.
 
 pub mod create;
 mod devices;

@@ -39,7 +39,7 @@ pub struct PoolReplica {
     pub thin: bool,
 }
 
-/// The lvols to be made for replicas, for a volume of this size.
+/// The lvols to be made for the replicas of a volume of this size.
 pub(super) fn wanted(
     engine: &Engine,
     replicas: &[PoolReplica],
@@ -76,7 +76,7 @@ pub(super) fn wanted(
     Ok(lvols)
 }
 
-/// The snapshot whose contents a new volume with these lvols gets.
+/// The snapshot from which the first of these lvols is cloned.
 pub(super) fn source(
     engine: &Engine,
     snapshot: &str,
@@ -101,7 +101,7 @@ pub(super) fn source(
         .remedy("name this pool first: a clone shares the space of its snapshot"))
 }
 
-/// The snapshot as the volume's record names it.
+/// The snapshot, in the form of the volume's record.
 pub(super) fn origin(source: &Lvol) -> Origin {
     let info = source.info();
     Origin {

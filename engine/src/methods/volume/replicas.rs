@@ -27,8 +27,8 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<Resync>();
 }
 
-/// Own name of the device that `name` refers to; a replica id stays as it is. In a cluster, also
-/// `NODE:DEVICE`.
+/// The registered name of the bdev that `name` refers to; a replica id is returned unchanged. In a
+/// cluster, also accepts `NODE:DEVICE`.
 pub fn replica(engine: &Engine, volume: &str, name: &str) -> String {
     let of_node = engine.volumes.find(volume).ok();
     let of_node = of_node.and_then(|volume| engine.cluster.device_of(volume.id(), name));
@@ -43,7 +43,7 @@ pub fn replica(engine: &Engine, volume: &str, name: &str) -> String {
     }
 }
 
-/// Runs a command and returns the state of the volume afterwards.
+/// Runs a command, and returns the state of the volume after it.
 async fn run(engine: &Rc<Engine>, name: &str, command: Command) -> Result<VolumeReply, RpcError> {
     engine.earlier_changes().await;
     let opened = engine.volumes.run(name, command).await?;

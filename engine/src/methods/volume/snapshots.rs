@@ -86,7 +86,7 @@ fn describe(engine: &Engine, one: VolumeSnapshot) -> VolumeSnapshotReply {
     }
 }
 
-/// Refuses a daemon in no cluster, and says how its volumes get snapshots.
+/// Refuses a daemon that is not in a cluster; the remedy says how its volumes get snapshots.
 fn must_be_node(engine: &Engine) -> Result<(), RpcError> {
     if engine.cluster.node().is_some() {
         return Ok(());

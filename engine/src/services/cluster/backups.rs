@@ -1,8 +1,8 @@
 //! A daily backup of the cluster's keys in the data directory of each node. The last three are
 //! kept.
 //!
-//! The contents of the files tell their ages, not their names. So a change of the system time does
-//! not stop the backups, and does not remove the latest one.
+//! The ages of the files are in their contents, not in their names. So a change of the system time
+//! does not stop the backups, and does not remove the latest one.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};

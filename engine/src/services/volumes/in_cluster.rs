@@ -29,7 +29,7 @@ const MOMENT: Duration = Duration::from_millis(5);
 const RESIZED: Duration = Duration::from_secs(3);
 
 impl Volumes {
-    /// Tells which devices volumes do not wait for; `None`: the daemon is not in a cluster.
+    /// The test for devices that volumes do not wait for; `None`: the daemon is not in a cluster.
     pub(super) fn absent_devices(&self) -> Option<Arc<dyn AbsentDevices>> {
         let membership = self.membership.borrow();
         Some(membership.as_ref()?.absent_devices())

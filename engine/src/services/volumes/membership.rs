@@ -17,11 +17,11 @@ pub(in crate::services) trait Membership {
     /// The identity with which this node opens volumes: its id and its lease.
     fn holder(&self) -> Holder;
 
-    /// Tells which devices are of nodes without a lease.
+    /// The test for devices of nodes without a lease.
     fn absent_devices(&self) -> Arc<dyn AbsentDevices>;
 }
 
-/// Tells for which devices volumes do not wait.
+/// The devices for which volumes do not wait, or only for a time.
 pub(in crate::services) trait AbsentDevices: Send + Sync {
     fn is_absent(&self, device: &str) -> bool;
 

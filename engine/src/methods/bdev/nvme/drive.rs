@@ -19,9 +19,9 @@ use crate::services::nvme::options::Options;
 use crate::services::nvme::{ATTACH, key};
 use crate::store::Change;
 
-/// Default number of I/O queues to request: one for each core that uses the drive.
+/// Number of I/O queues to request unless the call names one: enough for one per core.
 const IO_QUEUES: u16 = 128;
-/// Default limit of devices per controller, as in SPDK.
+/// Most bdevs per controller unless the call names a number, as in SPDK.
 const MAX_DEVICES: u32 = 128;
 
 impl AttachParams {
@@ -75,8 +75,8 @@ impl AttachParams {
     }
 }
 
-/// Attaches the drive, stores the call's record with the drive's serial number, and returns its
-/// devices. `again` means that the record already exists.
+/// Attaches the drive, stores the call's record with the drive's serial number, and returns the
+/// bdevs. `again`: the record exists already.
 pub(super) async fn attach(
     params: &AttachParams,
     engine: &Rc<Engine>,
@@ -127,7 +127,8 @@ pub(super) async fn attach(
     outcome
 }
 
-/// Its namespaces would be served under the identities of those of the drive that was meant.
+/// The error for a drive with another serial number than the record's. Its namespaces would be
+/// served under the identities of the recorded drive's.
 fn other_serial(address: &str, found: &str, serial: &str) -> RpcError {
     let cause =
         format!("the drive at {address} has the serial number \"{found}\", and not \"{serial}\"");
@@ -148,8 +149,7 @@ async fn bring_up(
     engine.drives.attach(engine, function, options, most).await
 }
 
-/// Creates the drive's devices. Fails if there are none because of an error; the drive is not
-/// attached then.
+/// Creates the drive's bdevs. If an error left none, detaches the drive and returns the error.
 fn devices(
     params: &AttachParams,
     engine: &Rc<Engine>,
@@ -198,7 +198,7 @@ pub(super) fn fits(
     Ok(())
 }
 
-/// Resets the controller. Its I/O waits and is not lost.
+/// Resets the controller. I/O waits meanwhile and is not lost.
 pub(super) async fn reset(
     drive: &Drive,
     cntlid: Option<u16>,
@@ -213,7 +213,7 @@ pub(super) async fn reset(
     reset.map(|()| true).map_err(failed)
 }
 
-/// The error of a controller command or of its transport.
+/// The RPC error of a controller command.
 pub(super) fn failed(error: nacre_bdev_nvme::ControlError) -> RpcError {
     RpcError::errno(Errno::EIO, causes(&anyhow::Error::new(error)))
 }

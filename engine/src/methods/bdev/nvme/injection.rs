@@ -1,5 +1,5 @@
-//! `bdev_nvme_add_error_injection` and `bdev_nvme_remove_error_injection`: commands of a controller
-//! that fail on purpose.
+//! `bdev_nvme_add_error_injection` and `bdev_nvme_remove_error_injection`: make commands of a
+//! controller fail, for tests.
 
 use std::rc::Rc;
 use std::sync::Arc;

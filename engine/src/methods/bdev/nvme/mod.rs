@@ -2,8 +2,7 @@
 //!
 //! An attached controller is one journal record, `nvme/ctrlr/<name>`, with the parameters of the
 //! call. Each further path to it is a record of its own, `nvme/path/<name>/…`. Options of all
-//! controllers are another record, `nvme/options`. The devices have no records: they follow from
-//! the controller.
+//! controllers are another record, `nvme/options`. The bdevs of namespaces have no records.
 
 pub mod commands;
 mod discovery;
@@ -58,12 +57,12 @@ pub fn register(registry: &mut Registry<Engine>) {
     discovery::register(registry);
 }
 
-/// How long the first connection may hold the lock of changes. With a fast connection, the devices
-/// exist for the next call; a slow one must not block other changes.
+/// Longest time for which the first connection holds the lock of changes. After a fast connection,
+/// the bdevs exist for the next call; a slow one must not block other changes.
 const LOCKED_WAIT: Duration = Duration::from_secs(1);
-/// Time limit of the first connection for a client's call.
+/// Time limit of the first connection in a client's call.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-/// The same at the start of the daemon. Slower controllers connect later.
+/// Time limit of the first connection at the start of the daemon. Slower controllers connect later.
 const CONNECT_TIMEOUT_AT_START: Duration = Duration::from_millis(1500);
 
 pub struct AttachController;
@@ -171,8 +170,8 @@ impl Method<Engine> for AttachController {
     }
 }
 
-/// Refuses a further path that SPDK refuses, too: to another subsystem, as another host, or where
-/// none is wanted.
+/// Refuses a further path that SPDK refuses too: to another subsystem, as another host, or if
+/// multipath is disabled.
 fn joins(params: &AttachParams, remote: &Remote) -> Result<(), RpcError> {
     let (name, first) = (&params.name, remote.path());
     if params.multipath == Some(Multipath::Disable) {
@@ -199,8 +198,8 @@ fn is_attached(name: &str) -> RpcError {
         .remedy("detach it first, or choose another name")
 }
 
-/// True if the start of the daemon began to connect the controller, and no call has attached it
-/// yet. Clients attach none before the daemon runs.
+/// True if the start of the daemon began to connect the controller, and its record or declaration
+/// was not executed yet. Clients cannot attach controllers before that.
 fn is_begun(engine: &Engine, key: &str) -> bool {
     match engine.journal.find(key) {
         Some(entry) => entry.state != EntryState::Live,
@@ -254,8 +253,8 @@ async fn first_connection(
     }
 }
 
-/// Creates the controller's devices. Fails if there are none because of an error, or if the path
-/// shows other namespaces than the paths before; the path is not attached then.
+/// Creates the bdevs of the controller. Detaches the path and returns an error if an error left
+/// none, or if the path shows other namespaces than the earlier paths.
 fn devices(
     engine: &Rc<Engine>,
     name: &str,
@@ -280,8 +279,8 @@ fn devices(
     }
 }
 
-/// Waits until a controller's devices are gone. The wait is limited, because I/O may never end and
-/// other changes wait.
+/// Waits until the bdevs of a controller are gone, with a time limit: I/O may never end, and other
+/// changes wait.
 async fn wait_until_gone(engine: &Engine, name: &str, tickets: Vec<DeleteTicket>) {
     let patience = super::patience(engine);
     if tokio::time::timeout(patience, join_all(tickets))
@@ -316,7 +315,7 @@ fn check_path(remote: &Remote, path: &RemotePath) -> Result<(), RpcError> {
     }
 }
 
-/// Ends a path, and with the last one the controller.
+/// Detaches a path, and with the last one the controller.
 async fn undo_path(engine: &Rc<Engine>, name: &str, remote: &Remote, path: &Rc<RemotePath>) {
     if !remote.remove(path) {
         return undo(engine, name).await;
@@ -547,7 +546,7 @@ fn paths_to(
     Ok(paths)
 }
 
-/// Ends the connections of paths and waits until each is back, or has failed for a known reason.
+/// Disconnects paths and waits until each is connected again, or has failed for a known reason.
 async fn reconnect(engine: &Engine, name: &str, paths: &[Rc<RemotePath>]) -> Result<(), RpcError> {
     let before: Vec<Status> = paths.iter().map(|path| path.path.status()).collect();
     for path in paths {

@@ -1,4 +1,4 @@
-//! The paths of remote devices: which there are, their I/O, and how I/O is divided among them.
+//! The paths of remote bdevs: lists them, their I/O, and how I/O is divided among them.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -389,7 +389,7 @@ impl PathReply {
         }
     }
 
-    /// A path on which the device was never seen.
+    /// A path over which the bdev's namespace was never found.
     fn unused(path: &RemotePath, refused: Option<String>) -> Self {
         let info = PathInfo {
             address: path.path.config().address.clone(),

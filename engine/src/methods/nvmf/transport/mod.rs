@@ -80,7 +80,7 @@ pub struct Transport {
     options: TransportOptions,
 }
 
-/// Creates the transport if none of its type exists: Nacre does not require a separate call.
+/// Creates the transport if there is none of its type: Nacre does not require a separate call.
 pub(super) async fn ensure(
     engine: &Rc<Engine>,
     plane: &Plane,
@@ -95,7 +95,7 @@ pub(super) async fn ensure(
     }
 }
 
-/// A transport not yet added to the target.
+/// A transport that was not added to the target yet.
 enum Made {
     Tcp(Arc<TcpPlug>),
     Rdma(Arc<RdmaPlug>),

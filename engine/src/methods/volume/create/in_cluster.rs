@@ -17,13 +17,14 @@ use crate::services::cluster::{self, NewReplica, PlacedReplicas};
 
 /// Block size by which sizes in blocks are converted before the devices are known.
 const BLOCK: u32 = 512;
-/// Time for a new record to return from etcd.
+/// Time limit for a new record to be read back from etcd.
 const SEEN: Duration = Duration::from_secs(5);
 
 /// Most bytes of a class, and of a label's name.
 const MAX_TEXT: usize = 63;
 
-/// True if the cluster shall choose the pools. Refuses parameters that contradict it, or need it.
+/// True if the cluster is to choose the pools. Refuses parameters that contradict this, or require
+/// it.
 pub(super) fn is_placed(params: &CreateParams) -> Result<bool, RpcError> {
     let wrong = |field, cause: String| RpcError::errno(Errno::EINVAL, cause).field(field);
     let Some(count) = params.options.replica_count else {
@@ -144,7 +145,7 @@ async fn create_placed(
     seen(engine, id).await
 }
 
-/// Waits until the new record has returned from etcd.
+/// Waits until the new record was read back from etcd.
 async fn seen(engine: &Rc<Engine>, id: Uuid) -> Result<VolumeReply, RpcError> {
     let end = tokio::time::Instant::now() + SEEN;
     loop {

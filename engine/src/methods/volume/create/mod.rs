@@ -328,8 +328,8 @@ impl Method<Engine> for Rename {
     }
 }
 
-/// Edits that make namespaces, limits and stacked devices refer to the device by its UUID, which
-/// never changes.
+/// Edits that make namespaces, limits and stacked bdevs refer to the bdev by its UUID, which never
+/// changes.
 fn refer_by_uuid(engine: &Engine, name: &str, bdev: &str, id: Uuid) -> Change {
     let ours = |value: Option<&Value>| {
         let value = value.and_then(Value::as_str);

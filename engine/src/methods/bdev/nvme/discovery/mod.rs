@@ -1,4 +1,5 @@
-//! `bdev_nvme_*_discovery`: attaches the subsystems that a discovery service lists, and follows it.
+//! `bdev_nvme_*_discovery`: attaches the subsystems that a discovery controller lists, and follows
+//! its log.
 //!
 //! ```text
 //!   follow   DiscoveryWatch ── the log changed ──▶ apply: attaches new paths, detaches those gone
@@ -6,8 +7,7 @@
 //! ```
 //!
 //! A service is one journal record, `nvme/discovery/<name>`, with the names of its controllers. The
-//! controllers have no records: they follow from the service. While the service cannot be reached,
-//! they stay.
+//! controllers have no records. They stay attached while the service cannot be reached.
 
 mod following;
 mod info;
@@ -46,7 +46,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<GetDiscoveryInfo>();
 }
 
-/// The port of a discovery service, unless set.
+/// Default port of a discovery service.
 const PORT: &str = "8009";
 
 struct StartDiscovery;
@@ -134,7 +134,8 @@ impl StartDiscoveryParams {
         }
     }
 
-    /// How long the call waits until the listed subsystems are attached; `None`: not at all.
+    /// Longest time for which the call waits until the listed subsystems are attached. `None`: it
+    /// does not wait.
     fn patience(&self) -> Option<Duration> {
         match (self.attach_timeout_ms, self.wait_for_attach) {
             (Some(ms), _) if ms > 0 => Some(Duration::from_millis(ms)),
@@ -215,8 +216,8 @@ impl Method<Engine> for StartDiscovery {
     }
 }
 
-/// Waits until the listed subsystems are attached. Stops the service if that takes too long, or if
-/// one of them could not be attached.
+/// Waits until the listed subsystems are attached. After the time limit, or if one cannot be
+/// attached, stops the service and returns the error.
 pub(super) async fn attached(
     engine: &Rc<Engine>,
     discovery: &Rc<Discovery>,
@@ -273,7 +274,7 @@ async fn all_attached(
     Ok(())
 }
 
-/// Waits until a path of the controller is connected, or none can be.
+/// Waits until one path of the controller is connected, or all have failed.
 async fn connected(engine: &Rc<Engine>, remote: &Remote, until: Instant) -> Result<(), RpcError> {
     let paths = remote.paths();
     let first = |path| async move {
@@ -287,7 +288,7 @@ async fn connected(engine: &Rc<Engine>, remote: &Remote, until: Instant) -> Resu
     select_ok(all).await.map(drop)
 }
 
-/// Why a controller that no call attached gets no other keys.
+/// The error for new keys of a controller that a discovery service attached.
 pub(super) fn keys_of_discovered(engine: &Engine, name: &str) -> RpcError {
     let all = engine.remotes.discoveries.list();
     let lists = |one: &&Rc<Discovery>| one.listed.borrow().iter().any(|path| path.name == name);
@@ -358,7 +359,7 @@ async fn stop_at_gate(engine: &Rc<Engine>, discovery: &Rc<Discovery>) -> Result<
     Ok(())
 }
 
-/// The devices of controllers that lose all of their paths.
+/// The bdevs of controllers that lose all of their paths.
 fn devices_of(ending: &[Ending]) -> Vec<String> {
     let ends = |path: &Rc<RemotePath>| ending.iter().any(|(_, _, one)| Rc::ptr_eq(one, path));
     let mut all = BTreeSet::new();

@@ -1,5 +1,5 @@
-//! The task of a discovery service: attaches the paths of its log that are new, and detaches those
-//! that the log lacks for a time.
+//! The task of a discovery service: attaches the new paths of its discovery log, and detaches paths
+//! that the log has not listed for [`GRACE`].
 
 use std::collections::{BTreeMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -29,26 +29,26 @@ use crate::services::remotes::{self, Remote, RemotePath, RemotePlan};
 use crate::store::Change;
 use crate::values::address::{AddressError, ScopedIp};
 
-/// Interval at which a connection is polled while it is made, or while a log is read.
+/// Polling interval while a connection is being made, or a log is being read.
 const ACTIVE: Duration = Duration::from_millis(1);
-/// The same for an idle connection whose descriptor cannot be watched.
+/// Polling interval of an idle connection whose file descriptor cannot be watched.
 const UNWATCHED: Duration = Duration::from_millis(20);
-/// Pause before a service that refused this host is asked again, and before the first new attempt
-/// for refused paths.
+/// Pause before connecting again to a service that refused this host, and before the first retry of
+/// refused paths.
 const AGAIN: Duration = Duration::from_secs(5);
 /// Most doublings of [`AGAIN`] while paths are refused: the longest pause is 80 s.
 const MAX_DOUBLINGS: u32 = 4;
-/// How long a log may lack a path before the path is detached: a target that is set up anew lists
-/// its paths one by one, and I/O goes on meanwhile.
+/// Time for which a log may lack a path before the path is detached. A target that is set up again
+/// lists its paths one by one.
 const GRACE: Duration = Duration::from_secs(5);
-/// Paths that are attached before other calls get the lock of changes.
+/// Number of paths after which the lock of changes is released for other calls.
 const BATCH: usize = 16;
 /// Most paths of a service.
 const MAX_PATHS: usize = MAX_DISCOVERY_RECORDS;
-/// Number of stored names from which those of subsystems that are not listed are forgotten.
+/// Number of stored names above which the names of unlisted subsystems are dropped.
 const MAX_NAMES: usize = 4 * MAX_PATHS;
 
-/// A discovery service on its task.
+/// The state of a service's task.
 #[derive(Clone)]
 pub(super) struct Service {
     pub(super) engine: Rc<Engine>,
@@ -56,7 +56,7 @@ pub(super) struct Service {
     pub(super) params: StartDiscoveryParams,
 }
 
-/// A discovery log.
+/// The contents of a discovery log.
 struct DiscoveryLogPage {
     /// Paths to subsystems, each once.
     places: Vec<SubsystemAddress>,
@@ -180,7 +180,7 @@ pub(super) async fn follow(service: Service, plan: RemotePlan, mut watch: Discov
     discovery.changed.notify_waiters();
 }
 
-/// Resolves when the watch must be polled.
+/// Resolves when the watch has to be polled.
 async fn has_work(watch: &mut DiscoveryWatch, clock: &Clock) {
     let now = clock.now();
     let pause = match watch.arm(now) {
@@ -219,7 +219,7 @@ fn watched(fd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(fd, Interest::READABLE)
 }
 
-/// Resolves at `at`; never without a time.
+/// Resolves at `at`; never for `None`.
 async fn until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at.into()).await,
@@ -227,7 +227,7 @@ async fn until(at: Option<Instant>) {
     }
 }
 
-/// Resolves when the log was applied, with the time of the next attempt.
+/// Resolves with the time of the next attempt when the log was applied.
 async fn ended(applying: &mut Option<JoinHandle<Option<Instant>>>) -> Option<Instant> {
     match applying {
         Some(task) => task.await.ok().flatten(),
@@ -235,7 +235,7 @@ async fn ended(applying: &mut Option<JoinHandle<Option<Instant>>>) -> Option<Ins
     }
 }
 
-/// What a log changes.
+/// The differences between the attached paths and a log.
 #[derive(Debug, Default, PartialEq)]
 struct Differences {
     /// Attached paths that stay attached.
@@ -249,7 +249,7 @@ struct Differences {
     due: Option<Instant>,
 }
 
-/// Compares attached paths with those of a log. No path is gone while the service is away.
+/// Compares the attached paths with a log's. While the service is away, no path counts as gone.
 fn compare(
     attached: Vec<DiscoveredPath>,
     places: &[SubsystemAddress],
@@ -280,8 +280,8 @@ fn compare(
     found
 }
 
-/// Attaches the paths of a log that are new, then detaches those that it lacks for too long: a
-/// device whose paths are replaced keeps one. Returns when the log must be applied again.
+/// Attaches the new paths of a log, then detaches paths that it has lacked for too long. In this
+/// order, a bdev whose paths are replaced keeps one. Returns when to apply the log again.
 async fn apply(service: Service, log: Rc<DiscoveryLogPage>) -> Option<Instant> {
     let Service {
         engine, discovery, ..
@@ -393,8 +393,8 @@ impl Service {
         });
     }
 
-    /// Detaches paths that the log lacks, but never the last copy of a volume. Returns the paths
-    /// that stay because of a volume.
+    /// Detaches paths, except for those with the last copy of a volume. Returns the kept paths with
+    /// the reasons.
     async fn detach_missing(&self, gone: Vec<DiscoveredPath>) -> Vec<(SubsystemAddress, String)> {
         let (engine, discovery) = (&self.engine, &self.discovery);
         let Ok(plane) = engine.plane() else {
@@ -443,7 +443,7 @@ impl Service {
         stay.into_iter().map(why).collect()
     }
 
-    /// When the log must be applied again although it has not changed.
+    /// The time at which to apply an unchanged log again; `None`: not needed.
     fn next_attempt(&self) -> Option<Instant> {
         let discovery = &self.discovery;
         if discovery.refused.borrow().is_empty() && !discovery.has_unstored_names.get() {
@@ -455,8 +455,8 @@ impl Service {
         Some(Instant::now() + AGAIN * (1 << attempts.min(MAX_DOUBLINGS)))
     }
 
-    /// The names of the controllers of subsystems, by NQN: the former one of each, that of the same
-    /// subsystem of another service, or a new one. Those that are new here are stored.
+    /// The names of the controllers of subsystems, by NQN: a subsystem's former name, else that of
+    /// another service, else a new one. Stores the names if they have changed.
     async fn names(
         &self,
         new: &[SubsystemAddress],
@@ -506,7 +506,7 @@ impl Service {
         names
     }
 
-    /// Starts to connect a path; connecting goes on while its target is away.
+    /// Begins to connect a path. Connecting is retried while the target is away.
     async fn attach(&self, name: &str, place: &SubsystemAddress) -> Result<(), RpcError> {
         let (engine, params) = (&self.engine, self.params.listed(name, place));
         // A log decides neither which names this machine looks up, nor how long that takes.
@@ -531,7 +531,8 @@ impl Service {
         Ok(())
     }
 
-    /// Shows refused paths, and reports those that were not refused for the same reason before.
+    /// Replaces the list of refused paths, and logs those that were not refused for the same reason
+    /// before.
     fn refuse(&self, refused: Vec<(SubsystemAddress, String)>) {
         let discovery = &self.discovery;
         let before: HashSet<_> = discovery.refused.take().into_iter().collect();
@@ -552,7 +553,7 @@ impl Service {
 /// An attached path, with the name of its controller.
 pub(super) type Ending = (String, Rc<Remote>, Rc<RemotePath>);
 
-/// The attached paths of a service that no other service lists and no call attached.
+/// The attached paths of a service that no other service lists, and that no call attached.
 pub(super) fn only_listed_here(
     engine: &Engine,
     discovery: &Discovery,
@@ -576,7 +577,7 @@ pub(super) fn only_listed_here(
     ending.collect()
 }
 
-/// Detaches paths, and with the last one of a controller the devices.
+/// Detaches paths, and with the last path of a controller its bdevs.
 pub(super) async fn detach(engine: &Rc<Engine>, ending: Vec<Ending>) {
     let undone = ending
         .iter()
