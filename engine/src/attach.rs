@@ -150,12 +150,12 @@ pub struct ReconnectTimes {
     pub fast_io_fail_timeout_sec: Option<u64>,
 }
 
-/// The parameters that an address such as `rdma://192.0.2.7/NQN` has.
+/// The parameters that are part of an address such as `rdma://192.0.2.7/NQN`.
 pub const OF_ADDRESS: [&str; 9] = [
     "trtype", "traddr", "adrfam", "trsvcid", "subnqn", "hostnqn", "nsid", "uuid", "fallback",
 ];
 
-/// The parameters as values.
+/// The parameters, parsed.
 #[derive(Debug)]
 pub struct Parsed {
     pub transport: TransportChoice,
@@ -199,7 +199,7 @@ pub enum SelectorName {
     QueueDepth,
 }
 
-/// SPDK's object of the parameters of a policy.
+/// The parameters of a multipath policy, as an object, as in SPDK.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MultipathOptions {
@@ -215,7 +215,7 @@ pub struct MultipathOptions {
     pub min_io: Option<u32>,
 }
 
-/// The policy that SPDK's parameters describe. `min_io`: the name of that parameter, and its value.
+/// The policy of these parameters. `min_io`: the name of that parameter, and its value.
 pub fn policy(
     policy: PolicyName,
     selector: Option<SelectorName>,
@@ -268,7 +268,7 @@ impl AttachParams {
         self.times.check().map(drop)
     }
 
-    /// The parameters as values, after the checks that need no machine.
+    /// Parses the parameters, with the checks that do not depend on this machine.
     pub fn parsed(&self) -> Result<Parsed, RpcError> {
         self.refuse_unsupported()?;
         self.check_name()?;
@@ -428,11 +428,11 @@ impl AttachParams {
     }
 }
 
-/// Longest time that is accepted: one year.
+/// Longest time in seconds that is accepted: one year.
 const MAX_TIME_S: u64 = 86_400 * 365;
 
 impl ReconnectTimes {
-    /// These times; where one is not set, that of `defaults`.
+    /// These times, with those of `defaults` in place of missing ones.
     pub fn or(self, defaults: Self) -> Self {
         Self {
             ctrlr_loss_timeout_sec: self
@@ -445,8 +445,8 @@ impl ReconnectTimes {
         }
     }
 
-    /// Checks the times by SPDK's rules. Returns the limit of reconnecting and the delay between
-    /// two attempts, if they are set.
+    /// Checks the times by SPDK's rules. Returns the time limit of reconnecting and the delay
+    /// between two attempts, in seconds, if they are set.
     pub fn check(self) -> Result<(Option<u64>, Option<u64>), RpcError> {
         let (delay, fast_fail) = (self.reconnect_delay_sec, self.fast_io_fail_timeout_sec);
         let refuse = |field: &str, why: String| RpcError::errno(Errno::EINVAL, why).field(field);
@@ -515,7 +515,7 @@ pub fn attach_params(endpoint: &Endpoint, name: Option<String>) -> AttachParams 
     }
 }
 
-/// The text after the last colon: the name that the owner chose.
+/// The part of the NQN after the last colon, which its owner chose.
 pub fn default_name(subnqn: &str) -> String {
     let last = subnqn.rsplit(':').next().unwrap_or(subnqn);
     last.chars().take(64).collect()

@@ -1,8 +1,8 @@
 //! Raises the daemon's limit on open files and sockets.
 //!
 //! Each queue of a host is a connection. A daemon without free descriptors can neither accept a
-//! connection nor read /proc and /sys. The default soft limit of logins and systemd exists for
-//! programs that use select(2).
+//! connection nor read /proc and /sys. The usual soft limit, 1024, exists for programs that use
+//! select(2).
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{info, warn};
@@ -11,15 +11,15 @@ use crate::config::Settings;
 use crate::metrics::http;
 use crate::rpc::clients;
 
-/// Below this limit the daemon warns at start: it is enough for some tens of hosts with a queue per
-/// CPU.
+/// Limit below which the daemon warns at start. It suffices for some tens of hosts with one queue
+/// per CPU.
 const LOW: u64 = 4096;
 
 /// Descriptors for files opened by management calls, in addition to its clients.
 const FILES: u64 = 32;
 
-/// Descriptors reserved for management: its clients can connect and its calls can open files,
-/// however many hosts there are.
+/// Number of descriptors reserved for management, so that its clients can connect and its calls can
+/// open files, however many hosts are connected.
 pub(crate) fn reserved(settings: &Settings) -> u64 {
     let rpc = settings.rpc.max_clients + clients::RESERVED;
     (rpc + http::MAX_CLIENTS) as u64 + FILES

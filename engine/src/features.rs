@@ -1,4 +1,4 @@
-//! The features of this program and the maturity of each: the one table behind `nacre features`,
+//! The features of this program and the maturity of each: the source of `nacre features`,
 //! docs/reference/features.md and the line in the log at start.
 
 use std::fmt::{Display, Write};
@@ -8,12 +8,12 @@ use serde::Serialize;
 
 use crate::services::Engine;
 
-/// A feature, as users select or meet it.
+/// A feature, as users know it.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Feature {
     pub name: &'static str,
     pub maturity: Maturity,
-    /// The first version with it.
+    /// The first version that has it.
     pub since: &'static str,
     pub about: &'static str,
     /// True if the daemon uses an experimental feature; `None`: only commands use it.
@@ -218,7 +218,7 @@ pub const FEATURES: &[Feature] = &[
     ),
 ];
 
-/// True if the target, or its connections to other targets, use a device of this network type.
+/// True if the target, or a connection to another target, uses an RDMA device of this network type.
 fn is_used(engine: &Engine, wire: Wire) -> bool {
     let served = engine.rdma.plug().map(|plug| plug.domains());
     let domains = served.unwrap_or_default().into_iter();

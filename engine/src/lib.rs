@@ -1,5 +1,5 @@
-//! The daemon of Nacre: the management plane, without any data path. The command line is
-//! `engine/cli`.
+//! The daemon of Nacre: the management plane, which starts the data plane and configures it. The
+//! command line is `engine/cli`.
 //!
 //! ```text
 //!            config ─┐                                  ┌─ metrics (HTTP, Prometheus)
@@ -10,12 +10,13 @@
 //!                    Store (redb, helper thread)
 //! ```
 //!
-//! - Every change is an RPC method call: the socket, startup files, the replay of the store and
-//!   declared objects all go through [`services::Engine::call`].
+//! - Every change is an RPC method call: those of clients, of startup files, of the replay of the
+//!   store and of declared objects run through [`services::Engine`], for example
+//!   [`services::Engine::call`].
 //! - A method is its types ([`rpc::Method`]): parameters and reply are the schema from which
 //!   reference, command line and error messages derive.
-//! - A change is applied, made durable as one transaction ([`journal::Journal::commit`]), and then
-//!   answered; if it cannot be stored it is undone and refused.
+//! - A change is applied and made durable as one transaction ([`journal::Journal::commit`]) before
+//!   the reply. If it cannot be stored, it is undone and the call fails.
 //! - The journal is the ordered list of calls that create the current objects, including every
 //!   generated identity. The store keeps it, `framework_get_config` returns it, and a start replays
 //!   it. Records that fail to replay stay in it and are retried.

@@ -1,10 +1,10 @@
-//! Converts the errors of other crates to refusals of RPC calls.
+//! Converts errors of other crates to errors of RPC calls.
 //!
 //! Those errors and [`RpcError`] belong to other crates, so `From` cannot be implemented here.
 
 use crate::rpc::RpcError;
 
-/// An error that refuses a call: its code, and the field, cause and remedy.
+/// An error that fails a call, as an [`RpcError`] with its code, field, cause and remedy.
 pub trait Refusal {
     fn refusal(self) -> RpcError;
 }

@@ -56,7 +56,7 @@ fn any_node() -> i32 {
     -1
 }
 
-/// SPDK's words for [`malloc::Config`].
+/// The module of RAM disks, with SPDK's names for [`malloc::Config`].
 pub struct RamDisk;
 
 impl Single for RamDisk {

@@ -1,6 +1,6 @@
-//! The table of block device modules. From it come the RPC methods that create and delete devices,
-//! `nacre bdev create` and `delete`, `[[bdev]]` in the configuration file, and what a record says
-//! about its devices.
+//! The table of bdev modules. Derived from it are the RPC methods that create and delete bdevs,
+//! `nacre bdev create` and `delete`, `[[bdev]]` in the configuration file, and the names and bases
+//! in journal records.
 
 pub mod malloc;
 pub mod new_bdev;
@@ -24,7 +24,7 @@ use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::values::read::{self, Texts};
 
-/// Every module that management can create devices of, one line each.
+/// Visits every module of which management can create bdevs.
 pub fn visit(to: &mut impl Visitor) {
     to.module::<malloc::RamDisk>(MALLOC);
     to.module::<null::NullDisk>(NULL);
@@ -76,7 +76,7 @@ pub const NULL: ModuleEntry = ModuleEntry {
 };
 pub const DELAY: ModuleEntry = declared::<Delay>();
 
-/// `bdev_aio_*`: files and block devices.
+/// `bdev_aio_*`: file bdevs.
 pub const AIO: ModuleEntry = ModuleEntry {
     kind: "aio",
     product: Product::Aio.name(),
@@ -95,8 +95,8 @@ pub const AIO: ModuleEntry = ModuleEntry {
     command: None,
 };
 
-/// `bdev_uring_*`: the same devices under SPDK's other name, and what `type = "file"` in the
-/// configuration file makes.
+/// `bdev_uring_*`: file bdevs under SPDK's other name; also `type = "file"` in the configuration
+/// file.
 pub const FILE: ModuleEntry = ModuleEntry {
     kind: "uring",
     product: Product::Uring.name(),
@@ -122,19 +122,19 @@ pub struct ModuleEntry {
     pub deleted_by: (&'static str, &'static str),
     pub rescan: Option<&'static str>,
     pub resize: Option<&'static str>,
-    /// Path in its `driver_specific` to the file name.
+    /// Path to the file name in the bdev's `driver_specific`.
     pub filename: Option<&'static str>,
-    /// The parameter that names the base device.
+    /// The create parameter that names the base bdev.
     pub base: Option<&'static str>,
-    /// The devices that the create method makes with these parameters.
+    /// The names of the bdevs that the create method makes with these parameters.
     pub names: fn(&Value) -> Vec<String>,
-    /// Declaration, if the create method's parameters are the keys of a `[[bdev]]`.
+    /// For modules whose create parameters are the keys of a `[[bdev]]`.
     pub declared: Option<Declaration>,
-    /// Command, if the create method's parameters are the arguments of `nacre bdev create`.
+    /// For modules whose create parameters are the arguments of `nacre bdev create`.
     pub command: Option<Command>,
 }
 
-/// The keys of a `[[bdev]]`.
+/// How a `[[bdev]]` of this module is declared.
 #[derive(Clone, Copy)]
 pub struct Declaration {
     pub schema: fn() -> schemars::Schema,
@@ -206,10 +206,10 @@ where
     }
 }
 
-/// Kinds that had another name in the former release, which is accepted: former name, name.
+/// Kinds that had another name in the last release, which is still accepted: former name, name.
 pub const FORMER_KINDS: [(&str, &str); 1] = [("error", "fault")];
 
-/// The kind of this name, or of this former name.
+/// The present name of a kind, from that or its former name.
 pub fn current_kind(text: &str) -> &str {
     let former = FORMER_KINDS.iter().find(|(former, _)| *former == text);
     former.map_or(text, |(_, kind)| kind)
@@ -219,7 +219,7 @@ pub fn by_kind(kind: &str) -> Option<&'static ModuleEntry> {
     MODULES.iter().find(|module| module.kind == kind)
 }
 
-/// The file of a device, from its `driver_specific`.
+/// The file of a bdev, from its `driver_specific`. `None`: it is not a file bdev.
 pub fn file_of(driver_specific: &Value) -> Option<&str> {
     let mut pointers = MODULES.iter().filter_map(|entry| entry.filename);
     let inside = |pointer: &'static str| pointer.strip_prefix("/driver_specific");
@@ -231,22 +231,22 @@ pub fn by_create(method: &str) -> Option<&'static ModuleEntry> {
     MODULES.iter().find(|module| module.create == method)
 }
 
-/// The devices that a create call makes.
+/// The names of the bdevs that a create call makes.
 pub fn names(method: &str, params: &Value) -> Vec<String> {
     by_create(method).map_or(Vec::new(), |module| (module.names)(params))
 }
 
-/// The base device of a create call.
+/// The name of the base bdev in a create call.
 pub fn base<'a>(method: &str, params: &'a Value) -> Option<&'a str> {
     params.get(by_create(method)?.base?)?.as_str()
 }
 
-/// The base device of a create call, to replace it.
+/// The name of the base bdev in a create call, for replacing it.
 pub fn base_mut<'a>(method: &str, params: &'a mut Value) -> Option<&'a mut Value> {
     params.get_mut(by_create(method)?.base?)
 }
 
-/// The module's own type of a device; `None` if it is of another module.
+/// The module's own type of a bdev. `None`: the bdev is of another module.
 pub fn device<T: Bdev>(bdev: &Arc<dyn Bdev>) -> Option<Arc<T>> {
     let bdev: Arc<dyn Any + Send + Sync> = Arc::clone(bdev) as _;
     bdev.downcast::<T>().ok()

@@ -1,4 +1,4 @@
-//! `bdev_null_*`: devices that discard writes.
+//! `bdev_null_*`: bdevs that discard writes.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ pub struct NullCreateParams {
 
 flattened!(NullCreateParams, options);
 
-/// SPDK's words for [`null::Config`].
+/// The module of null bdevs, with SPDK's names for [`null::Config`].
 pub struct NullDisk;
 
 impl Single for NullDisk {

@@ -1,8 +1,8 @@
 //! Limits the rate of each log statement, so that no peer can fill the disk with log lines.
 //!
-//! A statement may log a burst of [`BURST`] lines, and one line a second in the long run. Excess
-//! lines are counted, and [`Flood::report_left_out`] logs the number per statement. Debug lines,
-//! which are explicitly enabled, are not limited.
+//! A log statement may write a burst of [`BURST`] lines, and then at most one line a second.
+//! Further lines are dropped and counted; [`Flood::report_left_out`] logs their number for each
+//! statement. Debug lines, which must be enabled, are not limited.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,8 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-/// Enough for a start with hundreds of objects of one kind to log something about each.
+/// Lines of a burst: enough for a start with hundreds of objects of one kind to log a line about
+/// each.
 const BURST: u32 = 500;
 const REFILL: Duration = Duration::from_secs(1);
 
@@ -23,7 +24,7 @@ pub(super) struct Flood {
     places: Arc<Mutex<HashMap<Identifier, LineBudget>>>,
 }
 
-/// The lines that one place in the code may still write.
+/// The budget of one log statement.
 struct LineBudget {
     metadata: &'static Metadata<'static>,
     left: u32,
@@ -58,7 +59,7 @@ impl Flood {
         true
     }
 
-    /// Logs how many lines were dropped since the last call.
+    /// Logs the number of lines of each statement that were dropped since the last call.
     pub(super) fn report_left_out(&self) {
         let mut left_out = Vec::new();
         for place in self.places.lock().values_mut() {

@@ -1,7 +1,7 @@
 //! Writes log lines to their output on a separate thread.
 //!
-//! A stalled disk, a full pipe or a stopped terminal blocks the writing thread. No core may block
-//! on it, because all of its hosts would. If the queue is full, lines are dropped and counted.
+//! A stalled disk, a full pipe or a stopped terminal blocks that thread only. No other thread waits
+//! for it: if the queue is full, lines are dropped and counted.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Queue length in lines.
+/// Most lines that wait to be written.
 const WAITING: usize = 4096;
 
 #[derive(Clone)]
@@ -27,7 +27,7 @@ enum Message {
         lost: u64,
     },
     Flush(SyncSender<()>),
-    /// The output of all later lines.
+    /// Makes this the output of all later lines.
     Output(Box<dyn Write + Send>),
 }
 
@@ -54,7 +54,7 @@ impl LogLines {
         }
     }
 
-    /// Sends all later lines to another output. False if the queue stays full for `patience`.
+    /// Writes later lines to another output. False if the queue stays full for `patience`.
     pub(super) fn replace(&self, output: Box<dyn Write + Send>, patience: Duration) -> bool {
         self.send(Message::Output(output), Instant::now() + patience)
     }

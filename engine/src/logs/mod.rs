@@ -2,8 +2,8 @@
 //!
 //! The interface has SPDK's five levels and debug flags. Internally a level is a `tracing` level
 //! (`NOTICE` and `INFO` are both `INFO`), and a flag enables debug level for a set of targets,
-//! regardless of the level. SPDK has a second level for printed output, besides syslog; here it is
-//! the level of the single output, and setting the first level sets both.
+//! regardless of the level. SPDK has a second level for printed output, besides that for syslog.
+//! Here the second one is the level of the only output, and setting the first level sets both.
 
 mod flood;
 mod lines;
@@ -36,7 +36,7 @@ use crate::config::settings::{Log, LogFormat, LogLevel};
 /// Prefix of the names of this program's crates.
 const OURS: &str = "nacre";
 
-/// The log configuration, and the means to change it.
+/// The levels, flags and output of the log, which can be changed.
 #[derive(Clone)]
 pub struct Logs {
     state: Arc<Mutex<LevelSettings>>,
@@ -48,10 +48,10 @@ pub struct Logs {
     flood: Flood,
 }
 
-/// How long the exiting process waits for an output that accepts no lines.
+/// Longest time for which the exiting process waits until the log is written.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The levels of lines, as management sets them.
+/// The levels and flags, as management sets them.
 #[derive(Debug)]
 struct LevelSettings {
     level: LogLevel,
@@ -113,7 +113,8 @@ impl Logs {
         self.flood.report_left_out();
     }
 
-    /// Flushes the log before the process ends, because a separate thread writes it.
+    /// Waits until the log is written, because a separate thread writes it. Call it before the
+    /// process ends.
     pub fn flush(&self) {
         if let Some(lines) = &self.lines {
             lines.flush(PATIENCE);
@@ -188,7 +189,7 @@ impl Logs {
         names.iter().try_for_each(|name| self.set_flag(name, true))
     }
 
-    /// Reopens the log file after a log rotation renamed the old one.
+    /// Opens the log file again, after a log rotation has renamed it.
     pub async fn reopen(&self) -> std::io::Result<()> {
         let path = self.file.lock().clone();
         match path {
@@ -197,8 +198,8 @@ impl Logs {
         }
     }
 
-    /// Logs to another file. False for a change between file and stderr, which have different
-    /// formats.
+    /// Logs to another file. Returns false, and changes nothing, for a change between a file and
+    /// stderr, whose formats differ.
     pub async fn move_to(&self, path: Option<&Path>) -> std::io::Result<bool> {
         let is_file = self.file.lock().is_some();
         let Some(path) = path.filter(|_| is_file) else {

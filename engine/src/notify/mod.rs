@@ -1,10 +1,10 @@
-//! Events: a ring that `notify_get_notifications` reads as SPDK's, and `events_get` and
-//! `events_subscribe` with more details.
+//! Events: a ring buffer, which `notify_get_notifications` returns in SPDK's form, and `events_get`
+//! and `events_subscribe` with more details.
 //!
-//! Bursts are rate limited per kind and subject: a few per second for frequent events (a flapping
-//! link, a device with bad blocks), one per minute for events that a peer can cause at will (a
-//! refused connection). The next event of its kind reports how many were suppressed; if none
-//! follows, the last suppressed event is reported with that number.
+//! Bursts are rate-limited by type and subject: some per second for frequent events (a flapping
+//! link, a drive with bad blocks), one per minute for events that a peer can cause at will (a
+//! refused connection). The next event of the same type and subject has the number of suppressed
+//! ones. If none follows, the last suppressed event is sent with that number.
 
 mod queue;
 mod types;
@@ -22,11 +22,10 @@ use tokio::sync::Notify;
 pub use queue::EventQueue;
 pub use types::{TYPES, markdown};
 
-/// Number of events kept; older ones are dropped. As in SPDK.
+/// Number of events in the ring, as in SPDK; older ones are dropped.
 pub const KEPT: usize = 1024;
 
-/// How many events of one kind and subject are reported in a time window; further ones are only
-/// counted.
+/// Most events of one type and subject within a time; further ones are only counted.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
     sent: u32,
@@ -167,7 +166,7 @@ fn is_zero(n: &u64) -> bool {
     *n == 0
 }
 
-/// The ring of the latest events, and the rate limits.
+/// The ring of the latest events, the queues of receivers, and the rate limits.
 #[derive(Debug, Default)]
 pub struct Notifications {
     ring: RefCell<VecDeque<Rc<EventDetails>>>,
@@ -177,7 +176,7 @@ pub struct Notifications {
     more: Notify,
 }
 
-/// Events with the same key are repeats of each other.
+/// Events with the same key count as repeats.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct RepeatKey {
     kind: &'static str,
@@ -192,12 +191,12 @@ struct Burst {
     since: Instant,
     sent: u32,
     left_out: u64,
-    /// Text and facts of the latest event left out.
+    /// Text and facts of the latest suppressed event.
     last: Option<(String, Value)>,
 }
 
 impl Notifications {
-    /// Sends an event that its type and subject describe completely.
+    /// Sends an event that needs no text beyond its type and subject.
     ///
     /// # Panics
     /// If `kind` is not one of [`TYPES`], from which clients learn the types.
@@ -224,7 +223,8 @@ impl Notifications {
         self.report_at(key, pace, (text, facts), Instant::now());
     }
 
-    /// Sends an event that a peer can cause at will. Events with the same `cause` are repeats.
+    /// Sends an event that a peer can cause at will: one per minute with the same type, subject and
+    /// `cause`.
     ///
     /// # Panics
     /// As for [`Notifications::send`].
@@ -239,7 +239,7 @@ impl Notifications {
         self.report_at(key, Some(REPEAT), (text, facts), Instant::now());
     }
 
-    /// Reports how many events were left out of bursts that are over. Call it periodically.
+    /// Sends the last suppressed event of each burst that is over. Call it periodically.
     pub fn report_left_out(&self) {
         self.report_left_out_at(Instant::now());
     }
@@ -304,12 +304,12 @@ impl Notifications {
         self.more.notify_waiters();
     }
 
-    /// The queue gets events from now on, as long as it exists.
+    /// Adds events from now on to the queue, for as long as it exists.
     pub fn attach(&self, queue: &Rc<EventQueue>) {
         self.queues.borrow_mut().push(Rc::downgrade(queue));
     }
 
-    /// As [`Notifications::attach`], and the events in the ring.
+    /// As [`Notifications::attach`], and also adds the events in the ring.
     pub fn attach_with_kept(&self, queue: &Rc<EventQueue>) {
         self.ring
             .borrow()
@@ -318,8 +318,7 @@ impl Notifications {
         self.attach(queue);
     }
 
-    /// Returns how many events were left out before this one, or `None` if this one is left out
-    /// too.
+    /// The number of suppressed events before this one. `None`: this one is suppressed too.
     fn admit(&self, key: &RepeatKey, pace: Pace, now: Instant) -> Option<u64> {
         let mut bursts = self.bursts.borrow_mut();
         // Forget quiet keys, so that the map holds at most those of the last minute.

@@ -1,4 +1,4 @@
-//! A queue of events for a receiver that can be busy for long.
+//! A queue of events for a receiver that may take long to send a message.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 
 use super::{EventDetails, KEPT};
 
-/// The events that a receiver wants. Whether it wants one is decided when the event occurs.
+/// The waiting events of a receiver, at most [`KEPT`]. Events are selected when they occur.
 ///
 /// ```text
 ///   offer ──▶ │ waiting … │ in the message │ ──▶ finish
@@ -48,8 +48,8 @@ impl EventQueue {
         self.more.notify_one();
     }
 
-    /// Takes over the events of a queue that ends, with the number of lost ones. `wanted`: by the
-    /// receiver's new settings.
+    /// Takes over the waiting events of a queue that ends, if `wanted` is true for them, and its
+    /// number of lost events.
     pub fn inherit(&self, former: &Self, wanted: impl Fn(&EventDetails) -> bool) {
         let mut events = former.events.take();
         events.retain(|event| wanted(event));
@@ -58,14 +58,14 @@ impl EventQueue {
         self.more.notify_one();
     }
 
-    /// Resolves when an event waits.
+    /// Resolves when the queue is not empty.
     pub async fn filled(&self) {
         while self.is_empty() {
             self.more.notified().await;
         }
     }
 
-    /// The oldest events, for a message.
+    /// Returns the `most` oldest events, for a message. They stay in the queue.
     pub fn begin(&self, most: usize) -> Vec<Rc<EventDetails>> {
         let events = self.events.borrow();
         let first: Vec<_> = events.iter().take(most).cloned().collect();
@@ -73,19 +73,20 @@ impl EventQueue {
         first
     }
 
-    /// Removes the events of the message. `reported`: the number of lost ones in it.
+    /// Removes the events of a delivered message. `reported`: the number of lost events that it
+    /// named.
     pub fn finish(&self, reported: u64) {
         self.events.borrow_mut().drain(..self.in_message.take());
         self.lost.set(self.lost.get() - reported);
     }
 
-    /// Removes the events of a message that was given up; the next one reports them.
+    /// Removes the events of a message that was given up, and counts them as lost.
     pub fn give_up(&self) {
         self.lose(self.in_message.get() as u64);
         self.finish(0);
     }
 
-    /// Events lost since the last message that arrived.
+    /// Number of lost events that no delivered message has named.
     pub fn lost(&self) -> u64 {
         self.lost.get()
     }
