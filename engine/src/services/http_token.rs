@@ -42,7 +42,8 @@ impl Token {
         Ok(Self(token))
     }
 
-    /// True if the request has the token. The comparison takes constant time.
+    /// True if the request has the token. The time of the comparison does not depend on where a
+    /// wrong token of the same length differs.
     pub fn is_in(&self, headers: &HeaderMap) -> bool {
         let given = headers.get(AUTHORIZATION);
         let given = given.map_or(&b""[..], HeaderValue::as_bytes);

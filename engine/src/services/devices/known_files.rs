@@ -24,7 +24,7 @@ pub struct Expected {
     pub contents: Option<Contents>,
 }
 
-/// The recorded file of a bdev. Empty outside of a replay, and without a record.
+/// The recorded file of a restored or declared bdev. Empty in other calls, and without a record.
 pub fn expected(engine: &Engine, uuid: Option<Uuid>) -> Expected {
     let again = journal::is_replaying() || journal::is_declaring();
     let seen = uuid.filter(|_| again);

@@ -278,9 +278,9 @@ pub fn host_psk(engine: &Engine, name: Option<&str>) -> Result<Option<Arc<dyn Ps
     Ok(Some(key))
 }
 
-/// A stand-in for the missing or damaged key of a host that is restored. The host is refused until
-/// the key can be read. Without it, a subsystem that allows any host would serve the host without
-/// authentication. `None` outside of a replay.
+/// A stand-in for the missing or damaged key of a host, in a replay or for a declared host. The
+/// host is refused until the key can be read. Without a stand-in, a subsystem that allows any host
+/// would serve the host without authentication. `None` in other calls.
 pub fn restored_key(engine: &Engine, name: &str, refused: &RpcError) -> Option<Arc<NamedKey>> {
     if !crate::journal::is_replaying() && !crate::journal::is_declaring() {
         return None;

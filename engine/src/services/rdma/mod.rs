@@ -20,8 +20,7 @@ use crate::plane::demand::rdma_per_core;
 use crate::services::Engine;
 use crate::services::nics::Nics;
 
-/// Interval of checks for removed devices: a removal is not announced if the transport does not use
-/// the device.
+/// Interval of checks for removed devices, for removals that no event announces.
 const LOOK: Duration = Duration::from_secs(5);
 
 /// The verbs provider of this machine. Clones share it.
