@@ -11,7 +11,7 @@ use arrayvec::ArrayVec;
 use crate::ids::{MAX_REPLICAS, ReplicaId};
 use crate::mutation::Mutation;
 
-/// The replicas of a record, and of a pending change.
+/// The in-sync replicas of the record, and those of a change of it that is not confirmed yet.
 pub type ReplicaIds = ArrayVec<ReplicaId, { 2 * MAX_REPLICAS }>;
 
 /// The rounds, one at a time. Responses that become ready during a round wait for the next one.

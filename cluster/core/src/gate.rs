@@ -10,14 +10,14 @@
 use crate::mutation::Mutation;
 use crate::record::Holder;
 
-/// A holder in one epoch. Of two keys, the higher epoch wins.
+/// What a holder presents with its I/O. Of two keys, the one with the higher epoch wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key {
     pub epoch: u64,
     pub holder: Holder,
 }
 
-/// The refusal of a gate, with the key that it has; `None`: it has none.
+/// The refusal of a gate, with the key that it admits; `None`: it admits none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the gate has the key of epoch {:?}", current.map(|key| key.epoch))]
 pub struct GateRefusal {
@@ -69,7 +69,9 @@ impl Gate {
         }
     }
 
-    /// A holder registers its key, and excludes every lower one. [`GateStep::Grant`] answers.
+    /// A holder registers its key over the connection `session` (later ones have higher numbers).
+    /// I/O of other keys and sessions is refused from now on. [`GateStep::Grant`] answers. Refused
+    /// if the gate has a later epoch, another holder of this epoch, or a later session of this key.
     pub fn acquire(&mut self, key: Key, session: u64) -> Result<(), GateRefusal> {
         if let Some(current) = self.key {
             let is_older = key.epoch < current.epoch;
@@ -92,7 +94,8 @@ impl Gate {
         Ok(())
     }
 
-    /// Lets an I/O pass. The caller performs it, and reports its end.
+    /// Lets an I/O pass, if this key was granted to this session. The caller performs it, and
+    /// reports its end.
     pub fn admit(&mut self, key: Key, session: u64) -> Result<Admission, GateRefusal> {
         if self.key == Some(key) && self.session == Some(session) && self.granted {
             self.in_flight += 1;
@@ -118,6 +121,7 @@ impl Gate {
         self.stored = Some(key);
     }
 
+    /// The next action; call it after each other call, until it returns `None`.
     pub fn poll(&mut self) -> Option<GateStep> {
         let key = self.key?;
         if self.stored != Some(key) {
@@ -136,7 +140,7 @@ impl Gate {
         Some(GateStep::Grant { key, session })
     }
 
-    /// The key that passes: the answer to a holder that asks for confirmation.
+    /// The registered key: the answer to a holder that asks for confirmation.
     pub fn key(&self) -> Option<Key> {
         self.key
     }

@@ -17,8 +17,8 @@ pub struct VolumeId(pub Uuid);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReplicaId(pub Uuid);
 
-/// An exported device of a node, by the name that it has on all nodes. A record names the device of
-/// a replica by it.
+/// An exported device of a node, by an id that all nodes know. A volume's record names the device
+/// of a replica by this id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExportId(pub Uuid);
 

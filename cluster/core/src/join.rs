@@ -1,5 +1,7 @@
 //! The state machine by which a node gets its lease in the store, when it starts or after it was
-//! fenced: it reads the lease key with its id, replaces a leftover one, and creates its own.
+//! fenced: it reads the lease key with its id, deletes a leftover one, and creates its own. A
+//! leftover key that another machine wrote is deleted only after two lease durations without a
+//! renewal.
 
 use crate::ids::{Incarnation, NodeId, Revision};
 use crate::lease::Lease;
@@ -10,6 +12,7 @@ use crate::transaction::Transaction;
 /// The lease key that the store has for this node's id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
+    /// The revision of its last write.
     pub revision: Revision,
     /// True if this machine wrote it. The caller holds the lock of the data directory, so the
     /// process that wrote it is dead.
@@ -23,8 +26,8 @@ pub enum JoinStep {
     /// Execute the transaction, which creates the lease key. Call [`Join::created`] if it was
     /// executed, [`Join::again`] in any other case.
     Create(Transaction),
-    /// Execute the transaction, which deletes the leftover key. Call [`Join::again`] whatever the
-    /// outcome is.
+    /// Execute the transaction, which deletes the leftover key. Then call [`Join::again`], whatever
+    /// the outcome.
     Replace(Transaction),
 }
 
@@ -64,6 +67,8 @@ impl Join {
         }
     }
 
+    /// The next step; `None` while the outcome of the last one is missing, or before the next read
+    /// is due.
     pub fn poll(&mut self, now: BootTime) -> Option<JoinStep> {
         let intent = match self.step {
             JoinState::Look { not_before } if now >= not_before => JoinStep::Look,
@@ -77,6 +82,8 @@ impl Join {
         Some(intent)
     }
 
+    /// The result of the read; `None`: there is no lease key. Fails if a key of another machine was
+    /// written between two reads.
     pub fn found(&mut self, key: Option<Found>, now: BootTime) -> Result<(), InUse> {
         let Some(key) = key else {
             self.step = JoinState::Create;
@@ -103,8 +110,8 @@ impl Join {
         Ok(())
     }
 
-    /// The lease key was created, and the node has its lease, which is good from the time at which
-    /// the transaction was sent.
+    /// The lease key was created at revision `incarnation`. Returns the lease, which counts from
+    /// the time at which the transaction was sent; `None` if no transaction was sent.
     pub fn created(&self, incarnation: Incarnation, now: BootTime) -> Option<Lease> {
         let JoinState::Wait { sent } = self.step else {
             return None;

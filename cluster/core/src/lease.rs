@@ -1,4 +1,5 @@
-//! A node's own lease: renewed in the store, and read by every lane before an answer leaves.
+//! A node's own lease: a key in the store that the node renews. The data path of every core checks
+//! before each response to a host that the lease is good.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,7 +15,7 @@ use crate::transaction::Transaction;
 /// Renewals without an answer that are remembered; older ones can no longer extend the lease.
 const MAX_ATTEMPTS: usize = 8;
 
-/// The time until which the lease is good. One writer, many readers.
+/// The time until which the lease is good, shared between threads: one writer, many readers.
 ///
 /// A lane reads the clock after it has collected data from the replicas. It hands the data to hosts
 /// only if the lease is good at that time. A pause after the check is harmless: the data was
@@ -51,8 +52,8 @@ pub struct Lease {
     attempts: ArrayVec<Attempt, MAX_ATTEMPTS>,
     last_number: u64,
     due: BootTime,
-    /// The last time at which an answer showed that the store makes renewals. The sending of a
-    /// renewal shows nothing: a store that stops for a while makes it only afterwards.
+    /// The time of the last answer to a renewal. The time of its sending shows nothing: a store
+    /// that stops for a while executes the renewal only afterwards.
     heard: BootTime,
     /// The start of the current period without a gap between answers.
     since: BootTime,
@@ -86,7 +87,7 @@ impl Lease {
         self.me
     }
 
-    /// The next renewal. A renewal without an answer does not delay the next one.
+    /// The next renewal, if it is due. A renewal without an answer does not delay the next one.
     pub fn poll(&mut self, now: BootTime) -> Option<Transaction> {
         if self.ended || now < self.due {
             return None;
@@ -106,8 +107,8 @@ impl Lease {
         self.due
     }
 
-    /// The store has made renewal `number`, as its answer or a later one shows. A renewal after the
-    /// lease ran out revives it: the write proves that no fence came before it.
+    /// The answer to renewal `number`: the store executed it. A renewal after the lease ran out
+    /// revives the lease: the write proves that no fence came before it.
     pub fn renewed(&mut self, of: Incarnation, number: u64, now: BootTime) {
         if of != self.me.incarnation {
             return;

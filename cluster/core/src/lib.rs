@@ -1,24 +1,26 @@
-//! Decides which node of a cluster serves a volume: leases, fences, takes, and the states of a
-//! volume on a node. Pure state machines: no I/O, no thread, and every time is an argument.
+//! Decides which node of a cluster serves each replicated volume. A node serves (*holds*) volumes
+//! only while its lease, a key that it renews in etcd, is good. Other nodes delete the lease of a
+//! silent node (they *fence* it), and then *take* its volumes. Pure state machines: no I/O, no
+//! thread, and every time is an argument.
 //!
 //! ```text
-//!              Join ──▶ Lease ──▶ Word          read where answers leave
+//!              Join ──▶ Lease ──▶ Word          end of the lease, read before each response
 //!   store        │        │ good since, until
-//!   answers ─────┤     Observer ──▶ fence       of each other node
-//!   and watch    │        │ leases that stand
+//!   answers ─────┤     Observer ──▶ fence       one for each other node
+//!   and watch    │        │ leases that have not ended
 //!              Volume ◀───┘ ──▶ take, open, close, hand over
 //!                │
-//!   replicas    Gate (one per replica, on its node)     Confirmations (answers without a lease)
+//!   replicas    Gate (one per replica, on its node)     Confirmations (responses without a lease)
 //! ```
 //!
 //! Changes of the store are [`Transaction`]s: conditions and one effect. The store executes one
-//! only while all conditions hold, so a copy of it changes nothing (`transaction` names the
-//! exceptions). Safety rests on these transactions, on the
-//! gates, and on clocks whose rates differ by less than 2.5 %. It does not rest on reads of the
-//! store, on the arrival of watch events, or on wall clocks.
+//! only while all conditions hold, so a transaction sent twice is executed once (`transaction`
+//! names the exceptions). Safety rests on these transactions, on the gates, and on clocks whose
+//! rates are each within 2.5 % of true time. It does not rest on reads of the store, on the arrival
+//! of watch events, or on wall clocks.
 //!
-//! Three parts plan, and have no part in safety: `placement` chooses pools, `repair` replaces
-//! replicas, `storm` stops that when many nodes are gone at once.
+//! Three parts only plan; safety does not depend on them. `placement` chooses pools, `repair`
+//! replaces replicas, `storm` stops that when many nodes are gone at once.
 //!
 //! `cluster/core/sim` runs the machines on several simulated nodes.
 

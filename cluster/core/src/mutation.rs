@@ -86,7 +86,7 @@ mod switch {
             Self::SkipMerge,
         ];
 
-        /// Activates a fault from here on, on this thread.
+        /// Activates a fault on this thread, in place of the one before; `None`: no fault.
         pub fn activate(which: Option<Self>) {
             ACTIVE.set(which);
         }

@@ -18,8 +18,8 @@ const RETRY: Duration = Duration::from_millis(500);
 pub enum ObserverRole {
     /// One of the node's observers, by rank from 0. It sees every renewal in a watch.
     Observer(u8),
-    /// Any other node. It reads the key from time to time, and fences only when all observers are
-    /// silent.
+    /// Any other node. It reads the key from time to time, and waits twice as long, so that it
+    /// fences only if no observer did.
     Other,
 }
 
@@ -48,8 +48,8 @@ impl Observer {
         }
     }
 
-    /// A change of role keeps the last renewal. Its node may be dead, so no other renewal may come.
-    /// An observer counts a renewal that it has only read from now on: it was made before.
+    /// Changes the role. The last renewal is kept: a dead node sends no other. For a new observer
+    /// that has read the renewal only once, the lease counts from `now`.
     pub fn set_role(&mut self, role: ObserverRole, now: BootTime) {
         self.is_unsure |= self.role == ObserverRole::Other;
         self.role = role;
@@ -65,7 +65,8 @@ impl Observer {
         self.role == ObserverRole::Other || self.last.is_none() || self.is_unsure
     }
 
-    /// The key was last written at `revision`, by a watch event or a read. Old news is ignored.
+    /// A watch event or a read shows that the key was last written at `revision`. An older revision
+    /// than the known one is ignored.
     pub fn observe(&mut self, revision: Revision, now: BootTime) {
         match self.last {
             Some((known, _)) if known > revision => {}
@@ -99,7 +100,8 @@ impl Observer {
         Some(Transaction::fence(own.holder(), self.node, revision))
     }
 
-    /// The time of the fence; `None` while there is nothing to count.
+    /// The time of the fence. `None` while no renewal of the other node is known, or while this
+    /// node's own lease does not allow a fence ([`Lease::good_since`]).
     pub fn due(&self, now: BootTime, own: &Lease) -> Option<BootTime> {
         let mut from = self.last?.1?;
         if !Mutation::ObserverWithoutLease.is_active() {

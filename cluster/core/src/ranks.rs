@@ -1,5 +1,6 @@
-//! Which nodes observe a lease, and in which order nodes take a volume. All nodes compute the same
-//! from the same facts; where their facts differ, the store decides.
+//! Computes which nodes observe the lease of another node, and in which order nodes take a volume.
+//! All nodes compute the same from the same facts; where their facts differ, the transactions of
+//! the store decide.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use uuid::Uuid;
 use crate::ids::{NodeId, VolumeId};
 use crate::record::Record;
 
-/// Observers of one node.
+/// Most observers of one node.
 pub const OBSERVERS: usize = 3;
 /// The wait of one rank before the next one takes.
 const TURN: Duration = Duration::from_millis(150);
@@ -47,7 +48,8 @@ pub fn order(volume: VolumeId, record: &Record, candidates: &mut [NodeId], cordo
     });
 }
 
-/// The wait of the node with this rank, from the end of the holder.
+/// The wait of the node with this rank, from the time at which the volume has no holder: 150 ms for
+/// each rank before it.
 pub fn turn(rank: usize) -> Duration {
     TURN * u32::try_from(rank).unwrap_or(u32::MAX)
 }

@@ -1,4 +1,5 @@
-//! The part of a volume's record that decides where the volume is served.
+//! The part of a volume's record (the key `vol/V` in the store) that decides which node serves the
+//! volume.
 
 use arrayvec::ArrayVec;
 
@@ -34,7 +35,7 @@ pub struct Record {
     pub serving: u64,
     /// The current holder; `None` after an orderly handover.
     pub holder: Option<Holder>,
-    /// The node that may take first.
+    /// The node to which the last holder handed the volume over: it is the first to take it.
     pub next: Option<NodeId>,
     pub replicas: ArrayVec<Replica, MAX_REPLICAS>,
 }

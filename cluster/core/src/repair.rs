@@ -8,8 +8,9 @@ use std::time::Duration;
 use crate::ids::{MAX_REPLICAS, NodeId, PoolId, ReplicaId};
 use crate::time::BootTime;
 
-/// How long a pool gets no replica after its first failure, and at most.
+/// How long placements avoid a pool after its first failure. The time doubles with each one.
 const FIRST: Duration = Duration::from_secs(60);
+/// The longest time for which placements avoid a pool.
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// A replica of a volume that this node serves.
@@ -17,7 +18,8 @@ const LONGEST: Duration = Duration::from_secs(3600);
 pub struct ServedReplica {
     pub id: ReplicaId,
     pub node: NodeId,
-    /// The cluster chose its pool. A replica on a device that an operator named is not replaced.
+    /// True if the cluster chose its pool. A replica on a device that an operator named is not
+    /// replaced.
     pub is_placed: bool,
     pub is_in_sync: bool,
     /// The volume uses the device: the replica is in sync, or under resync.
@@ -26,9 +28,9 @@ pub struct ServedReplica {
     pub is_offline: bool,
     /// Its node is evicted: replicas move away from it.
     pub is_evicted: bool,
-    /// Its node is drained for maintenance and will return: not replaced.
+    /// Its node is drained for maintenance and will return: the replica never counts as lost.
     pub is_drained: bool,
-    /// It is the successor of this replica.
+    /// The replica whose successor this one is.
     pub replaces: Option<ReplicaId>,
     /// It is the successor of a lost replica, not of an evicted one.
     pub is_repair: bool,
@@ -60,15 +62,17 @@ pub enum Why {
     Lost,
 }
 
-/// For each replica of one volume that is neither in sync nor under resync: the time since when.
+/// The time since which each replica of one volume has been neither in sync nor under resync.
 #[derive(Debug, Default)]
 pub struct Absences {
     since: BTreeMap<ReplicaId, BootTime>,
 }
 
 impl Absences {
-    /// Notes which replicas are out, and returns the next decision. A replica that is out for
-    /// `after` is lost; `None`: it is never replaced. Evicted replicas are replaced at once.
+    /// Updates the absences, and returns the next decision. A replica that is absent for `after`
+    /// counts as lost, unless it is offline or drained; with `None`, none ever does. Evicted
+    /// replicas are replaced without a wait. A volume with [`MAX_REPLICAS`] replicas, or with none
+    /// in sync, gets no successor.
     pub fn decide(
         &mut self,
         now: BootTime,
@@ -145,6 +149,7 @@ impl FailedPools {
         self.pools.remove(&pool);
     }
 
+    /// True while placements avoid the pool.
     pub fn is_left_out(&self, pool: PoolId, now: BootTime) -> bool {
         let known = self.pools.get(&pool);
         known.is_some_and(|(_, until)| now < *until)

@@ -1,9 +1,9 @@
-//! Slots of a publication: each node that shows a volume has one, and with it a range of controller
-//! ids that no other node of the publication has.
+//! Slots of a published volume: each node that shows it to hosts has one, and with it a range of
+//! controller ids (CNTLID) that no other node uses for this volume's subsystem.
 //!
-//! A host may keep controllers of a removed node for a while. Another node with the same ids would
-//! be refused by Linux ("Duplicate cntlid"). So a slot is assigned again only after all other free
-//! slots were.
+//! A host may keep controllers of a removed node for a while, and Linux refuses another controller
+//! of the subsystem with the same id ("Duplicate cntlid"). So slots are assigned round-robin, which
+//! makes an early reuse of a slot unlikely.
 
 use std::ops::RangeInclusive;
 
@@ -12,10 +12,10 @@ use arrayvec::ArrayVec;
 use crate::ids::NodeId;
 use crate::mutation::Mutation;
 
-/// Nodes that can show one volume.
+/// Most nodes that show one volume.
 pub const MAX_SLOTS: usize = SLOTS as usize;
 const SLOTS: u8 = 16;
-/// Controller ids of one slot.
+/// Controller ids of one slot: 16 slots use 1 to 65,504. The specification allows up to FFEFh.
 const IDS: u16 = 4094;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -26,7 +26,8 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// The slots as they were stored. `None`: two nodes have one slot, or a slot is out of range.
+    /// The slots as they were stored; `next` is taken modulo [`MAX_SLOTS`]. `None`: two nodes have
+    /// one slot, a node has two, or a slot is out of range.
     pub fn of_assigned(assigned: impl Iterator<Item = (NodeId, u8)>, next: u8) -> Option<Self> {
         let mut slots = Self::default();
         for (node, slot) in assigned {
@@ -77,7 +78,7 @@ impl Slots {
     }
 }
 
-/// The controller ids of a slot.
+/// The controller ids of a slot below [`MAX_SLOTS`].
 pub fn controller_ids(slot: u8) -> RangeInclusive<u16> {
     let first = 1 + IDS * u16::from(slot);
     first..=first + IDS - 1

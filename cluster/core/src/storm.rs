@@ -1,7 +1,8 @@
-//! Notices that many nodes are gone at once. Then nothing is replaced until an operator says so:
-//! a broken switch must not fill the remaining nodes with copies.
+//! Detects that many nodes lost their leases at once: within 10 minutes, more than a third of all
+//! nodes, or at least two nodes that are more than a third of a zone. Then the cluster replaces no
+//! replica: a broken switch must not fill the remaining nodes with copies.
 //!
-//! It rests on no wall clock: a node counts from the moment at which this process missed it.
+//! No wall clock counts: the 10 minutes begin when this process first sees a node without a lease.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,11 +10,11 @@ use std::time::Duration;
 use crate::ids::NodeId;
 use crate::time::BootTime;
 
-/// Nodes that went longer ago do not count.
+/// Nodes that have been absent for longer do not count.
 pub const WINDOW: Duration = Duration::from_secs(600);
 /// More than one in so many nodes is a storm.
 const PART: usize = 3;
-/// A zone of one node is no sign of a storm.
+/// The fewest absent nodes of one zone that count.
 const ZONE: usize = 2;
 
 /// A node of the cluster.
@@ -21,17 +22,19 @@ const ZONE: usize = 2;
 pub struct SeenNode<'a> {
     pub node: NodeId,
     pub zone: Option<&'a str>,
+    /// It has a lease.
     pub is_live: bool,
-    /// An operator drains or evicts it, or has answered for its absence.
+    /// An operator drains or evicts it, or released the brake while it was absent.
     pub is_expected: bool,
 }
 
-/// The nodes that are gone.
+/// The nodes that are absent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loss {
     /// The zone whose nodes are gone; `None`: nodes of the whole cluster.
     pub zone: Option<String>,
     pub gone: Vec<NodeId>,
+    /// All nodes of the zone or cluster.
     pub of: usize,
 }
 
@@ -42,7 +45,7 @@ pub struct Storm {
 }
 
 impl Storm {
-    /// Notes the nodes that are live, and returns the reason for a brake.
+    /// Updates the absences; returns the absent nodes if they are too many.
     pub fn update(&mut self, now: BootTime, nodes: &[SeenNode<'_>]) -> Option<Loss> {
         self.missed
             .retain(|node, _| nodes.iter().any(|one| one.node == *node && !one.is_live));
@@ -73,7 +76,7 @@ impl Storm {
         gone(None).or_else(|| zones.map(Some).find_map(gone))
     }
 
-    /// The time at which the node was missed; `None`: it is live.
+    /// The time at which the node was first seen without a lease; `None`: it is live.
     pub fn missed(&self, node: NodeId) -> Option<BootTime> {
         self.missed.get(&node).copied()
     }

@@ -25,8 +25,8 @@ impl Add<Duration> for BootTime {
 
 /// The duration of a lease, and all durations derived from it.
 ///
-/// The clocks' rates may differ by 2.5 %. A lease of duration L is valid for 0.95 L on its node,
-/// and an observer waits for L: 0.95 L · 1.025 < L · 0.975.
+/// Each clock's rate may be wrong by 2.5 %. A lease of duration L, 1 to 30 s, is valid for 0.95 L
+/// on its node, and an observer waits for L: 0.95 L · 1.025 < L · 0.975.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
     lease: Duration,

@@ -35,7 +35,7 @@ pub enum End {
     Fence,
     /// The next process of the node replaces the lease by its own.
     Replace,
-    /// The node stops, and deletes its lease itself.
+    /// The node stops, and its lease is deleted in order, without a wait for its expiry.
     Release,
 }
 

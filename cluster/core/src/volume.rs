@@ -1,4 +1,5 @@
-//! The states of one volume on one node.
+//! The state machine of one volume on one node: when this node takes, opens, closes and releases
+//! the volume.
 //!
 //! ```text
 //!             turn of this node         opened
@@ -13,8 +14,8 @@
 //! The machine decides which node opens the volume, and the holder's control does the rest: it
 //! fences other holders at the replicas, and changes the record while the volume is open. So the
 //! machine writes the record only while the volume is closed here: to claim it, and to release it.
-//! An unanswered change is sent again until its outcome is known: it compares a revision, so it is
-//! made once.
+//! An unanswered change is sent again until its outcome is known. It compares a revision, so it is
+//! executed once. `Fenced` also follows when the node's own lease ended.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -43,7 +44,7 @@ const CHANGE: Duration = Duration::from_secs(8);
 pub struct View<'a> {
     pub now: BootTime,
     pub lease: &'a Lease,
-    /// The incarnations that stand, as far as the watch has shown them.
+    /// The incarnations of nodes that have not ended, as far as the watch has shown.
     pub standing: &'a BTreeMap<NodeId, Incarnation>,
     /// The replicas that this node can reach now.
     pub reached: &'a [ReplicaId],
@@ -181,8 +182,8 @@ impl Volume {
         self.record.as_ref()
     }
 
-    /// The record as a watch event or an answer of the store shows it. Old news is ignored. A
-    /// change by this node's control is news: the holder is the same.
+    /// The record at `revision`, from a watch event or an answer of the store. A revision that is
+    /// not newer than the known one is ignored. A record with another holder fences this node.
     pub fn update(&mut self, revision: Revision, record: Record) {
         if self
             .record
@@ -201,7 +202,8 @@ impl Volume {
         }
     }
 
-    /// The store made the change. The answer may be old: the watch was faster.
+    /// The store executed the transaction of [`Intent::Commit`], and wrote the record at
+    /// `revision`. A watch event may have shown a later record before.
     pub fn committed(&mut self, number: u64, revision: Revision) {
         let Some(pending) = self.pending.take_if(|p| p.number == number) else {
             return;
@@ -215,7 +217,8 @@ impl Volume {
         self.outdated();
     }
 
-    /// A condition did not hold; the answer shows the record. A change found as our own was made.
+    /// A condition of the transaction did not hold; `record` is the present one. If it equals the
+    /// record of the transaction, the store had executed an earlier copy.
     pub fn refused(&mut self, number: u64, revision: Revision, record: Record) {
         self.update(revision, record);
         if self.pending.take_if(|p| p.number == number).is_none() {
@@ -247,7 +250,7 @@ impl Volume {
     }
 
     /// The control did not open the volume on the request with this number, or closed it later by
-    /// itself. Another node takes its turn.
+    /// itself. The volume is released, and this node waits [`RETRY`] before it takes again.
     pub fn not_opened(&mut self, number: u64) {
         let asked = match self.step {
             Step::Opening { asked, .. } => asked,
@@ -271,14 +274,15 @@ impl Volume {
         }
     }
 
-    /// The node has a new incarnation: whatever an earlier one did is over.
+    /// The node has a new incarnation: the volume is in standby, and pending changes are forgotten.
     pub fn restart(&mut self) {
         self.pending = None;
         self.stand_by(BootTime::default());
     }
 
-    /// Hands the volume over to `to`, after its I/O in flight has ended. False if the node cannot
-    /// leave now.
+    /// Starts to hand the volume over to `to`: it is closed, then released. I/O in flight after 2 s
+    /// is aborted. If the close lasts 5 s, this node opens the volume again. False if this node
+    /// does not hold the volume, or is `to`.
     pub fn handover(&mut self, to: NodeId, now: BootTime) -> bool {
         if !matches!(self.step, Step::Holding { .. }) || to == self.me {
             return false;

@@ -1,4 +1,5 @@
-//! Errors of operators' requests and of a node's start: the key, etcd's words, the remedy.
+//! Errors of operators' requests and of a node's start. A message names the key, the cause, and the
+//! remedy.
 
 use std::time::Duration;
 
@@ -124,12 +125,13 @@ pub enum Error {
 pub enum Unmet {
     /// The request contradicts itself.
     Request,
-    /// Nodes are away, cordoned, drained or evicted, or have replicas of the volume already.
+    /// Nodes have no lease, are cordoned, drained or evicted, or have a replica of the volume.
     Nodes,
-    /// No pool is online, of the class, or has a label of its own.
+    /// Too few nodes have a pool that is online and of the class, or differ in the labels.
     Pools,
+    /// Pools lack space.
     Room,
-    /// Pools copy other replicas, or failed a moment ago.
+    /// Pools are busy with other resyncs, or a new replica failed on them in the last minutes.
     Busy,
 }
 

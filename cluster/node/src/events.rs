@@ -1,4 +1,4 @@
-//! The last decisions of this node, in a ring.
+//! The last decisions and observations of this node, in a ring of [`KEPT`] events.
 
 use std::collections::VecDeque;
 use std::time::{Duration, SystemTime};
@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use nacre_cluster_core::{Incarnation, NodeId, VolumeId};
 use parking_lot::Mutex;
 
-/// Events that stay readable.
+/// Most events in the ring; the oldest one goes first.
 pub const KEPT: usize = 1024;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -15,7 +15,7 @@ pub enum Decision {
     NodeJoined {
         incarnation: Incarnation,
     },
-    /// The incarnation of this node is gone: another node fenced it.
+    /// The incarnation of this node has ended: its lease key was deleted or replaced.
     NodeLost {
         incarnation: Incarnation,
     },
@@ -25,10 +25,11 @@ pub enum Decision {
         /// The time since the last renewal that this node saw.
         silent: Duration,
     },
-    /// A node's lease is over, by a fence or an orderly end.
+    /// Another node's lease has ended, by a fence or in order.
     NodeGone {
         node: NodeId,
     },
+    /// Another node has a lease again.
     NodeBack {
         node: NodeId,
     },
@@ -48,28 +49,31 @@ pub enum Decision {
         epoch: u64,
         to: Option<NodeId>,
     },
-    /// The engine did not open the volume, or closed it by itself: another node takes its turn.
+    /// The engine did not open the volume, or closed it by itself. This node releases it.
     VolumeNotOpened {
         volume: VolumeId,
         epoch: u64,
     },
-    /// The handover ended without effect after 5 seconds.
+    /// The close for a handover took 5 seconds: this node goes on to hold the volume.
     VolumeKept {
         volume: VolumeId,
     },
+    /// This node lost the volume: another node holds it, or this node's incarnation has ended.
     VolumeFenced {
         volume: VolumeId,
         epoch: u64,
     },
-    /// No in-sync replica of the volume is reachable from here.
+    /// The volume has no holder, and this node reaches none of its in-sync replicas.
     VolumeWithoutHolder {
         volume: VolumeId,
-        /// The volume comes from a backup, and lacks the replicas of these nodes.
+        /// For a volume restored from a backup: the nodes whose replicas it waits for.
         missing: Vec<NodeId>,
     },
+    /// etcd does not answer.
     StoreAway {
         why: String,
     },
+    /// etcd answers again, after this time.
     StoreBack {
         away: Duration,
     },
@@ -93,11 +97,11 @@ pub struct Event {
 pub struct Counts {
     pub takes: u64,
     pub handovers: u64,
-    /// Volumes that another node took from this one.
+    /// Volumes that this node lost ([`Decision::VolumeFenced`]).
     pub volumes_lost: u64,
     /// Other nodes that this one fenced.
     pub fences: u64,
-    /// Incarnations of this node that another node fenced.
+    /// Incarnations that this node lost ([`Decision::NodeLost`]).
     pub incarnations_lost: u64,
 }
 

@@ -1,5 +1,6 @@
-//! `member/N/R`: a block device of node N for a replica of a volume. An operator wants it, and
-//! node N reports its state. Unknown fields stay through a change.
+//! The value of the key `member/N/R` in etcd, as JSON: an *export*, a block device of node N that
+//! the other nodes reach over NVMe-oF, for a replica of a volume. An operator or the cluster wants
+//! it, and node N reports its state. A change keeps fields that this version does not know.
 
 use nacre_cluster_core::placement::lvol_of;
 use nacre_cluster_core::{ExportId, Holder, Incarnation, NodeId, VolumeId};
@@ -14,17 +15,17 @@ use crate::keys::{FORMAT, decode};
 /// Most bytes of a device's name.
 pub const MAX_DEVICE: usize = 255;
 
-/// `member/N/R`.
+/// The value of `member/N/R`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Export {
     v: u64,
     volume: Uuid,
     /// The block device's name on node N.
     pub device: String,
-    /// Node N makes the device, an lvol in one of its pools. `None`: an operator made it.
+    /// The pool in which node N makes the device, as an lvol. `None`: an operator made the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<PoolChoice>,
-    /// The replica is being filled, in the place of another one.
+    /// The reason for which this replica replaces another one; `None`: it replaces none.
     #[serde(default, alias = "rebuild", skip_serializing_if = "Option::is_none")]
     pub resync: Option<Resync>,
     /// The last size of the device; 0: node N has not reported one yet.
@@ -37,7 +38,7 @@ pub struct Export {
     #[serde(default)]
     pub nsid: u32,
     pub want: Want,
-    /// When the operator wanted it to go, in seconds since 1970.
+    /// The time since which it is no longer wanted, in seconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     gone_since: Option<u64>,
     /// The daemon that makes the replica, until the volume's record names it. `None`: the record
@@ -72,7 +73,7 @@ pub struct PoolChoice {
     pub spread: Vec<String>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub strict: bool,
-    /// The snapshot whose clone a new lvol is. Nodes that do not know it make no such lvols.
+    /// The snapshot of which the new lvol is a clone. Nodes of earlier versions make no such lvols.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Uuid>,
 }
@@ -87,7 +88,7 @@ pub enum Resync {
     Evicted,
 }
 
-/// What the operator wants.
+/// The wanted state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Want {
@@ -139,7 +140,7 @@ impl Export {
         }
     }
 
-    /// An export whose device its node makes.
+    /// An export whose device its node makes, as an lvol. `by`: the daemon that makes the replica.
     pub(crate) fn placed(
         volume: VolumeId,
         export_id: ExportId,
@@ -155,8 +156,8 @@ impl Export {
         }
     }
 
-    /// A report without a size keeps the last one: that there once was a device must be known
-    /// later, too.
+    /// Applies the node's report. A report without a size keeps the last one, which shows that the
+    /// device once existed.
     pub(crate) fn report(&mut self, state: &ExportState) {
         self.is = state.is;
         if state.bytes > 0 {
@@ -176,7 +177,7 @@ impl Export {
         })
     }
 
-    /// The node is to end the export.
+    /// Marks the export as no longer wanted, at `now` in seconds since 1970.
     pub(crate) fn unwanted(&mut self, now: u64) {
         if self.want != Want::Gone {
             self.gone_since = Some(now);
@@ -184,8 +185,8 @@ impl Export {
         self.want = Want::Gone;
     }
 
-    /// Since when it is to go, in seconds since 1970; `None`: it is not, or an earlier version said
-    /// so.
+    /// The time since which it is no longer wanted, in seconds since 1970; `None`: it is wanted, or
+    /// an earlier version wrote the key.
     pub fn gone_since(&self) -> Option<u64> {
         self.gone_since.filter(|_| self.want == Want::Gone)
     }

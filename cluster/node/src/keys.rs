@@ -1,4 +1,5 @@
-//! The cluster's own key, and the nodes' descriptions. Unknown fields stay through a change.
+//! The keys `meta` (the cluster) and `node/N` (a node) in etcd, as JSON. A change keeps fields that
+//! this version does not know.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,7 +17,7 @@ pub(crate) const FORMAT: u64 = 1;
 /// Attempts against other changes of the same key.
 const ATTEMPTS: usize = 8;
 
-/// `meta`.
+/// The value of the key `meta`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cluster {
     v: u64,
@@ -25,8 +26,8 @@ pub struct Cluster {
     pub lease_ms: u64,
     #[serde(default)]
     pub features: Vec<String>,
-    /// The restore that wrote the keys; `None`: they are those of the first etcd. Nodes that run
-    /// notice by it that revisions have begun anew.
+    /// The id of the restore that wrote the keys into this etcd; `None`: no restore did. A change
+    /// shows running nodes that this etcd counts revisions from the start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored: Option<Uuid>,
     #[serde(flatten)]
@@ -65,7 +66,8 @@ impl Cluster {
         }
     }
 
-    /// Creates the cluster in etcd, once.
+    /// Creates the cluster in etcd. Fails if another cluster or a daemon uses the prefix, or if a
+    /// restore of it has not ended.
     pub async fn init(&self, client: &Client, prefix: &Prefix) -> Result<(), Error> {
         client
             .check_version()
@@ -107,8 +109,8 @@ pub struct Portal {
     pub trtype: String,
     pub traddr: String,
     pub trsvcid: String,
-    /// For hosts: `off`, `allow` or `require`, as `tls` of a listener. `None`: the node is of a
-    /// version that did not describe it.
+    /// The use of TLS by hosts: `off`, `allow` or `require`, as `tls` of a listener. `None`: an
+    /// address for other nodes, or of a node whose version did not write this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<String>,
 }
@@ -129,31 +131,31 @@ pub struct Description {
     pub replica_portals: Vec<Portal>,
     #[serde(default)]
     pub version: String,
-    /// What the node can do, beside what the first version could. Its lease has the same words
-    /// from the process that runs now: a node that went back to an earlier version keeps these.
+    /// Names of functions that later versions added. After a downgrade of the node they may be too
+    /// many; those in the node's lease key are of the process that runs now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub features: Vec<String>,
 }
 
 const NODE_NQN: &str = "nqn.2025-01.io.nacre:node:";
 
-/// The NQN of the subsystem that has all replicas of a node.
+/// The NQN of the subsystem through which other nodes reach all replicas of a node.
 pub fn node_nqn(node: NodeId) -> String {
     format!("{NODE_NQN}{}", node.0)
 }
 
-/// True for each [`node_nqn`].
+/// True if the NQN has the prefix of each [`node_nqn`].
 pub fn is_node_nqn(nqn: &str) -> bool {
     nqn.starts_with(NODE_NQN)
 }
 
-/// `node/N`: the daemon writes the description, and operators the rest.
+/// The value of the key `node/N`: the daemon writes the description, and operators the rest.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeKey {
     v: u64,
     #[serde(flatten)]
     pub description: Description,
-    /// The node gets no new replicas, and takes a volume only if no other node can.
+    /// The node gets no new replicas, and takes volumes after all other nodes.
     #[serde(default)]
     pub cordon: bool,
     /// Cordoned, and its volumes are handed over.
@@ -171,11 +173,12 @@ impl NodeKey {
         decode(kv)
     }
 
-    /// Other nodes take its volumes.
+    /// True if the node is drained or evicted: other nodes take its volumes.
     pub fn is_left(&self) -> bool {
         self.drain || self.evict
     }
 
+    /// True if the node is cordoned, drained or evicted.
     pub fn is_avoided(&self) -> bool {
         self.cordon || self.is_left()
     }

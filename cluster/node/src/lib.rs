@@ -1,15 +1,15 @@
-//! One node of a cluster: drives the machines of `nacre-cluster-core` over etcd, on a thread of its
-//! own.
+//! One node of a cluster: runs the state machines of `nacre-cluster-core` against etcd, on a thread
+//! of its own. It also has the requests of operators, which any process can make.
 //!
 //! ```text
 //!   etcd ◀─ requests, watches ─▶ Driver ── Serving ──▶ engine: volumes, hosts
 //!                                  │   ◀── Reports ───
-//!                                  └─▶ Word            read by lanes before answers leave
+//!                                  └─▶ Word            end of the lease, read before each response
 //!   Operator ─▶ node/N, op/V, …    status, cordon, drain, fence, remove, move, publish, export
 //! ```
 //!
-//! The machines decide, etcd's transactions judge, and this crate only carries: a lost or late
-//! message costs time, never safety.
+//! The state machines decide, and etcd executes their transactions or refuses them. This crate only
+//! passes messages between the two: a lost or late message costs time, never safety.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A running node: the thread of its driver, and the parts that other threads use.
+//! A running node of a cluster: the thread that drives it, and the parts that other threads use.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -20,7 +20,7 @@ use crate::operator::Operator;
 use crate::seen_keys::SeenKeys;
 use crate::serving::{Link, Reports, Serving, WAITING};
 
-/// A node that is dropped leaves: it hands its volumes over, and gives its lease back.
+/// Dropping it does as [`Node::leave`].
 pub struct Node {
     shared: Arc<Shared>,
     state: watch::Receiver<NodeState>,
@@ -111,12 +111,12 @@ impl Node {
         &self.shared.word
     }
 
-    /// Renewals of the lease that etcd has confirmed.
+    /// Renewals of the node's leases that etcd has confirmed.
     pub fn renewals(&self) -> u64 {
         self.shared.renewals.load(Ordering::Relaxed)
     }
 
-    /// The time that is left of the lease.
+    /// The time for which the lease is still good; zero without one.
     pub fn lease_left(&self) -> Duration {
         self.shared.word.left(clock::now())
     }
@@ -125,7 +125,7 @@ impl Node {
         &self.shared.events
     }
 
-    /// The volumes' states on this node, at the last turn.
+    /// The states of the volumes on this node, as of the driver's last turn.
     pub fn volumes(&self) -> Vec<(VolumeId, HoldingState)> {
         self.shared.volumes.lock().clone()
     }
@@ -135,13 +135,14 @@ impl Node {
         Operator::of_node(Arc::clone(&self.client), self.prefix.clone(), shared)
     }
 
-    /// Hands the volumes over, within 6 seconds, and gives the lease back.
+    /// Hands the volumes over, within 6 seconds, deletes the lease, and ends the thread.
     pub fn leave(self) {
         drop(self);
     }
 }
 
-/// After a panic, nothing renews the lease: from then on, answers leave by confirmation only.
+/// After a panic, nothing renews the lease. From then on, responses to hosts wait until the
+/// replicas confirm this holder.
 struct OnPanic(Arc<Shared>);
 
 impl Drop for OnPanic {

@@ -1,4 +1,5 @@
-//! Acts of operators, on any node or none. Each is durable when it is answered.
+//! Requests of operators to the cluster. A process that is no node can make them too. A change is
+//! in etcd when its call returns.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use crate::publication::Publication;
 use crate::record;
 use crate::seen_keys::SeenKeys;
 
-/// Time between two looks at the progress of a request.
+/// Time between two reads of the progress of a request.
 const LOOK: Duration = Duration::from_millis(100);
 /// Attempts, if the key changes between the read and the transaction.
 pub(crate) const ATTEMPTS: usize = 8;
@@ -35,17 +36,17 @@ pub struct Operator {
     shared: Option<Arc<Shared>>,
 }
 
-/// One page about the cluster.
+/// The state of the cluster: etcd, nodes, and counts of volumes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Status {
     pub cluster: Cluster,
-    /// Members of etcd: leader, space, latency.
+    /// The members of etcd, each with its leader, space and latency.
     pub etcd: Vec<Member>,
     pub nodes: Vec<NodeStatus>,
     pub volumes: VolumeCounts,
     /// Requests to holders that have not ended.
     pub operations: usize,
-    /// Nothing that is lost is replaced.
+    /// The reason why lost replicas are not replaced; `None`: they are.
     pub brake: Option<Brake>,
 }
 
@@ -65,19 +66,20 @@ pub struct NodeStatus {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseStatus {
     pub incarnation: Incarnation,
-    /// Renewals so far.
+    /// Renewals of this incarnation so far.
     pub renewals: u64,
-    /// The time since the last renewal that this node saw; `None`: it saw none.
+    /// The time since the last renewal that the node of this process saw; `None`: it saw none, or
+    /// this process is no node.
     pub age: Option<Duration>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct VolumeCounts {
-    /// A node whose lease stands holds it, and all replicas are in sync.
+    /// A node with a lease holds it, and all replicas are in sync.
     pub healthy: usize,
-    /// Held, and a replica is out.
+    /// A node with a lease holds it, and a replica is not in sync.
     pub degraded: usize,
-    /// No node holds it, or the holder's lease is over.
+    /// No node holds it, or the lease with which the holder took it has ended.
     pub without_holder: usize,
     /// The record cannot be read.
     pub unreadable: usize,
@@ -91,7 +93,7 @@ pub struct VolumeStatus {
     pub name: String,
     /// The holder in the record.
     pub holder: Option<Holder>,
-    /// True while the lease of the holder's incarnation stands.
+    /// True while the lease with which the holder took the volume has not ended.
     pub lease_stands: bool,
     pub state: VolumeState,
     /// Replicas of the volume, and how many of them are in sync.
@@ -105,9 +107,9 @@ pub struct VolumeStatus {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VolumeState {
-    /// A node whose lease stands holds it, and all replicas are in sync.
+    /// A node with a lease holds it, and all replicas are in sync.
     Healthy,
-    /// Held, and a replica is out.
+    /// A node with a lease holds it, and a replica is not in sync.
     Degraded,
     WithoutHolder,
     /// The record cannot be read.
@@ -147,7 +149,7 @@ impl Operator {
         }
     }
 
-    /// The keys that this node sees; `None`: this process is no node.
+    /// The keys as this node's watches show them; `None`: this process is no node.
     pub(crate) fn seen_keys(&self) -> Option<&SeenKeys> {
         Some(&self.shared.as_ref()?.seen_keys)
     }
@@ -161,6 +163,7 @@ impl Operator {
         NodeLeases::new(Arc::clone(&self.client), self.prefix.clone())
     }
 
+    /// Reads the state of the cluster. The reads are not of one revision.
     pub async fn status(&self) -> Result<Status, Error> {
         let joined = (self.shared.as_ref()).and_then(|shared| shared.cluster.get().copied());
         let cluster = Cluster::read(&self.client, &self.prefix).await;
@@ -288,12 +291,13 @@ impl Operator {
         Ok(keys.iter().filter_map(&mut status).collect())
     }
 
-    /// All that outlives the nodes, at one revision. `created`: seconds since 1970.
+    /// Reads the keys of a backup of the cluster, at one revision. `created`: the present time, in
+    /// seconds since 1970.
     pub async fn backup(&self, created: u64) -> Result<Backup, BackupError> {
         Backup::save(&self.client, &self.prefix, created).await
     }
 
-    /// The names of the nodes that have described themselves.
+    /// The names of the nodes that have a readable description (`node/N`).
     pub async fn node_names(&self) -> Result<BTreeMap<NodeId, String>, Error> {
         let prefix = self.prefix.nodes();
         let keys = self.list(&prefix).await?;
@@ -304,7 +308,7 @@ impl Operator {
         Ok(names.collect())
     }
 
-    /// The nodes that have described themselves, and whether each has a lease.
+    /// The nodes that have a readable description (`node/N`); true: the node has a lease.
     pub async fn described(&self) -> Result<Vec<(NodeId, NodeKey, bool)>, Error> {
         let leases = self.list(&self.prefix.leases()).await?;
         let prefix = self.prefix.nodes();
@@ -318,25 +322,26 @@ impl Operator {
         Ok(described.collect())
     }
 
-    /// A cordoned node gets no new replicas, and takes a volume only if no other node can.
+    /// Sets or removes the cordon: the node gets no new replicas, and takes volumes after all other
+    /// nodes.
     pub async fn set_cordon(&self, node: NodeId, cordon: bool) -> Result<(), Error> {
         let change = |key: &mut NodeKey| key.cordon = cordon;
         keys::change(&self.client, &self.prefix, node, change).await
     }
 
-    /// A drained node hands its volumes over, and keeps its replicas.
+    /// Starts or ends a drain: the node hands its volumes over, and keeps its replicas.
     pub async fn set_drain(&self, node: NodeId, drain: bool) -> Result<(), Error> {
         let change = |key: &mut NodeKey| key.drain = drain;
         keys::change(&self.client, &self.prefix, node, change).await
     }
 
-    /// An evicted node is drained, and its replicas are moved to other nodes.
+    /// Starts or ends an eviction: a drain that also moves the replicas to other nodes.
     pub async fn set_evict(&self, node: NodeId, evict: bool) -> Result<(), Error> {
         let change = |key: &mut NodeKey| key.evict = evict;
         keys::change(&self.client, &self.prefix, node, change).await
     }
 
-    /// Waits until the node holds no volume.
+    /// Waits until the node holds no volume; [`Error::Late`] after `limit`.
     pub async fn wait_drained(&self, node: NodeId, limit: Duration) -> Result<(), Error> {
         let end = Instant::now() + limit;
         while Instant::now() < end {
@@ -351,7 +356,8 @@ impl Operator {
         Err(Error::Late { key, waited: limit })
     }
 
-    /// Ends the lease of a node at once. The operator vouches that the node is off.
+    /// Ends the lease of a node at once. The operator must have made sure that the node is off.
+    /// Returns the incarnation that ended.
     pub async fn fence_off(&self, node: NodeId) -> Result<Incarnation, Error> {
         let key = self.prefix.lease(node);
         let leases = self.leases();
@@ -370,7 +376,8 @@ impl Operator {
         Err(Error::Contended { key })
     }
 
-    /// Removes a node that never returns. The node must have no lease, and no replicas.
+    /// Removes the keys of a node that never returns. The node must have no lease, and no replica
+    /// of a volume.
     pub async fn remove(&self, node: NodeId) -> Result<(), Error> {
         let (key, lease) = (self.prefix.node(node), self.prefix.lease(node));
         for kv in self.list(&self.prefix.volumes()).await? {
@@ -411,7 +418,8 @@ impl Operator {
         }
     }
 
-    /// Asks the holder to hand the volume over, and waits until `to` holds it.
+    /// Asks the holder to hand the volume over, and waits until `to` holds it: [`Error::NotMoved`]
+    /// if the holder refuses, [`Error::Late`] after `limit`.
     pub async fn move_volume(
         &self,
         volume: VolumeId,
@@ -457,7 +465,8 @@ impl Operator {
         Err(Error::Late { key, waited: limit })
     }
 
-    /// The last decisions of this node, after the one with this number.
+    /// The events of this node after the one with this number, oldest first; empty if this process
+    /// is no node.
     pub fn events_after(&self, number: u64) -> Vec<Event> {
         let shared = self.shared.as_ref();
         shared.map_or_else(Vec::new, |shared| shared.events.after(number))

@@ -1,8 +1,10 @@
-//! A volume's record in etcd, as the machines see it.
+//! Reads and writes a volume's record in etcd (`vol/V`), for the state machines of
+//! `nacre-cluster-core`.
 //!
 //! The JSON is that of `VolumeRecord`, with three more fields: `incarnation` (of the holder),
-//! `next`, and `node` of each replica. A change keeps all other fields, and counts `revision` up.
-//! It ends `closed`, by which `EtcdStore` notes the last change of the holder's control.
+//! `next`, and `node` of each replica. A change keeps all other fields, and increments `revision`.
+//! It removes `closed`, the field by which `EtcdStore` marks the last change of the holder's
+//! control.
 
 use std::collections::BTreeSet;
 

@@ -1,19 +1,21 @@
-//! `snap/S`: a snapshot of a volume. It is one of the lvol of a replica that is in sync, in a pool
-//! of one node. Unknown fields stay through a change.
+//! The value of the key `snap/S` in etcd, as JSON: a snapshot of a replicated volume. It is a pool
+//! snapshot (a *cut*) of the lvol of one replica in sync, on that replica's node. A change keeps
+//! fields that this version does not know.
 //!
 //! ```text
-//!   asked     an operator wants it
-//!   chosen    the holder (none: the node of a replica in sync) names a replica that is in sync,
+//!   asked     an operator wants the snapshot
+//!   chosen    the holder (or, without one, the node of a replica in sync) names a replica in sync,
 //!             and the revision of vol/V that says so
-//!   there     its node has cut the lvol, and vol/V still has that revision
-//!   failed    the pool refused it, with the reason
+//!   there     the replica's node has made the pool snapshot, and vol/V still has that revision
+//!   failed    there is none; `why` has the reason
 //! ```
 //!
-//! A holder changes `vol/V` before it acknowledges a write that a replica does not have. So a cut
-//! between two moments at which `vol/V` has one revision has every write that was acknowledged
-//! before it. A transaction compares the revision: a cut that came too late never counts.
+//! A holder changes `vol/V` before it acknowledges a write that an in-sync replica does not have.
+//! So if `vol/V` has the same revision before and after the cut, the cut has every write that was
+//! acknowledged before it. A transaction compares the revision, so a cut that came too late never
+//! counts.
 //!
-//! Lvols that do not count any more stay in `former`, each with its node, until they are deleted.
+//! Pool snapshots that no longer count stay in `former`, each with its node, until their deletion.
 
 use nacre_cluster_core::{ExportId, Holder, NodeId, VolumeId};
 use nacre_cluster_etcd::KeyValue;
@@ -25,28 +27,29 @@ use crate::error::Error;
 use crate::export::Want;
 use crate::keys::{FORMAT, decode};
 
-/// The feature of nodes that know these keys.
+/// The name in [`crate::Description::features`] of nodes that know these keys.
 pub const SNAPSHOTS: &str = "snapshots";
-/// Most snapshots of a cluster, and of one volume.
+/// Most snapshots of a cluster.
 pub const MAX_SNAPSHOTS: usize = 4096;
+/// Most snapshots of one volume.
 pub const MAX_OF_VOLUME: usize = 256;
-/// Most cuts of one request, if replicas leave and return all the time.
+/// Most attempts to cut one snapshot, while the record of the volume changes again and again.
 pub const MAX_CUTS: u32 = 16;
-/// Most lvols of a snapshot that wait for their deletion before it is cut again.
+/// The number of lvols in `former` from which the snapshot is not cut again.
 pub(crate) const MAX_FORMER: usize = 32;
 /// Most bytes of a name.
 pub(crate) const MAX_NAME: usize = 63;
 
-/// `snap/S`.
+/// The value of `snap/S`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotKey {
     v: u64,
     volume: Uuid,
     pub name: String,
-    /// Bytes of the volume at the cut.
+    /// Size of the volume at the cut, in bytes; 0: no replica is chosen yet.
     #[serde(default)]
     pub bytes: u64,
-    /// When it was cut, in seconds since 1970; 0: it is not yet.
+    /// The time of the cut, in seconds since 1970; 0: it is not cut yet.
     #[serde(default)]
     pub created: u64,
     pub want: Want,
@@ -59,7 +62,7 @@ pub struct SnapshotKey {
     /// Lvols to be deleted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub former: Vec<Cut>,
-    /// The reason of [`CutState::Failed`], or why its lvol is not there, or not deleted.
+    /// The reason of [`CutState::Failed`], or the reason why its lvol is missing or not deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<CutProblem>,
     #[serde(flatten)]
@@ -75,7 +78,7 @@ pub enum CutState {
     Failed,
 }
 
-/// The lvol of a snapshot, on one node.
+/// The lvol of a snapshot, on one node, or the request to make it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cut {
     pub node: Uuid,
@@ -89,7 +92,7 @@ pub struct Cut {
     pub revision: i64,
 }
 
-/// An error of the node that has the lvol, as its call would say it.
+/// An error of the node that has the lvol: a negative errno and its text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CutProblem {
     pub code: i32,
@@ -103,7 +106,7 @@ pub struct SeenSnapshot {
     pub revision: i64,
 }
 
-/// A volume at one revision of its record, and the replicas of which a snapshot can be cut.
+/// A volume at one revision of `vol/V`, and the replicas of which a snapshot can be cut.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CutSources {
     pub revision: i64,
@@ -112,14 +115,14 @@ pub struct CutSources {
     pub replicas: Vec<CutSource>,
 }
 
-/// The node that knows whether replicas in sync may differ: after an unclean stop, the next holder
-/// copies blocks that were being written, and a cut of the wrong replica would have others.
+/// The holder, which chooses the replica. After an unclean stop, in-sync replicas may differ in
+/// blocks that were being written, until the next holder has made them equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CutHolder {
-    /// The last one has closed the volume, or none has opened it.
+    /// The last holder has closed the volume, or none has opened it.
     None,
     Stands(Holder),
-    /// Its lease is over. It may serve as long as its replicas confirm it.
+    /// This holder's lease has ended. It may still serve, as long as its replicas confirm it.
     Over(NodeId),
 }
 
@@ -173,7 +176,7 @@ impl SnapshotKey {
         }
     }
 
-    /// The replica to cut.
+    /// The key after the choice of the replica to cut.
     #[must_use]
     pub fn chosen(&self, source: &CutSource, of: &CutSources) -> Self {
         Self {
@@ -193,7 +196,7 @@ impl SnapshotKey {
         }
     }
 
-    /// Its lvol was cut.
+    /// The key after the cut, which is in `pool`; `created`: seconds since 1970.
     #[must_use]
     pub fn made(&self, pool: Uuid, created: u64) -> Self {
         let mut made = Self {
@@ -208,7 +211,8 @@ impl SnapshotKey {
         made
     }
 
-    /// Another cut is needed. The lvol of the last one is deleted by its node.
+    /// The key after a cut that does not count: another cut is needed, or the snapshot fails after
+    /// [`MAX_CUTS`] of them. The node of the last cut deletes its lvol.
     #[must_use]
     pub fn again(&self) -> Self {
         let mut again = Self {
@@ -223,7 +227,7 @@ impl SnapshotKey {
         again
     }
 
-    /// No lvol was cut, as far as its node knows.
+    /// The key after a failure. The lvol of the last cut, if there is one after all, is deleted.
     #[must_use]
     pub fn failed(&self, code: i32, text: &str) -> Self {
         let mut failed = Self {
@@ -246,7 +250,8 @@ impl SnapshotKey {
         }
     }
 
-    /// One of its former lvols is deleted. `None`: nothing is left of a snapshot that is to go.
+    /// The key after the deletion of one lvol of `former`. `None`: the snapshot is no longer
+    /// wanted, and this was its last lvol, so the key is to be deleted.
     #[must_use]
     pub fn without(&self, lvol: Uuid) -> Option<Self> {
         let mut next = self.clone();
@@ -271,7 +276,7 @@ impl SeenSnapshot {
     }
 }
 
-/// True for a snapshot that was cut, or that is to go.
+/// True for a snapshot that was cut, or is no longer wanted: a restore of a backup writes its key.
 pub(crate) fn outlives_its_store(value: &str) -> bool {
     let value: Value = serde_json::from_str(value).unwrap_or_default();
     value["is"] == "there" || value["want"] == "gone"

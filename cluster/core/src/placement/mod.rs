@@ -17,7 +17,7 @@ use crate::ranks::weight;
 
 /// Most labels of a spread.
 pub const MAX_SPREAD: usize = 8;
-/// Replicas that are filled on one pool at a time.
+/// Most new replicas on one pool that are under resync at a time.
 pub const MAX_RESYNCS: u32 = 2;
 /// The part of a pool that may be in use or kept for thick replicas, in percent.
 const FULL: u64 = 85;
@@ -47,15 +47,15 @@ pub struct PoolFacts {
     pub is_online: bool,
     pub total: u64,
     pub free: u64,
-    /// Free bytes that metadata and thick volumes keep.
+    /// Free bytes that metadata and thick lvols keep.
     pub reserved: u64,
-    /// The sizes of all volumes.
+    /// The sizes of all volumes of the pool, thin and thick.
     pub provisioned: u64,
     pub promised_thin: u64,
     pub promised_thick: u64,
-    /// Replicas that are being filled.
+    /// New replicas on it that are under resync.
     pub resyncs: u32,
-    /// A replica that was filled on this pool failed a moment ago.
+    /// A new replica on this pool failed in the last minutes ([`crate::repair::FailedPools`]).
     pub is_left_out: bool,
 }
 
@@ -74,7 +74,8 @@ impl PoolFacts {
             .saturating_add(self.promised_thick)
     }
 
-    /// The size of the largest replica for which the pool has room.
+    /// The size in bytes of the largest replica for which the pool has room. A thin one counts
+    /// against 200 % of the pool, if the pool is less than 85 % full; a thick one against the 85 %.
     pub fn room(&self, thin: bool) -> u64 {
         let most = percent(self.total, FULL).saturating_sub(self.committed());
         if !thin || most == 0 {
@@ -135,9 +136,10 @@ pub enum Demand {
         /// The most room of a pool that meets the other demands.
         most: u64,
     },
-    /// Fewer than [`MAX_RESYNCS`] replicas that are being filled, and no failed one a moment ago.
+    /// A pool with fewer than [`MAX_RESYNCS`] resyncs, on which no new replica failed in the last
+    /// minutes.
     Idle,
-    /// Another value of this label, or any value.
+    /// A value of this label that no other replica's node has.
     Spread(String),
 }
 
