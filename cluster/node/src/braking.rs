@@ -1,6 +1,6 @@
-//! Sets and releases the brake on replacements. The live node with the lowest id sets it. It ends
-//! when the nodes are back, or an operator releases it. The transaction of each replacement
-//! compares it.
+//! Sets and releases the brake ([`BrakeKey`]). The node with the lowest id that has a lease sets
+//! it. It ends when all absent nodes are back or removed, or when an operator releases it. The
+//! transaction that places a replacement compares the key.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::operator::{ATTEMPTS, Operator};
 /// The label whose value is the zone of a node.
 pub const ZONE: &str = "zone";
 
-/// The change of the brake by a look at the cluster.
+/// The change of the brake by [`BrakeKey::watch`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Looked {
     Nothing,
@@ -27,7 +27,7 @@ pub enum Looked {
 }
 
 impl BrakeKey {
-    /// The key and its revision; 0: there is none.
+    /// The key and its revision; an empty one and 0 if etcd has none.
     pub async fn read(operator: &Operator) -> Result<(Self, i64), Error> {
         let key = operator.prefix.brake();
         match operator.get(&key).await? {
@@ -96,8 +96,8 @@ impl BrakeKey {
         Ok(looked)
     }
 
-    /// Releases the brake. The nodes that are gone now are excused until they return. `None`: no
-    /// brake was set.
+    /// Releases the brake, and returns it; `None`: no brake was set. Until they return, the nodes
+    /// that have no lease now set no other brake.
     pub async fn release(operator: &Operator) -> Result<Option<Brake>, Error> {
         for _ in 0..ATTEMPTS {
             let (mut stored, revision) = Self::read(operator).await?;

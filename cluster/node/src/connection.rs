@@ -1,4 +1,4 @@
-//! The runtime of a thread that talks to etcd, with its client.
+//! Makes the async runtime and the etcd client of a thread.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::error::Error;
 /// Time limit of each request. A renewal that is answered later extends nothing.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// `key` stands in the errors.
+/// Makes both. Errors name `key`.
 pub(crate) fn connect(endpoints: &Endpoints, key: &str) -> Result<(Runtime, Arc<Client>), Error> {
     let runtime = Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(thread)?;

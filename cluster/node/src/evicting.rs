@@ -1,4 +1,5 @@
-//! The progress of an eviction: volumes and replicas left on the node, and stuck replicas.
+//! The progress of an eviction: volumes and replicas that are still on the node, and replicas that
+//! the cluster cannot move.
 
 use std::collections::BTreeSet;
 
@@ -14,11 +15,11 @@ use crate::record;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Eviction {
-    /// False: no operator wants it, or it was ended.
+    /// True while the node has the mark of an eviction.
     pub is_wanted: bool,
     /// Volumes that the node serves.
     pub held: usize,
-    /// Replicas that are moved, one after the other.
+    /// Replicas on it that are being moved or wait for their turn.
     pub moving: usize,
     pub stuck: Vec<StuckReplica>,
 }
@@ -34,7 +35,7 @@ pub struct StuckReplica {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stuck {
-    /// An operator named the device.
+    /// An operator chose the device.
     Named,
     /// No node serves the volume, so nothing copies it.
     NotServed,
@@ -42,11 +43,12 @@ pub enum Stuck {
     Full,
     /// No replica of the volume is in sync.
     NoSource,
+    /// The record cannot be read: the volume may have a replica on the node.
     Unreadable,
 }
 
 impl Eviction {
-    /// Volumes and replicas that are left on the node.
+    /// Reads the progress for `node`.
     pub async fn of(operator: &Operator, node: NodeId) -> Result<Self, Error> {
         let leases = operator.list(&operator.prefix.leases()).await?;
         let standing: BTreeSet<(NodeId, Incarnation)> = leases

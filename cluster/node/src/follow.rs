@@ -1,5 +1,5 @@
-//! Follows all keys of a prefix: a list, then the changes from that revision on. Each prefix has a
-//! task of its own: a loop over several watches would cancel one that is opening.
+//! Follows all keys with a prefix: lists them, then watches the changes after the list's revision.
+//! Each prefix has a task of its own: a loop over several watches would cancel one that is opening.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +37,8 @@ pub(crate) enum KeyChange {
         key: Vec<u8>,
         revision: i64,
     },
-    /// etcd lost its data, or had them restored: nothing that was followed counts. The last change.
+    /// etcd lost its data, or had them restored: all earlier changes are void. No other one
+    /// follows.
     OtherStore,
 }
 

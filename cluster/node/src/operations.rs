@@ -1,5 +1,5 @@
-//! `op/V`: an operator asks the holder of a volume to hand it over. The holder deletes the key when
-//! that is done, or writes the reason why it cannot.
+//! The key `op/V` in etcd: an operator asks the holder of volume V to hand it over. The holder
+//! deletes the key after the handover, or writes the reason why it cannot.
 
 use std::time::Duration;
 

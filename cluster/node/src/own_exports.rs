@@ -1,7 +1,8 @@
-//! The exports of this node in etcd: which keys it sees, and whether one is gone.
+//! The exports (keys `member/N/R`) of this node in etcd: which ones exist, and whether one was
+//! deleted.
 //!
-//! A key that is absent counts only in the etcd in which the node has seen it. An etcd that is away
-//! says nothing, and one that was restored may have lost keys that still matter.
+//! The absence of a key means a deletion only if etcd has the contents in which the node saw the
+//! key. After a restore, keys of devices that are in use may be absent.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,6 @@
-//! `pool/P`: a storage pool as its node reports it, and the space that is promised to replicas
-//! which the node has not made yet. Unknown fields stay through a change.
+//! The value of the key `pool/P` in etcd, as JSON: a storage pool as its node reports it, and the
+//! *promises*: space for replicas that the node has not made yet. A change keeps fields that this
+//! version does not know.
 //!
 //! ```text
 //!   placing   member/N/R and the promise, one transaction that compares pool/P
@@ -31,9 +32,9 @@ pub struct PoolReport {
     pub class: Option<String>,
     pub total: u64,
     pub free: u64,
-    /// Free bytes that metadata and thick volumes keep.
+    /// Free bytes that metadata and thick lvols keep.
     pub reserved: u64,
-    /// The sizes of all volumes.
+    /// The sizes of all volumes of the pool, thin and thick.
     pub provisioned: u64,
     pub state: PoolState,
 }
@@ -42,14 +43,14 @@ pub struct PoolReport {
 #[serde(rename_all = "snake_case")]
 pub enum PoolState {
     Online,
-    /// It takes no new volumes: its log cannot be written.
+    /// It takes no new lvols: its log cannot be written.
     Held,
-    /// Its disk is away.
+    /// A disk of it is absent.
     #[default]
     Away,
 }
 
-/// `pool/P`.
+/// The value of `pool/P`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolKey {
     v: u64,
@@ -89,13 +90,13 @@ impl PoolKey {
         NodeId(self.node)
     }
 
-    /// The space that is promised, to thin or to thick replicas.
+    /// The bytes that are promised to thin replicas, or to thick ones.
     pub fn promised(&self, thin: bool) -> u64 {
         let promises = self.promises.values().filter(|one| one.thin == thin);
         promises.fold(0, |sum, one| sum.saturating_add(one.bytes))
     }
 
-    /// The size of the largest replica that the cluster places on the pool.
+    /// The size in bytes of the largest replica that the cluster places on the pool.
     pub fn room(&self, thin: bool) -> u64 {
         self.facts(PoolId(Uuid::nil()), 0).room(thin)
     }
@@ -155,8 +156,9 @@ impl Operator {
 }
 
 impl PoolKey {
-    /// Reports a pool, by its node in this incarnation. `sizes` are those of the pool's volumes,
-    /// read before the report: promises for them are over. False: nothing has changed.
+    /// Writes the report of the pool's node, which needs the lease of this incarnation. `sizes` are
+    /// the bytes of the pool's lvols by UUID, read before the report: promises that they fulfil are
+    /// removed. False: nothing has changed.
     pub async fn report_to(
         operator: &Operator,
         node: NodeId,
@@ -216,7 +218,8 @@ impl PoolKey {
         Ok(size.is_some_and(|size| *size >= wanted))
     }
 
-    /// Ends the key of a pool that its node does not have any more.
+    /// Deletes the key of a pool that the node no longer has. Does nothing if another node has
+    /// imported the pool.
     pub async fn end(
         operator: &Operator,
         node: NodeId,

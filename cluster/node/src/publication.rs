@@ -1,5 +1,6 @@
-//! `pub/V`: the nodes that show a volume, and the hosts that may use it. Unknown fields stay
-//! through a change.
+//! The value of the key `pub/V` in etcd, as JSON: a *publication*, the nodes whose subsystems show
+//! volume V to hosts, and the hosts that may use it. A change keeps fields that this version does
+//! not know.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +24,7 @@ pub fn volume_nqn(volume: VolumeId) -> String {
     format!("nqn.2025-01.io.nacre:volume:{}", volume.0)
 }
 
-/// `pub/V`.
+/// The value of `pub/V`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Publication {
     /// The NQN of the volume's subsystem.
@@ -35,8 +36,8 @@ pub struct Publication {
     /// The NQNs of the hosts that may connect.
     pub hosts: Vec<String>,
     pub any_host: bool,
-    /// The revision at which the key was created: another one after the volume was unpublished.
-    /// 0: it is not stored yet.
+    /// The revision at which the key was created; 0: it is not stored yet. A volume that is
+    /// unpublished and published again gets another one.
     pub created: u64,
     rest: Map<String, Value>,
 }
@@ -72,8 +73,8 @@ impl Publication {
         }
     }
 
-    /// Shows the volume on these nodes, at most as many as there are slots. Nodes that showed it
-    /// keep their slots.
+    /// Sets the nodes that show the volume, at most as many as there are slots. Nodes that showed
+    /// it before keep their slots.
     pub(crate) fn show_on(&mut self, nodes: &[NodeId]) {
         for node in self.nodes() {
             if !nodes.contains(&node) {

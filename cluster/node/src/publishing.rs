@@ -1,4 +1,5 @@
-//! Publications and exports, as operators change them.
+//! The transactions by which operators and nodes change publications (`pub/V`) and exports
+//! (`member/N/R`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +15,8 @@ use crate::operator::{ATTEMPTS, Operator};
 use crate::publication::{MAX_HOSTS, MAX_NQN, Publication};
 use crate::record;
 
-/// The nodes that show a volume, in order of preference, and the hosts that may use it.
+/// The nodes that show a volume, in order of preference, 1 to 16, and the hosts that may use it, at
+/// most [`MAX_HOSTS`] NQNs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PublishRequest {
     pub nodes: Vec<NodeId>,
@@ -75,8 +77,9 @@ impl Operator {
         }
     }
 
-    /// Shows the volume on these nodes and to these hosts. A node that showed it before keeps its
-    /// slot. Its holder should be among the nodes: no other node takes it while the holder lives.
+    /// Writes the publication of the volume. A node that showed the volume before keeps its slot.
+    /// The volume's holder should be among the nodes: no other node takes the volume while the
+    /// holder has a lease.
     pub async fn publish(
         &self,
         volume: VolumeId,
@@ -122,7 +125,7 @@ impl Operator {
         Err(Error::Contended { key })
     }
 
-    /// Shows the volume no more. False: it was not published.
+    /// Deletes the publication of the volume, and its reservation. False: it was not published.
     pub async fn unpublish(&self, volume: VolumeId) -> Result<bool, Error> {
         let key = self.prefix.publication(volume);
         let mut is_published = false;
@@ -145,9 +148,10 @@ impl Operator {
         keys.iter().filter_map(|kv| decoded(&prefix, kv)).collect()
     }
 
-    /// Wants `device` of the node, by this name, for a replica of the volume. The node answers by
-    /// [`Export::is`]. The maker ends it by [`Operator::export_is_made`] or
-    /// [`Operator::unexport_unused`]; when its incarnation is over, the node ends it.
+    /// Requests an export of the node's block device `device`, for a replica of the volume. The
+    /// node answers in [`Export::is`]. `by` is the daemon that adds the replica to the volume's
+    /// record: it ends its work with [`Operator::export_is_made`] or [`Operator::unexport_unused`].
+    /// If its incarnation ends first, the node ends the export.
     pub async fn export(
         &self,
         node: NodeId,
@@ -188,7 +192,7 @@ impl Operator {
         }
     }
 
-    /// Wants the export to end: the node deletes its key then. False: there is none.
+    /// Requests the end of the export: the node deletes the key after it. False: there is none.
     pub async fn unexport(&self, node: NodeId, export_id: ExportId) -> Result<bool, Error> {
         let change = |export: &mut Export| {
             export.unwanted(seconds());
@@ -197,7 +201,8 @@ impl Operator {
         self.change_export(node, export_id, change).await
     }
 
-    /// The volume's record names the export: from now on the export ends with the replica.
+    /// Removes [`Export::by`]: the volume's record names the export, which now ends with the
+    /// replica.
     pub async fn export_is_made(&self, node: NodeId, export_id: ExportId) -> Result<(), Error> {
         let change = |export: &mut Export| {
             let is_change = export.by().is_some();
@@ -233,12 +238,14 @@ impl Operator {
         Err(Error::Contended { key })
     }
 
-    /// Wants the export to end, unless the volume's record names it. False: the record does, its
-    /// maker is at work, or there is no such export. `gave_up`: the maker itself asks.
+    /// Requests the end of the export, unless the volume's record names it. `gave_up`: the daemon
+    /// of [`Export::by`] itself asks. False: the record names it, that daemon still has its lease,
+    /// there is no such export, or a backup is being restored.
     ///
-    /// One transaction compares the record and the maker's lease. So a maker that was stopped and
-    /// goes on cannot add the export to a record later: its lease is over, and etcd refuses it.
-    /// While a backup is restored, records are absent, and so is `meta`: nothing ends then.
+    /// One transaction compares the record and that daemon's lease. So a daemon that was stopped
+    /// and goes on cannot add the export to a record later: its lease has ended, and etcd refuses
+    /// it. During a restore of a backup, records are absent, and so is `meta`, which the
+    /// transaction demands.
     pub async fn unexport_unused(
         &self,
         node: NodeId,
@@ -308,7 +315,7 @@ impl Operator {
         Ok(exports)
     }
 
-    /// These exports, as far as they exist.
+    /// Those of the wanted exports that exist.
     pub async fn exports_of(
         &self,
         wanted: &[(NodeId, ExportId)],
@@ -322,8 +329,8 @@ impl Operator {
         Ok(exports)
     }
 
-    /// Writes the state of an export, by its node in this incarnation. `None`: the export that an
-    /// operator does not want any more has ended, and its key is deleted.
+    /// Writes the state of an export for its node, which needs the lease of this incarnation.
+    /// `None`: an export that is no longer wanted has ended, and its key is deleted.
     pub async fn set_export_state(
         &self,
         node: NodeId,

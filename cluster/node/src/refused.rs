@@ -1,4 +1,4 @@
-//! The refusal of a placement in words.
+//! The text and the kind of a refused placement ([`Unplaced`]).
 
 use nacre_cluster_core::NodeId;
 use nacre_cluster_core::ids::MAX_REPLICAS;

@@ -1,9 +1,9 @@
-//! Removals that wait for a node. A host that lost its permission may still be connected there, or
-//! the device of a former replica is still exported.
+//! Lists removals that a node has not done yet: a host that lost its permission may still be
+//! connected to the node, or the node still exports the device of a former replica.
 //!
 //! ```text
-//!   hosts    lease/N names the volume: its last publication is not in effect there
-//!   device   member/N/R is to go, or the volume's record does not name it any more
+//!   hosts    lease/N names the volume: its last publication is not in effect on node N
+//!   device   member/N/R is no longer wanted, or the volume's record does not name it
 //! ```
 
 use std::collections::BTreeMap;
@@ -19,12 +19,12 @@ use crate::record;
 /// A removal, and the node that it waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PendingRemoval {
-    /// It may be deleted.
+    /// The volume, which may be deleted.
     pub volume: VolumeId,
     pub node: NodeId,
     pub removed: Removed,
     pub obstacle: Obstacle,
-    /// Seconds since 1970; `None`: not known.
+    /// The time of the removal, in seconds since 1970; `None`: not known.
     pub since: Option<u64>,
 }
 
@@ -53,7 +53,7 @@ impl Obstacle {
 }
 
 impl PendingRemoval {
-    /// All of the cluster, by volume and node.
+    /// All pending removals of the cluster, in order of volume and node.
     pub async fn all(operator: &Operator) -> Result<Vec<Self>, Error> {
         let prefix = &operator.prefix;
         let keys = operator.list(&prefix.leases()).await?;

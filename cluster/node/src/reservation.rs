@@ -1,5 +1,5 @@
-//! `resv/V`: the reservation of hosts on a volume. It moves with the volume: its holder stores it
-//! before a host gets an answer, and the next holder reads it before it serves.
+//! The key `resv/V` in etcd: the NVMe reservation of a volume, with its registrants. The holder
+//! stores a change before it answers the host, and the next holder reads the key before it serves.
 
 use nacre_cluster_core::{Holder, VolumeId};
 use nacre_cluster_etcd::Txn;
@@ -11,7 +11,7 @@ use crate::operator::{ATTEMPTS, Operator};
 use crate::record;
 
 impl Operator {
-    /// The stored reservation. A former holder cannot change it any more.
+    /// The stored reservation; `None`: there is none.
     pub async fn reservation(&self, volume: VolumeId) -> Result<Option<Value>, Error> {
         let key = self.prefix.reservation(volume);
         let Some(found) = self.get(&key).await? else {
@@ -23,7 +23,8 @@ impl Operator {
         Ok(Some(value))
     }
 
-    /// Stores the reservation (`None`: there is none) if `holder` has the volume and its lease.
+    /// Stores the reservation (`None`: deletes it), if `holder` holds the volume and its lease has
+    /// not ended. Otherwise fails with [`Error::NotHolder`].
     pub async fn set_reservation(
         &self,
         volume: VolumeId,

@@ -1,8 +1,8 @@
-//! The keys that a node follows, kept as they are in etcd, for the node's copy
-//! ([`crate::rebuild::Copy`]).
+//! The values of the keys that a node follows in etcd. The node writes them to a file
+//! ([`crate::rebuild::Copy`]), from which the keys can be made again after a loss of etcd.
 //!
-//! Most changes of a volume's record say who holds it and which replicas are in sync. The labels
-//! have these facts, so such a change makes no new copy.
+//! Most changes of a volume's record name another holder, or other replicas that are in sync. The
+//! labels of the replicas have these facts too, so such a change does not write the file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::follow::Kind;
 
-/// The kinds of a copy.
+/// The kinds of keys in a copy.
 const COPIED: [Kind; 4] = [
     Kind::Nodes,
     Kind::Volumes,
@@ -36,7 +36,7 @@ const OF_RECORD: [&str; 8] = [
 ];
 const OF_REPLICA: [&str; 2] = ["state", "why"];
 
-/// Most volumes whose deletions of publications are known one by one.
+/// Most volumes for which the revision of the publication's deletion is kept.
 const MAX_UNPUBLISHED: usize = 1024;
 
 /// A value, and the revision at which its key was created.
@@ -44,7 +44,7 @@ const MAX_UNPUBLISHED: usize = 1024;
 pub(crate) struct SeenKey {
     pub(crate) value: Arc<Value>,
     pub(crate) created: i64,
-    /// Of the part whose change makes a new copy.
+    /// Hash of the part whose change makes a new copy.
     hash: u64,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Keys {
     pub(crate) store: Option<Uuid>,
     /// The kinds whose list has arrived.
     listed: BTreeSet<Kind>,
-    /// How often etcd had other data.
+    /// How often etcd was found to have other data.
     changes: u64,
     /// The last deletions of publications.
     unpublished: Unpublished,
@@ -68,16 +68,16 @@ pub(crate) struct Keys {
 #[derive(Debug, Clone, Default)]
 struct Unpublished {
     last: BTreeMap<Uuid, i64>,
-    /// All deletions of others that this node saw are of this revision or before.
+    /// The latest revision of the deletions that were dropped from `last`.
     others: i64,
 }
 
-/// A publication that etcd does not have, as this node saw its deletion.
+/// What this node saw of the deletion of a publication that etcd does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SeenDeletion {
-    /// This node has not seen it yet.
+    /// The publication exists, as far as this node has seen.
     NotYet,
-    /// Seen at this revision, or not at all: then each that was is of this revision or before.
+    /// The deletion, if there was one, is of this revision or an earlier one.
     Until(i64),
 }
 
@@ -94,7 +94,8 @@ impl Unpublished {
     }
 }
 
-/// The etcd in which a node has found its cluster. An etcd that was restored is another one.
+/// Identifies the contents of etcd in which a node has found its cluster. They are other ones after
+/// a restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreView {
     pub(crate) store: Uuid,
@@ -136,9 +137,8 @@ impl SeenKeys {
         }
     }
 
-    /// A key of a former list is missing in a later one, of `revision`. The deletion is older, and
-    /// other nodes may have seen it at its own revision, so that of the list is not known as one of
-    /// a deletion.
+    /// A key of a former list is missing in a later one, of `revision`. The key was deleted at an
+    /// earlier revision, which is not known, so no revision of a deletion is kept.
     pub(crate) fn not_listed(&self, kind: Kind, id: Uuid, revision: i64) {
         self.removed(kind, id, revision, false);
     }
@@ -166,7 +166,7 @@ impl SeenKeys {
         self.news.notify_one();
     }
 
-    /// etcd has other data: nothing is known until it is listed.
+    /// etcd has other data: forgets all keys.
     pub(crate) fn begin_anew(&self) {
         let mut keys = self.keys.lock();
         *keys = Keys {
@@ -175,7 +175,7 @@ impl SeenKeys {
         };
     }
 
-    /// The node has found the cluster in this etcd.
+    /// The node has found its cluster in the etcd with this id ([`crate::keys::Cluster::store`]).
     pub(crate) fn found(&self, store: Uuid) {
         self.keys.lock().store = Some(store);
     }
@@ -207,7 +207,7 @@ impl SeenKeys {
         SeenDeletion::Until(last.get(&volume).copied().unwrap_or(*others))
     }
 
-    /// `None`: not all lists have arrived.
+    /// All keys; `None`: not all lists have arrived.
     pub(crate) fn all(&self) -> Option<Keys> {
         let keys = self.keys.lock();
         let is_complete = COPIED.iter().all(|kind| keys.listed.contains(kind));
@@ -220,7 +220,7 @@ impl SeenKeys {
     }
 }
 
-/// Of the value without the fields whose change makes no new copy.
+/// The hash of the value without the fields whose change makes no new copy.
 fn hash(kind: Kind, value: &Value) -> u64 {
     let mut hasher = DefaultHasher::new();
     let mut value = value.clone();

@@ -1,4 +1,5 @@
-//! The engine's side of a node: it opens and closes volumes, and shows them to hosts.
+//! The interface between the driver of a node and the engine, which opens and closes volumes, and
+//! shows them to hosts.
 //!
 //! ```text
 //!   driver ── Serving: take, close, drop, show, … ──▶ engine
@@ -28,7 +29,7 @@ use crate::keys::NodeKey;
 use crate::publication::Publication;
 use crate::snapshot::SeenSnapshot;
 
-/// Reports that may wait for the cluster's thread.
+/// Most reports that wait for the cluster's thread.
 pub(crate) const WAITING: usize = 16_384;
 
 pub trait Serving: Send {
@@ -46,8 +47,8 @@ pub trait Serving: Send {
     /// Aborts the commands in flight of a volume that closes.
     fn abort(&mut self, volume: VolumeId);
 
-    /// Drops all answers and commands, ends the hosts' connections, and closes without a change of
-    /// the record: another node may serve.
+    /// Drops all responses and commands, ends the hosts' connections, and closes the volume without
+    /// a change of the record: another node may serve it.
     fn drop_all(&mut self, volume: VolumeId);
 
     /// The volume's role on this node has changed.
@@ -60,15 +61,15 @@ pub trait Serving: Send {
     /// later.
     fn publish(&mut self, volume: VolumeId, publication: Option<&Publication>);
 
-    /// The described nodes, all of them, and the nodes whose leases stand. The first call comes
-    /// after both lists have arrived.
+    /// All nodes with a description, and the nodes that have a lease. The first call comes after
+    /// both lists have arrived.
     fn nodes(
         &mut self,
         nodes: &BTreeMap<NodeId, NodeKey>,
         standing: &BTreeMap<NodeId, Incarnation>,
     );
 
-    /// The exports of this node, all of them.
+    /// All exports of this node.
     fn exports(&mut self, exports: &BTreeMap<ExportId, Export>);
 
     /// The snapshots of all volumes.
@@ -80,7 +81,7 @@ pub trait Serving: Send {
         Vec::new()
     }
 
-    /// The causes of volumes of [`Serving::behind`].
+    /// The reasons for which volumes of [`Serving::behind`] are in that list, as far as known.
     fn causes(&mut self) -> BTreeMap<VolumeId, BehindCause> {
         BTreeMap::new()
     }
@@ -89,7 +90,7 @@ pub trait Serving: Send {
     fn lease(&mut self, _lease: Duration) {}
 
     /// The nodes, leases, volumes, publications, exports and snapshots of etcd have all been shown
-    /// by the calls above: hosts may come in. Called once after the start, with or without a lease
+    /// by the calls above: hosts may connect. Called once after the start, with or without a lease
     /// of this node.
     fn listed(&mut self) {}
 }
@@ -99,7 +100,7 @@ pub trait Serving: Send {
 pub struct VolumeRole {
     pub state: HoldingState,
     pub ana: Ana,
-    /// The holder in the record. Its lease may be over.
+    /// The holder in the record. Its lease may have ended.
     pub holder: Option<Holder>,
     pub record: Record,
     /// The record's JSON in etcd.
@@ -136,10 +137,11 @@ impl Reports {
     }
 }
 
-/// The parts of the driver that the engine's side needs.
+/// The parts of the driver that the engine needs.
 #[derive(Debug, Clone)]
 pub struct Link {
-    /// Read by each lane before answers leave, with a clock read after the data was collected.
+    /// The end of the lease. The data path of each core checks it before responses leave, with the
+    /// time read after their data was collected.
     pub word: Arc<Word>,
     /// The incarnation of this node, for `EtcdStore::of_node`; 0: it has none.
     pub incarnation: Arc<AtomicI64>,

@@ -1,16 +1,16 @@
-//! Whether hosts without permission are cut off from a volume on all nodes.
+//! Finds the nodes on which hosts without permission may still use a volume.
 //!
 //! ```text
 //!   operator   pub/V without the host, at revision r
 //!   node N     sees r ▸ ends the host's connections ▸ lease/N says that r is in effect
-//!   here       all leases that stand say so, and the holder has one ▸ the host is cut off
+//!   here       all leases say so, and the holder has a lease ▸ the host is cut off
 //! ```
 //!
 //! A node without a lease was fenced, and serves nothing that another node has opened. The holder
 //! in the record is the exception: no node took the volume, and the holder may serve as long as its
-//! replicas confirm it. The same holds for the former holder while the volume was taken and not
-//! opened: the gates of the replicas still have its key. A node with a new lease takes a volume
-//! only after it has listed the publications again.
+//! replicas confirm it. So may the former holder of a volume that was taken and is not open yet:
+//! the gates of the replicas still have its key. A node with a new lease takes a volume only after
+//! it has listed the publications again.
 
 use nacre_cluster_core::{Holder, NodeId, Record, VolumeId};
 use nacre_cluster_etcd::{BehindCause, KeyValue, LeaseKey};
@@ -25,7 +25,7 @@ use crate::seen_keys::SeenDeletion;
 pub struct Unconfirmed {
     pub node: NodeId,
     pub doubt: Doubt,
-    /// The node's own cause of [`Doubt::NotInEffect`], if it knows the publication.
+    /// The reason for [`Doubt::NotInEffect`] that the node has written to its lease key, if any.
     pub cause: Option<BehindCause>,
 }
 
@@ -38,15 +38,15 @@ pub enum Doubt {
     NotKnown,
     /// The node serves the volume without a lease, as long as its replicas confirm it.
     ServesWithoutLease,
-    /// The volume was taken, last by this node or from one with a replica there, and not opened
-    /// since: the former holder may still serve it.
+    /// The volume was taken and not opened since: its former holder, which is not known, may still
+    /// serve it. The node is the present holder or, without one, the node of the first replica.
     NotOpened,
 }
 
 impl Unconfirmed {
-    /// The nodes that have not confirmed the publication of the volume as it is now, or its
-    /// deletion. None: a host that it does not name has no connection anywhere, and no command in
-    /// flight.
+    /// The nodes that have not confirmed the present publication of the volume, or its deletion. If
+    /// the list is empty, a host that the publication does not name has no connection to any node,
+    /// and no command in flight.
     pub async fn all(operator: &Operator, volume: VolumeId) -> Result<Vec<Self>, Error> {
         let prefix = &operator.prefix;
         // In this order: a node that confirms in between is not missed, and one that takes the

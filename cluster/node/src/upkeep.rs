@@ -1,4 +1,6 @@
-//! Upkeep of etcd, by the live node with the lowest id. Two nodes at once do no harm.
+//! Keeps the data of etcd bounded: compacts its history, and deletes the oldest lines of the log of
+//! ended leases. The node with the lowest id that has a lease does it; two nodes at once do no
+//! harm.
 //!
 //! Each renewal adds a revision: without compaction they fill etcd's quota within days. Each end of
 //! a lease adds a line to the log.

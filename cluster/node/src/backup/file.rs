@@ -36,12 +36,13 @@ struct Header {
     created: u64,
 }
 
-/// The place of a backup among others.
+/// The data by which backups of one cluster are put in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Age {
     /// The id of the cluster.
     pub cluster: Uuid,
-    /// The restore that wrote the keys before; `None`: none did. Revisions of one store compare.
+    /// The id of the restore that wrote the keys; `None`: no restore did. Only revisions of backups
+    /// with the same value compare.
     pub restored: Option<Uuid>,
     pub revision: i64,
     /// Seconds since 1970, by the clock of the machine that made it.
@@ -87,7 +88,7 @@ impl Backup {
         text
     }
 
-    /// Reads a whole file: a cut or changed one is refused.
+    /// Parses a file. A file that was cut off or changed is refused.
     pub fn parse(text: &[u8]) -> Result<Self, BackupError> {
         if text.len() as u64 > LARGEST {
             let bytes = text.len() as u64;

@@ -4,9 +4,10 @@
 //!   etcd ─▶ save ─▶ Backup ─▶ encode ─▶ file ─▶ parse ─▶ Backup ─▶ restore ─▶ an empty etcd
 //! ```
 //!
-//! Keys that end with the nodes are left out: leases, requests, the log of decisions, the brake.
-//! A restored volume has no holder, and its record may be older than the labels of its replicas:
-//! the record says `restored`, by which the next holder reads the labels of all replicas.
+//! Keys that concern running nodes are left out: leases, requests, the log of ended leases, the
+//! brake. A restored volume has no holder, and its record may be older than the labels of its
+//! replicas. Its record has the field `restored`, which makes the next holder read the labels of
+//! all replicas.
 
 mod file;
 mod restore;
@@ -32,7 +33,7 @@ const TRANSIENT: [&str; 6] = ["lease/", "op/", "log/", "paths/", "obs/", "found/
 /// Single keys that it leaves out.
 const TRANSIENT_KEYS: [&str; 4] = ["steward", "owner", "restoring", "unpublished"];
 
-/// All keys of a cluster at one revision.
+/// The keys of a cluster at one revision, without those of running nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Backup {
     /// Id and name of the cluster.
@@ -168,7 +169,7 @@ impl Backup {
         self.records().count()
     }
 
-    /// The node with this name or id.
+    /// The node with this name or id in the backup.
     pub fn node(&self, text: &str) -> Result<NodeId, BackupError> {
         let mut known = Vec::new();
         for saved in &self.keys {
@@ -187,7 +188,8 @@ impl Backup {
         })
     }
 
-    /// `NODE` or `NODE:DEVICE`, by the node's name or id and the device's name there.
+    /// Parses `NODE` or `NODE:DEVICE`: the node's name or id, and the name of a device on it that
+    /// has a replica.
     pub fn lost(&self, text: &str) -> Result<Lost, BackupError> {
         let Some((name, device)) = text.split_once(':') else {
             let node = self.node(text)?;

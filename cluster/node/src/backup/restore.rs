@@ -23,10 +23,10 @@ use crate::keys::Cluster;
 /// How a backup is restored.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RestoreOptions {
-    /// Nodes and devices that never return: the replicas on them are empty.
+    /// Nodes and devices that never return: the replicas on them count as empty.
     pub without: Vec<Lost>,
-    /// The hosts and reservations of the backup count again. Otherwise no host has access until an
-    /// operator admits it: a host that was removed after the backup would be back.
+    /// True: hosts and reservations are restored. False: no host has access until an operator
+    /// admits it, because a host that was removed after the backup would have access again.
     pub publish: bool,
 }
 
@@ -35,12 +35,14 @@ pub struct RestoreOptions {
 pub struct Restored {
     pub keys: usize,
     pub volumes: usize,
-    /// Volumes whose hosts were left out.
+    /// Published volumes that lost their list of hosts, because `publish` was false.
     pub without_hosts: usize,
-    /// An earlier restore of the file had not ended.
+    /// True: an earlier restore of the same file had not ended, and this one went on with it.
     pub is_repeated: bool,
 }
 
+/// Writes the keys of `backup`, and `meta` last, so that no node joins before. Takes at least the
+/// duration of a lease.
 pub async fn restore(
     client: &Client,
     prefix: &Prefix,

@@ -1,4 +1,5 @@
-//! The one restore, or rebuild, that writes the keys of a cluster: every write compares its mark.
+//! Writes the keys of a cluster for a restore or rebuild. Every write compares the key `restoring`,
+//! the mark of the run, so that only one run writes at a time.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

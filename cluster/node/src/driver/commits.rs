@@ -1,4 +1,4 @@
-//! Changes of records: the transactions, and their answers.
+//! Sends the state machines' changes of volume records to etcd, and passes the answers back.
 
 use std::sync::Arc;
 

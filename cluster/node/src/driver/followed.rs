@@ -1,4 +1,4 @@
-//! The keys of a kind that the engine carries out, as etcd has them.
+//! All keys of one kind (exports, snapshots) for which the engine does the work, as etcd has them.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! The publications that this node has seen, and those of them that its lease says are in effect.
+//! The publications that this node has seen, and those that are in effect on it: no host without
+//! permission has a connection. The lease key has the latter.
 
 use std::collections::{BTreeMap, BTreeSet};
 

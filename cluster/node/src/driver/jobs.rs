@@ -1,5 +1,5 @@
-//! The requests of the driver that run at the same time. An answer belongs to the etcd that the
-//! request was made to: after a restore, answers of the former etcd are dropped.
+//! The driver's requests to etcd that are in flight. After a restore of etcd, answers to requests
+//! from before are dropped.
 
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 

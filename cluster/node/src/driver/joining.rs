@@ -1,5 +1,5 @@
-//! The start of a node, and its return after a fence: the cluster's key, the lease, the
-//! description.
+//! The start of a node, and its return after a fence: it reads the cluster's key, creates its
+//! lease, and writes its description.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

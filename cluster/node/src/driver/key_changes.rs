@@ -1,4 +1,4 @@
-//! The changes of etcd's keys, as the watches show them.
+//! Passes changes of keys, which the watches of etcd show, to the parts of the driver.
 
 use std::collections::BTreeSet;
 
@@ -86,7 +86,7 @@ impl Driver {
         }
     }
 
-    /// Tells the engine of the last of the first lists, after everything that the lists show.
+    /// Calls [`crate::Serving::listed`] after the last of the first lists.
     fn listed(&mut self, kind: Kind) {
         if self.awaited.remove(&kind) && self.awaited.is_empty() {
             self.show_news();

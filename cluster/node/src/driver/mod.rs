@@ -1,5 +1,5 @@
-//! The driver of one node: a loop on the thread `nacre-cluster` that feeds the machines of
-//! `nacre-cluster-core` with answers of etcd, watch events and reports of the engine, and performs
+//! The driver of one node: a loop on the thread `nacre-cluster`. It passes answers of etcd, watch
+//! events and reports of the engine to the state machines of `nacre-cluster-core`, and performs
 //! their decisions. Nothing in the loop waits: requests to etcd are tasks, and the engine answers
 //! later.
 
@@ -64,15 +64,15 @@ const AGAIN: Duration = Duration::from_millis(400);
 #[derive(Debug, Clone)]
 pub struct Me {
     pub id: NodeId,
-    /// Derived from the machine's id. `None`: a lease found at the start is watched for two leases,
-    /// because it may be another machine's.
+    /// Derived from the machine's id. `None`: a lease key found at the start may be another
+    /// machine's, so it is replaced only after two lease durations without a renewal.
     pub machine: Option<Uuid>,
-    /// Unique for each start.
+    /// A new id for each start of the daemon.
     pub process: Uuid,
     /// The id of the cluster that this node joined before. `None`: it has joined none.
     pub cluster: Option<Uuid>,
     pub description: Description,
-    /// Volumes move from this node while it serves many more than others.
+    /// True: this node hands volumes over while it serves many more than others.
     pub is_balanced: bool,
 }
 
@@ -84,13 +84,14 @@ pub enum NodeState {
         /// The last error, if there is one.
         obstacle: Option<Error>,
     },
-    /// The node has a lease. Without a good one it serves by confirmation, and takes nothing.
+    /// The node has an incarnation. While its lease is not good, it takes no volume, and its
+    /// responses to hosts wait until the replicas confirm it.
     In {
         cluster: Uuid,
         incarnation: Incarnation,
         is_good: bool,
     },
-    /// The node stays out until an operator acts and the daemon starts again.
+    /// The node stays out of the cluster until an operator acts and the daemon starts again.
     Out {
         why: Error,
     },

@@ -32,11 +32,11 @@ pub struct Placing {
     pub wish: Wish,
     /// The nodes of replicas that stay.
     pub other_nodes: Vec<NodeId>,
-    /// The reason for the replicas; `None`: the volume is new, and they need no resync.
+    /// The reason for which the replicas replace others; `None`: they need no resync.
     pub resync: Option<Resync>,
     /// Pools not to use.
     pub left_out: Vec<PoolId>,
-    /// The first replica is a clone of this snapshot, on its pool.
+    /// The snapshot of which the first replica is a clone, on the same pool.
     pub clone_of: Option<CloneSource>,
     /// The daemon that places the replicas, to put them into the volume's record. Without its
     /// lease, nothing is placed. If its incarnation ends before the record names a replica, the
@@ -142,12 +142,9 @@ impl Operator {
         Ok(holder.is_some_and(|holder| live.get(&holder.node) == Some(&holder.incarnation)))
     }
 
-    /// Chooses a pool for each replica, reserves the space, and writes the exports.
-    ///
-    /// [`Error::NotPlaced`]: too few pools and nodes meet the wish. [`Error::Braked`]: the brake
-    /// stops the replacement of lost replicas. [`Error::NoLease`]: `placing.by` has lost its lease.
-    /// [`Error::Contended`]: keys changed during every attempt. After [`Error::Store`], the
-    /// transaction may have been made.
+    /// Chooses a pool for each replica, reserves the space, and writes the exports. Fails with
+    /// [`Error::NotPlaced`] if too few pools fit, and with [`Error::Braked`] for replacements of
+    /// lost replicas while the brake is set.
     pub async fn place(&self, placing: &Placing) -> Result<Vec<Placed>, Error> {
         let key = self.prefix.pools();
         for _ in 0..ATTEMPTS {
@@ -225,11 +222,8 @@ impl Operator {
         (txn, placed)
     }
 
-    /// Orders nodes to enlarge the lvols of a volume's replicas to `to` bytes, and reserves the
-    /// space. Skips devices that an operator named, and exports that are being removed.
-    ///
-    /// [`Error::NotPlaced`]: a pool has no room; nothing is changed. [`Error::Contended`]: keys
-    /// changed during every attempt.
+    /// Requests that nodes enlarge the lvols of a volume's replicas to `to` bytes, and reserves the
+    /// space. Skips devices that an operator chose. Changes nothing if a pool has no room.
     pub async fn grow_places(&self, volume: VolumeId, to: u64) -> Result<(), Error> {
         let key = self.prefix.pools();
         for _ in 0..ATTEMPTS {
@@ -287,7 +281,8 @@ impl Operator {
         Err(Error::Contended { key })
     }
 
-    /// Records that the replica is in sync: placements no longer count its resync for its pool.
+    /// Removes the mark of a resync from the export of a replica that is in sync. Placements no
+    /// longer count that resync for its pool.
     pub async fn resync_is_done(&self, node: NodeId, export_id: ExportId) -> Result<(), Error> {
         let change = |export: &mut Export| export.resync.take().is_some();
         self.change_export(node, export_id, change).await.map(drop)

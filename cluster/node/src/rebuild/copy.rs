@@ -1,11 +1,12 @@
-//! The copy of the cluster's keys that each node keeps in a file.
+//! The file in which each node keeps a copy of the cluster's keys.
 //!
 //! ```text
 //!   {"v":1,"meta":{…},"nodes":{…},"volumes":{…},…}
 //!   CRC-64/NVME of the line before
 //! ```
 //!
-//! It is no backup: it has the keys that the node follows, so only its own exports.
+//! It is no backup: it has only the keys that the node follows, such as the exports of this node
+//! alone.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ use crate::seen_keys::Keys;
 pub struct Copy {
     pub(super) v: u64,
     pub meta: Cluster,
-    /// The last revision of etcd that the node saw. Revisions of one store compare.
+    /// The last revision of etcd that the node saw. Compare revisions of one store only.
     pub revision: i64,
     /// Seconds since 1970.
     pub created: u64,
@@ -73,7 +74,7 @@ pub enum CopyError {
 }
 
 impl Copy {
-    /// The copy of a cluster without other keys.
+    /// A copy that has `meta` and no other key.
     pub fn of_cluster(meta: Cluster) -> Self {
         Self::from((meta, Keys::default(), 0))
     }
@@ -151,7 +152,7 @@ impl From<(Cluster, Keys, u64)> for Copy {
 }
 
 impl Operator {
-    /// Waits for a change that belongs into a copy. This process is a node.
+    /// Waits for a change that belongs into a copy; for ever if this process is no node.
     pub async fn copy_news(&self) {
         match self.seen_keys() {
             Some(seen) => seen.news().await,
@@ -159,8 +160,8 @@ impl Operator {
         }
     }
 
-    /// The copy of the keys that this node sees. `None`: the lists of keys have not arrived, or
-    /// etcd has other data than they show. `created`: seconds since 1970.
+    /// The copy of the keys that this node sees. `None`: the lists of keys have not arrived, etcd
+    /// has other data than they show, or this process is no node. `created`: seconds since 1970.
     pub async fn copy(&self, cluster: Uuid, created: u64) -> Result<Option<Copy>, Error> {
         let Some(seen) = self.seen_keys() else {
             return Ok(None);

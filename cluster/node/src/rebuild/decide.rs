@@ -54,7 +54,8 @@ pub struct Plan {
     pub notes: Vec<Note>,
     /// Problems that the operator must decide about first.
     pub problems: Vec<Problem>,
-    /// An option that matches no node, device or volume. It may match when a missing node reports.
+    /// An option that matches no node, device or volume, or several volumes. It may match one when
+    /// a missing node reports.
     pub refused: Option<RebuildError>,
 }
 

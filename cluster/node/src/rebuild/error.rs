@@ -1,4 +1,4 @@
-//! Why a store was not rebuilt, and findings for the operator.
+//! Errors of a rebuild of the store, and findings for the operator.
 
 use std::fmt::Write;
 

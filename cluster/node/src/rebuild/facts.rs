@@ -1,4 +1,5 @@
-//! The facts that a node reports to a rebuild.
+//! The report of one node to a rebuild of the store: its copy of the keys, and the labels on its
+//! devices.
 
 use nacre_cluster_core::NodeId;
 use serde::{Deserialize, Serialize};
@@ -17,12 +18,12 @@ pub struct Found {
     pub joined: Option<Uuid>,
     /// The part of the node's copy that concerns the node. `None`: it has none.
     pub copy: Option<Copy>,
-    /// Why the copy was not read.
+    /// The reason why the copy could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy_error: Option<String>,
-    /// All volumes of the copy.
+    /// The volumes of the whole copy.
     pub volumes: Vec<Uuid>,
-    /// The devices with a label, or with one that cannot be read.
+    /// The devices that have a label, even an unreadable one.
     pub devices: Vec<Device>,
 }
 
@@ -44,7 +45,7 @@ pub enum LabelRead {
     Unreadable(String),
 }
 
-/// The newer label of a device.
+/// The newer one of the two labels of a device; `replica` is the replica on the device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LabelFacts {
     pub volume: Uuid,
@@ -75,7 +76,7 @@ pub enum ReplicaFact {
 }
 
 impl LabelFacts {
-    /// The version of the volume's record when the label was written.
+    /// The version of the volume's record when the label was written: epoch and revision.
     pub fn stamp(&self) -> (u64, u64) {
         (self.epoch, self.revision)
     }

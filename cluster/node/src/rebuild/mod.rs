@@ -6,9 +6,10 @@
 //!            devices   ┘   of all nodes        └ or: missing nodes
 //! ```
 //!
-//! The labels of replicas have which replicas are in sync. Each node's [`Copy`] of the keys that it
-//! follows has the rest: publications, settings, names, and the devices of replicas. The later of a
-//! volume's label and its copied record counts, as for a restored backup.
+//! The label, metadata at the start of each replica, has which replicas of its volume are in sync.
+//! Each node's [`Copy`] of the keys that it follows has the rest: publications, settings, names,
+//! and the devices of replicas. The later of a volume's label and its copied record counts, as for
+//! a restored backup.
 
 mod copy;
 mod decide;

@@ -1,11 +1,12 @@
-//! Reports in etcd: a node answers the request of a rebuild with its facts.
+//! Writes and reads the keys `found/N/…` in etcd, in which nodes report to a rebuild of the store.
 //!
 //! ```text
 //!   found/N/0000 …   parts of the report's JSON, each below etcd's limit for one value
 //!   found/N/end      run of the rebuild, number of parts, CRC-64 of all parts; or no part, and why
 //! ```
 //!
-//! Each write compares the mark of the rebuild, so that a report to a former run changes nothing.
+//! Each write compares the key `restoring`, the mark of the rebuild, so that a report to a former
+//! run changes nothing.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The reports of all nodes, as the decision looks at them.
+//! The reports of all nodes, and questions about them for the decision of a rebuild.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,5 @@
-//! The command: claims the store, waits for the nodes, decides and writes.
+//! Runs a rebuild of the store (`nacre cluster rebuild-store`): claims the store, waits for reports
+//! of the nodes, decides and writes the keys.
 //!
 //! ```text
 //!   restoring: claimed ▸ no other key is there ▸ collecting: nodes put found/N ▸ decide ▸ keys of
@@ -30,33 +31,33 @@ const QUIET: Duration = Duration::from_secs(3);
 /// Longest wait for devices of nodes that have reported: pools open after the start of a daemon.
 const DEVICES: Duration = Duration::from_secs(10);
 
-/// How a store is rebuilt.
+/// The parameters of a rebuild.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rebuild {
     pub options: Options,
-    /// Hosts have the access of the nodes' copies.
+    /// True: hosts get the access that the nodes' copies show. False: no host has access.
     pub publish: bool,
     /// Longest wait for reports of nodes.
     pub wait: Duration,
 }
 
-/// A store that was rebuilt.
+/// The result of a rebuild.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rebuilt {
     pub cluster: uuid::Uuid,
     pub keys: usize,
     pub volumes: usize,
     pub nodes: usize,
-    /// Volumes whose hosts were left out.
+    /// Published volumes that lost their list of hosts, because `publish` was false.
     pub without_hosts: usize,
-    /// An earlier rebuild had not ended.
+    /// True: an earlier rebuild had not ended, and this one took its place.
     pub is_repeated: bool,
     pub notes: Vec<Note>,
 }
 
 impl Rebuild {
-    /// `progress` is called with the nodes that have reported, and those that have not, whenever
-    /// they change.
+    /// Runs the rebuild. `progress` is called with the number of nodes that have reported and the
+    /// names of those that have not, whenever they change.
     pub async fn run(
         &self,
         client: &Client,

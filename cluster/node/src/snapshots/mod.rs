@@ -1,4 +1,5 @@
-//! Snapshots in etcd, as nodes and operators change them. [`crate::snapshot`] describes the key.
+//! The transactions by which nodes and operators change snapshots of volumes in etcd.
+//! [`crate::snapshot`] describes the key.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ use crate::snapshot::{
     SNAPSHOTS, SeenSnapshot, SnapshotKey,
 };
 
-/// The snapshots of a cluster.
+/// Requests about the snapshots of a cluster.
 #[derive(Debug, Clone, Copy)]
 pub struct Snapshots<'a>(&'a Operator);
 
@@ -26,7 +27,7 @@ impl Operator {
     }
 }
 
-/// The change of a snapshot's key, by a node in this incarnation.
+/// The change of a snapshot's key, by a node whose incarnation has not ended.
 #[derive(Debug, Clone)]
 pub struct SnapshotChange<'a> {
     pub id: Uuid,
@@ -34,7 +35,7 @@ pub struct SnapshotChange<'a> {
     /// `None`: the key is deleted.
     pub next: Option<SnapshotKey>,
     pub by: Holder,
-    /// `vol/V` must have this revision.
+    /// The revision that `vol/V` must have; `None`: any.
     pub record: Option<i64>,
 }
 
@@ -45,8 +46,8 @@ struct CutNodes {
 }
 
 impl Snapshots<'_> {
-    /// The names of the nodes that do not know snapshots, as far as they are known to the cluster.
-    /// For a node with a lease, the process that renews it counts.
+    /// The nodes whose version does not know snapshots, by name, or by id if they have no
+    /// description. For a node with a lease, the version of the process that renews it counts.
     pub async fn nodes_without(&self) -> Result<Vec<String>, Error> {
         let CutNodes { keys, leases } = self.nodes().await?;
         let known = |features: &[String]| features.iter().any(|one| one == SNAPSHOTS);
@@ -99,8 +100,9 @@ impl Snapshots<'_> {
         found.as_ref().map(SeenSnapshot::read).transpose()
     }
 
-    /// Wants a snapshot of the volume under the id, and asks again if the last try failed. One that
-    /// exists is returned as it is, also one of another volume.
+    /// Requests a snapshot of the volume with this id and a name of 1 to 63 bytes. A failed
+    /// snapshot is requested again. Any other one with this id is returned unchanged, even if it is
+    /// one of another volume.
     pub async fn ask(&self, id: Uuid, volume: VolumeId, name: &str) -> Result<SeenSnapshot, Error> {
         if !(1..=MAX_NAME).contains(&name.len()) {
             let why = format!("a name has 1 to {MAX_NAME} bytes");
@@ -168,7 +170,8 @@ impl Snapshots<'_> {
     }
 
     /// The replicas of which a snapshot can be cut now. `None`: there is no such volume. A volume
-    /// from a backup has none before it was opened: the backup may be wrong about its replicas.
+    /// restored from a backup has no such replica before it was opened: the backup may name the
+    /// wrong ones as in sync.
     pub async fn sources(&self, volume: VolumeId) -> Result<Option<CutSources>, Error> {
         let key = self.0.prefix.core_volume(volume);
         let Some(kv) = self.0.get(&key).await? else {
@@ -219,7 +222,7 @@ impl Snapshots<'_> {
         Ok(Some(sources))
     }
 
-    /// Changes a snapshot. False: the key, the record or the node's lease is another one now.
+    /// Executes the change. False: the key, the record or the node's lease has changed since.
     pub async fn change(&self, change: &SnapshotChange<'_>) -> Result<bool, Error> {
         let SnapshotChange { id, seen, by, .. } = change;
         let key = self.0.prefix.snapshot(*id);
@@ -249,9 +252,9 @@ impl Snapshots<'_> {
         })
     }
 
-    /// Wants the snapshot to go. Its node deletes the lvol, also when it returns later. Lvols of
-    /// nodes that have left, or that are evicted and have no lease, are given up. False: there is
-    /// no such snapshot.
+    /// Requests the deletion of the snapshot. Its node deletes the lvol, perhaps after it returns.
+    /// Lvols on nodes without a lease that are removed or evicted are given up. False: there is no
+    /// such snapshot.
     pub async fn delete(&self, id: Uuid) -> Result<bool, Error> {
         let key = self.0.prefix.snapshot(id);
         let mut was_there = false;

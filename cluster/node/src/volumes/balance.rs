@@ -1,6 +1,7 @@
-//! Balance: a node that holds at least 1.5 times the mean hands one volume over each minute, to a
-//! node that holds fewer. Each node decides for itself. The one that holds the most acts first;
-//! another one acts if it does not.
+//! Balances the number of volumes that nodes hold. A node that holds at least 1.5 times the mean
+//! hands one volume over each minute, to a node that holds at least two fewer. Each node decides
+//! for itself. The node that holds the most acts first; another one acts if it does not. Nodes with
+//! a cordon or drain do not count.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -20,7 +21,8 @@ const GAP: Duration = Duration::from_secs(10);
 /// Time for which the node holds too many before it hands one over, and between two handovers; once
 /// more for each node that holds more.
 const EVERY: Duration = Duration::from_secs(60);
-/// Time for which a volume stays that was moved, and a node gets none that did not open one.
+/// Time for which a volume that was moved stays, and for which a node that did not become the
+/// holder of a moved volume gets none.
 const STAYS: Duration = Duration::from_secs(3600);
 
 #[derive(Default)]

@@ -1,7 +1,7 @@
-//! The volumes of a cluster as one node sees them. Each has a state machine
+//! All volumes of a cluster, on one node. Each has a state machine
 //! ([`nacre_cluster_core::Volume`]), which decides whether this node serves it. This module passes
-//! events and the time to the machines, and executes their intents: changes of records are
-//! returned to the caller, all else goes to the engine through [`Serving`].
+//! events and the time to these machines, and executes their intents: it returns changes of records
+//! to the caller, and passes all else to the engine through [`Serving`].
 
 mod balance;
 
