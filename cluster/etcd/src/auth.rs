@@ -1,4 +1,5 @@
-//! User and password: tokens of etcd's authentication, renewed when etcd refuses one.
+//! etcd's authentication by user and password: gets tokens, and gets a new one when etcd refuses
+//! the present one.
 //!
 //! etcd forgets tokens (5 minutes without use, a restart, a change of users or roles) and refuses a
 //! request with a forgotten token before it executes it. So such a request is sent again with a new
@@ -34,7 +35,7 @@ impl std::fmt::Debug for Credentials {
     }
 }
 
-/// A token, or none: etcd accepts requests without one.
+/// A token, or none if there are no credentials or etcd's authentication is off.
 #[derive(Debug, Clone)]
 pub(crate) struct Token {
     value: Option<MetadataValue<Ascii>>,

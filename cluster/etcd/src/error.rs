@@ -1,4 +1,4 @@
-//! Why a request to etcd failed.
+//! Errors of requests to etcd, and their classification from gRPC statuses.
 
 use tonic::{Code, Status};
 use uuid::Uuid;
@@ -11,18 +11,18 @@ pub enum Error {
     Endpoint { endpoint: String, why: String },
     #[error("certificates for etcd: {why}")]
     Certificates { why: String },
-    /// No endpoint answered in time: whether a change was made is unknown.
+    /// No endpoint answered in time. A change may have been executed.
     #[error("no answer from etcd within {after_ms} ms{}", in_brackets(.said))]
     Unanswered {
         after_ms: u64,
-        /// Why attempts failed; empty if none has failed yet.
+        /// The errors of failed attempts; empty if none failed.
         said: String,
     },
     #[error("etcd has no space left (its quota): compact and defragment it, or raise the quota")]
     Full,
     #[error("a request of {bytes} bytes is larger than etcd accepts")]
     TooLarge { bytes: usize },
-    /// The history up to some later revision is gone.
+    /// etcd has compacted the history of this revision.
     #[error("etcd has compacted revision {revision}")]
     Compacted { revision: i64 },
     #[error("etcd refuses access: {why}")]

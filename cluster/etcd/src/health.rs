@@ -20,17 +20,14 @@ const EVERY: Duration = Duration::from_secs(10);
 pub enum Health {
     /// etcd answered within this time, and this daemon owns the prefix.
     Answers(Duration),
-    Silent {
-        why: String,
-    },
-    /// Another daemon owns the prefix.
-    Taken {
-        owner: String,
-    },
+    /// etcd does not answer, or refuses the read.
+    Silent { why: String },
+    /// Another daemon owns the prefix, or the owner key was deleted. No other check follows.
+    Taken { owner: String },
 }
 
-/// Checks, and sends each result to `answers`, until the receiver is dropped or another daemon owns
-/// the prefix. `claimed` is the revision at which this daemon wrote the owner key.
+/// Checks, and sends each result to `answers`, until the receiver is dropped or this daemon does
+/// not own the prefix. `claimed` is the revision at which this daemon wrote the owner key.
 pub(crate) async fn ask(
     client: Arc<Client>,
     prefix: Prefix,

@@ -1,11 +1,13 @@
-//! A watch: the changes of all keys with a prefix, in order of their revisions.
+//! A watch: the changes of all keys with a prefix, in order of their revisions, from a gRPC stream
+//! of one etcd member.
 //!
-//! When the stream of a member ends, it is opened again at the next endpoint, from the revision
-//! after the last one seen. After 1 s of silence the member is asked for its progress, and after 3
-//! s the stream is opened again: a dead member does not answer.
+//! When the stream ends, it is opened again at the next endpoint, from the revision after the last
+//! one seen. After 1 s without a message from the member on any stream, one stream requests its
+//! progress; after 3 s all streams are opened again, because a dead member does not answer. A
+//! stream that alone is silent requests progress after 10 s, and is opened again after 15 s.
 //!
 //! If etcd's data was lost or restored from a backup, its revisions are lower than before, and a
-//! watch from the next revision would be silent for long. The first answer of a stream has the
+//! watch from the next revision would get no event for long. The first answer of a stream has the
 //! store's revision, which shows this.
 
 use std::sync::Arc;
@@ -27,8 +29,10 @@ use crate::pulse::Pulse;
 
 /// Silence of a member after which all its watches open their streams again.
 const SILENCE: Duration = Duration::from_secs(3);
-/// The same for one stream beside others that hear the member: it may be broken alone.
+/// Silence of one stream after which it requests progress, although other streams hear the member:
+/// it may be broken alone.
 const OWN_QUESTION: Duration = Duration::from_secs(10);
+/// Silence of one stream after which it is opened again, although others hear the member.
 const OWN_SILENCE: Duration = Duration::from_secs(15);
 const PAUSE: Duration = Duration::from_millis(200);
 /// Successive streams that must find a lower revision before the store counts as another one: a
@@ -49,9 +53,9 @@ pub enum Update {
     Compacted {
         revision: i64,
     },
-    /// The store is at `revision`, below one that the watch has seen: its data were lost or
-    /// restored. Everything that was read before is invalid. The watch continues from the revision
-    /// of this store.
+    /// The store is at `revision`, below one that the watch has seen: its data was lost or
+    /// restored. Everything that was read before is invalid. The watch continues after this
+    /// revision.
     OtherStore {
         revision: i64,
     },
@@ -105,7 +109,7 @@ impl Watch {
         }
     }
 
-    /// Waits for the next update, also while no member answers. An update may be repeated after the
+    /// Waits for the next update, however long no member answers. Updates may be repeated after the
     /// stream was opened again.
     pub async fn next(&mut self) -> Update {
         loop {
@@ -266,8 +270,8 @@ fn is_younger(answer: &WatchResponse, from: i64) -> bool {
 }
 
 impl Stream {
-    /// Waits for the next answer. A silent member is left after [`SILENCE`], a stream that is
-    /// silent beside others of its member after [`OWN_SILENCE`].
+    /// Waits for the next answer. Fails after [`SILENCE`] of the member, or after [`OWN_SILENCE`]
+    /// of this stream.
     async fn next(&mut self, pulse: &Pulse) -> Result<WatchResponse, Status> {
         loop {
             // A stream whose question has no answer leaves the next one to the others.

@@ -1,11 +1,12 @@
-//! The keys of a cluster.
+//! The names of the keys of one cluster in etcd: `/nacre/NAME/`, then a kind and an id.
 
 use std::fmt::Display;
 
 use nacre_cluster_core::{ExportId, NodeId, PoolId, VolumeId};
 use uuid::Uuid;
 
-/// The keys of one cluster start with `/nacre/NAME/`.
+/// The start of all keys of one cluster: `/nacre/NAME/`. Methods with a plural name return the
+/// start of all keys of a kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prefix(String);
 
@@ -24,17 +25,17 @@ impl Prefix {
         }
     }
 
-    /// The daemon that alone uses these keys.
+    /// The key of the daemon that alone uses this prefix.
     pub fn owner(&self) -> String {
         format!("{}owner", self.0)
     }
 
-    /// The cluster itself: its id, and the duration of its leases.
+    /// The key of the cluster itself: its id, and the duration of its leases.
     pub fn meta(&self) -> String {
         format!("{}meta", self.0)
     }
 
-    /// The mark of a restore that has not ended.
+    /// The mark of a restore, or of a rebuild of the store, that has not ended.
     pub fn restoring(&self) -> String {
         format!("{}restoring", self.0)
     }
@@ -74,7 +75,7 @@ impl Prefix {
         self.one("name", name)
     }
 
-    /// The keys that belong to one volume and go with it.
+    /// The keys that are deleted with the volume: publication, reservation, `paths`, operation.
     pub fn of_volume(&self, id: Uuid) -> [String; 4] {
         ["pub", "resv", "paths", "op"].map(|kind| self.one(kind, id))
     }
@@ -83,12 +84,12 @@ impl Prefix {
         self.all("pub")
     }
 
-    /// Written by each deletion of a publication: its revision is that of the last one.
+    /// A key that each deletion of a publication writes: its revision is that of the last deletion.
     pub fn unpublished(&self) -> String {
         format!("{}unpublished", self.0)
     }
 
-    /// Requests of operators to the holder, one per volume.
+    /// Requests of operators to the holder of a volume, one for each volume.
     pub fn operations(&self) -> String {
         self.all("op")
     }
@@ -105,7 +106,7 @@ impl Prefix {
         self.one("node", id.0)
     }
 
-    /// The exports of a node, for replicas of volumes. The keys keep their first name, `member`.
+    /// The exports of a node, for replicas of volumes. Their kind keeps its first name, `member`.
     pub fn exports(&self, node: NodeId) -> String {
         format!("{}{}/", self.all("member"), node.0)
     }
@@ -145,12 +146,12 @@ impl Prefix {
         self.one("snap", id)
     }
 
-    /// The brake on replacements. The key keeps its first name.
+    /// The brake on replacements of lost replicas. The key keeps its first name, `steward`.
     pub fn brake(&self) -> String {
         format!("{}steward", self.0)
     }
 
-    /// The reservation of hosts.
+    /// The NVMe reservation of a volume.
     pub fn reservation(&self, volume: VolumeId) -> String {
         self.one("resv", volume.0)
     }
@@ -167,7 +168,7 @@ impl Prefix {
         self.one("lease", node.0)
     }
 
-    /// The node whose lease `key` is.
+    /// The node in the key of a lease.
     pub fn node_of(&self, key: &[u8]) -> Option<NodeId> {
         Self::id_after(&self.leases(), key).map(NodeId)
     }
@@ -176,12 +177,12 @@ impl Prefix {
         self.all("log")
     }
 
-    /// A line of the log of decisions: sorted by time, and unique with the id.
+    /// A line of the log of ended leases: sorted by time, and unique by `id`.
     pub fn log(&self, unix_ms: u128, id: Uuid) -> String {
         self.one("log", format_args!("{unix_ms:015}-{id}"))
     }
 
-    /// The id after `prefix`, as in `vol/ID`.
+    /// The UUID that follows `prefix` in `key`, up to the end.
     pub fn id_after(prefix: &str, key: &[u8]) -> Option<Uuid> {
         let key = std::str::from_utf8(key).ok()?;
         Uuid::parse_str(key.strip_prefix(prefix)?).ok()

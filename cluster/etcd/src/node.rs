@@ -1,12 +1,12 @@
-//! The identity of a daemon.
+//! The identity of a daemon, by which it recognises keys that it wrote itself.
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// A daemon, as others see it.
+/// A daemon: its data directory, its machine, and its host name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DaemonIdentity {
-    /// Stored in its data directory.
+    /// The id in its data directory.
     pub id: Uuid,
     /// Derived from the machine's id; `None`: the machine has none.
     pub machine: Option<Uuid>,

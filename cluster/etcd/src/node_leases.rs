@@ -39,7 +39,7 @@ pub struct LeaseKey {
     pub machine: Option<Uuid>,
     /// The publications that the node has put into effect; `None`: not known.
     pub in_effect: Option<InEffect>,
-    /// What the process that wrote it can do, beside what the first version could.
+    /// Names of functions that later versions added, and that the process has.
     pub features: Vec<String>,
 }
 
@@ -52,7 +52,7 @@ pub struct InEffect {
     /// The volumes whose publications are not in effect yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<Uuid>,
-    /// The causes of some of these, for operators. An earlier version says none.
+    /// The causes of some of these, for operators. Earlier versions write none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub causes: BTreeMap<Uuid, BehindCause>,
 }
@@ -62,7 +62,8 @@ pub struct InEffect {
 pub struct BehindCause {
     /// When the node learned of the publication, in seconds since 1970.
     pub since: u64,
-    /// The error of the last try; `None`: the first one goes on. Short: each renewal writes it.
+    /// The error of the last attempt; `None`: the first attempt has not ended. Keep it short: each
+    /// renewal of the lease writes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -107,12 +108,12 @@ pub struct NodeLeases {
 }
 
 impl NodeLeases {
-    /// For a process with a new id, on a machine without an id.
+    /// For a process that has no lease of its own: it gets a new id, and no machine.
     pub fn new(client: Arc<Client>, prefix: Prefix) -> Self {
         Self::of_process(client, prefix, Uuid::new_v4(), None)
     }
 
-    /// For a process with this id, which must be unique for each start, on this machine.
+    /// For a process with this id, which must be new at each start, on this machine.
     pub fn of_process(
         client: Arc<Client>,
         prefix: Prefix,
@@ -129,7 +130,7 @@ impl NodeLeases {
         }
     }
 
-    /// With these features in each lease key that this process writes.
+    /// Sets [`LeaseKey::features`] for each lease key that this process writes.
     #[must_use]
     pub fn with_features(self, features: Vec<String>) -> Self {
         Self { features, ..self }
@@ -173,7 +174,7 @@ impl NodeLeases {
         }
     }
 
-    /// Executes a transaction in etcd. `encode` serializes the record of a volume.
+    /// Executes a transaction in etcd. `encode` serializes the record of [`Effect::Commit`].
     pub async fn execute(
         &self,
         transaction: &Transaction,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   claim:   owner key free, ours, or taken over by name  ─▶  put it with a new claim
-//!   change:  transaction with "the owner key is as claimed"  ─▶  Owned, once another daemon has it
+//!   change:  transaction with "the owner key is as claimed"  ─▶  Owned, if another daemon has it
 //! ```
 //!
 //! The key has no time limit: a daemon that cannot reach etcd goes on serving its volumes, so that
@@ -51,7 +51,7 @@ impl Owner {
         found.as_ref().map(decode).transpose()
     }
 
-    /// Why `prefix` is not for other daemons.
+    /// The error of another daemon that uses `prefix`.
     pub(crate) fn refuses(self, prefix: &Prefix) -> Error {
         Error::Owned {
             prefix: prefix.to_string(),
@@ -61,13 +61,13 @@ impl Owner {
     }
 }
 
-/// A daemon's knowledge of its prefix before its claim.
+/// The conditions of a daemon's claim.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Before {
-    /// The daemon claimed the prefix before: it is refused if etcd has forgotten that, because its
-    /// volumes are then forgotten too.
+    /// The daemon claimed the prefix before. Then the claim fails if etcd has no owner of it,
+    /// because etcd has lost the records of volumes too.
     pub is_claimed: bool,
-    /// The claim of another owner that has ended for good.
+    /// The claim of another daemon, which never runs again: this claim replaces it.
     pub take_over: Option<Uuid>,
 }
 

@@ -1,6 +1,6 @@
-//! When a member was heard last, by any of the watches that share its connection. One watch asks
-//! for all: with a stream for each observed node, a question on each every second would be most
-//! of the load of etcd.
+//! The time of the last message from an etcd member, on any of the watch streams that share its
+//! connection. One stream requests progress for all: with a stream for each observed node, a
+//! request on each every second would be most of the load of etcd.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -31,7 +31,7 @@ impl Pulse {
         self.heard.fetch_max(self.millis(now), Ordering::Relaxed);
     }
 
-    /// When the member was heard last. `own`: by the stream that asks.
+    /// The time of the last message on any stream. `own`: that of the calling stream.
     pub(crate) fn heard(&self, own: Instant) -> Instant {
         self.instant(self.heard.load(Ordering::Relaxed)).max(own)
     }
@@ -42,7 +42,7 @@ impl Pulse {
         self.heard(own).max(asked) + QUESTION
     }
 
-    /// True for one of the streams for which a question is due: it asks.
+    /// True if a question is due and no other stream asks: the calling stream must ask now.
     pub(crate) fn takes_question(&self, own: Instant, now: Instant) -> bool {
         let before = self.asked.load(Ordering::Relaxed);
         let due = self.heard(own).max(self.instant(before)) + QUESTION;

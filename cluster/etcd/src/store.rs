@@ -1,11 +1,11 @@
-//! The records of volumes in etcd: [`VolumeStore`].
+//! The records of volumes in etcd: an implementation of [`VolumeStore`].
 //!
 //! ```text
 //!   call ──▶ queue of 1024 ──▶ thread with a runtime ──▶ one task per call, in order per volume
 //! ```
 //!
 //! `vol/ID` has the record as JSON, and `name/NAME` the id. Beside the record's fields, the JSON
-//! has `v` (the version of its format) and `op`, the number of the call that wrote it: a call that
+//! has `v` (the version of its format) and `op`, the UUID of the call that wrote it: a call that
 //! was sent twice, to two members, recognises its own change.
 
 use std::collections::HashMap;
@@ -37,7 +37,7 @@ use crate::stored::{Stored, bytes, decode, encode};
 
 /// Most waiting calls; a control has one at a time.
 const WAITING: usize = 1024;
-/// Most calls under way at once.
+/// Most calls that run at the same time.
 const RUNNING: u32 = 64;
 /// Revisions remembered, at most one per volume.
 const REMEMBERED: usize = 16_384;
@@ -46,7 +46,8 @@ const DELETIONS: usize = 8;
 /// Time for the calls that were accepted, when the store is dropped.
 const LAST_CALLS: Duration = Duration::from_secs(5);
 
-/// The records of one cluster's volumes. Dropped, it completes the accepted calls.
+/// The records of the volumes with one prefix. A drop waits until the accepted calls end, at most
+/// 5 s. A call fails with [`StoreError::Unavailable`] while 1024 calls wait.
 pub struct EtcdStore {
     /// `None` during the drop.
     calls: Option<mpsc::Sender<Call>>,
@@ -65,7 +66,8 @@ struct Call {
 }
 
 impl EtcdStore {
-    /// Connects when the first call needs it. Without `compaction`, another program compacts.
+    /// The store of a daemon without a cluster. Connects at the first call. Without `compaction`,
+    /// another program must compact etcd's history.
     pub fn open(
         endpoints: &Endpoints,
         prefix: Prefix,
@@ -78,9 +80,9 @@ impl EtcdStore {
     /// The store of a node of a cluster: each change compares the node's incarnation, so that etcd
     /// refuses what a fenced node still sends. `incarnation`: the present one; 0: none.
     ///
-    /// A record also has fields of the cluster. The holder's control writes `holder`: this node.
-    /// Its last change, without a holder, is stored as `closed`: the holder stays until the node
-    /// releases the volume, and names the next one in the same change.
+    /// A record also has fields of the cluster. A change by the holder writes this node to
+    /// `holder`. A record without a holder, the last change of a volume that closes, is stored with
+    /// the present holder and `closed`: the holder stays until the node releases the volume.
     pub fn of_node(
         endpoints: &Endpoints,
         prefix: Prefix,
@@ -139,10 +141,10 @@ impl EtcdStore {
         })
     }
 
-    /// Makes `node` the owner of the prefix, before other calls: from then on no other daemon
-    /// changes a record, and the store is not shared.
+    /// Makes `node` the owner of the prefix. From then on no other daemon changes a record, and the
+    /// store is not shared. Call it before all other calls. Fails for the store of a node.
     ///
-    /// The receiver has the health of the store from then on.
+    /// The receiver has the health of the store, checked every 10 s.
     pub async fn claim(
         &self,
         node: &DaemonIdentity,
@@ -169,8 +171,8 @@ impl EtcdStore {
         Ok(health)
     }
 
-    /// Its client, for other keys of the cluster. Requests work on any runtime of tokio, while the
-    /// store exists.
+    /// The client of the store, for other keys of the cluster. Its requests work on any runtime of
+    /// tokio, while the store exists.
     pub fn client(&self) -> Arc<Client> {
         Arc::clone(&self.client)
     }

@@ -12,13 +12,9 @@ pub const KEPT: usize = 1024;
 #[derive(Debug, Clone, PartialEq)]
 pub enum Decision {
     /// This node has a lease.
-    NodeJoined {
-        incarnation: Incarnation,
-    },
+    NodeJoined { incarnation: Incarnation },
     /// The incarnation of this node has ended: its lease key was deleted or replaced.
-    NodeLost {
-        incarnation: Incarnation,
-    },
+    NodeLost { incarnation: Incarnation },
     /// This node fenced another one.
     NodeFenced {
         node: NodeId,
@@ -26,17 +22,11 @@ pub enum Decision {
         silent: Duration,
     },
     /// Another node's lease has ended, by a fence or in order.
-    NodeGone {
-        node: NodeId,
-    },
+    NodeGone { node: NodeId },
     /// Another node has a lease again.
-    NodeBack {
-        node: NodeId,
-    },
+    NodeBack { node: NodeId },
     /// Another process renews the lease of this node's id: this node stays out.
-    NodeExcluded {
-        why: String,
-    },
+    NodeExcluded { why: String },
     VolumeTaken {
         volume: VolumeId,
         epoch: u64,
@@ -50,19 +40,11 @@ pub enum Decision {
         to: Option<NodeId>,
     },
     /// The engine did not open the volume, or closed it by itself. This node releases it.
-    VolumeNotOpened {
-        volume: VolumeId,
-        epoch: u64,
-    },
+    VolumeNotOpened { volume: VolumeId, epoch: u64 },
     /// The close for a handover took 5 seconds: this node goes on to hold the volume.
-    VolumeKept {
-        volume: VolumeId,
-    },
+    VolumeKept { volume: VolumeId },
     /// This node lost the volume: another node holds it, or this node's incarnation has ended.
-    VolumeFenced {
-        volume: VolumeId,
-        epoch: u64,
-    },
+    VolumeFenced { volume: VolumeId, epoch: u64 },
     /// The volume has no holder, and this node reaches none of its in-sync replicas.
     VolumeWithoutHolder {
         volume: VolumeId,
@@ -70,18 +52,11 @@ pub enum Decision {
         missing: Vec<NodeId>,
     },
     /// etcd does not answer.
-    StoreAway {
-        why: String,
-    },
+    StoreAway { why: String },
     /// etcd answers again, after this time.
-    StoreBack {
-        away: Duration,
-    },
+    StoreBack { away: Duration },
     /// This program cannot read the key, and ignores it.
-    KeyIgnored {
-        key: String,
-        why: String,
-    },
+    KeyIgnored { key: String, why: String },
 }
 
 #[derive(Debug, Clone, PartialEq)]
