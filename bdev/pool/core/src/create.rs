@@ -1,4 +1,4 @@
-//! A new pool.
+//! Makes a new pool, on one disk.
 
 use std::sync::Arc;
 
@@ -25,13 +25,13 @@ pub struct NewPool {
     pub holder: Uuid,
     pub name: String,
     pub geometry: Geometry,
-    /// Units that only metadata may use: trims and deletions work when the pool is full.
+    /// Units that only metadata may use, so that trims and deletions work when the pool is full.
     pub reserve_units: u64,
 }
 
 impl NewPool {
-    /// The pool: its first checkpoint makes it exist, and overwrites superblocks of a pool that was
-    /// on the disk before.
+    /// Returns the pool. It exists once its first checkpoint is on the disk, which overwrites the
+    /// superblocks of a former pool.
     pub fn create(self, limits: Limits) -> Result<Pool, GeometryError> {
         self.geometry.check()?;
         let superblock = Superblock {

@@ -5,8 +5,9 @@
 //!   ranges   │ disk 0      │ disk 1    │ disk 0  │        disk 0 grew after disk 1 came
 //! ```
 //!
-//! A unit keeps its number: a new disk, or the rest of a disk that has grown, extends the units at
-//! their end. The ranges of one disk lie one after the other on it. The first disk holds the log.
+//! A unit keeps its number: a new disk, or the new space of a disk that has grown, gets the numbers
+//! after the last one. The ranges of one disk lie one after the other on it. The first disk holds
+//! the log.
 //!
 //! A disk that leaves keeps its number until the pool is opened again. Its ranges become a hole:
 //! numbers of units that no disk has.
@@ -23,7 +24,7 @@ pub const MAX_RANGES: usize = 120;
 /// Fewest units of a disk.
 pub(crate) const MIN_UNITS: u64 = 8;
 
-/// Bytes of one disk. Disks count in the order of the pool's table.
+/// A byte offset on one disk. Disks count from 0, in the order of the pool's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Location {
     pub disk: usize,
@@ -48,7 +49,7 @@ pub enum DiskState {
     Gone,
 }
 
-/// The disk of units that no disk has.
+/// The number that stands for no disk, in ranges of units that no disk has.
 pub const HOLE: usize = 0xff;
 
 /// Consecutive units on one disk.
@@ -104,7 +105,7 @@ impl DiskTable {
         &self.ranges
     }
 
-    /// The numbers of the disks that the pool has.
+    /// The numbers of the disks that have not left the pool.
     pub fn present(&self) -> impl Iterator<Item = usize> {
         let disks = self.disks.iter().enumerate();
         disks
@@ -118,7 +119,7 @@ impl DiskTable {
         disks.position(|disk| disk.state == DiskState::Leaving)
     }
 
-    /// The end of the numbers of units.
+    /// One more than the highest number of a unit.
     pub fn units(&self) -> u64 {
         self.ranges.last().map_or(0, UnitRange::end)
     }
@@ -155,7 +156,7 @@ impl DiskTable {
         self.range_of(unit).disk
     }
 
-    /// The place of a granule of a unit.
+    /// The location of a granule of a unit.
     pub fn granule(&self, unit: u64, granule: u32) -> Location {
         let range = self.range_of(unit);
         if range.disk == HOLE {
@@ -174,7 +175,7 @@ impl DiskTable {
         }
     }
 
-    /// The place of a metadata page.
+    /// The location of a metadata page.
     pub fn page(&self, page: u64) -> Location {
         let granules = self.unit_bytes / PAGE as u64;
         self.granule(page / granules, (page % granules) as u32)
@@ -186,7 +187,7 @@ impl DiskTable {
         offsets.map(|offset| Location { disk, offset })
     }
 
-    /// The parts of consecutive units that lie on one disk each, and adjoin there.
+    /// Splits consecutive units into parts, each of which is contiguous on one disk.
     pub fn split(&self, units: std::ops::Range<u64>) -> Vec<std::ops::Range<u64>> {
         let ranges = self.ranges.iter();
         let ranges = ranges.filter(|range| !self.is_empty_range(range));
@@ -229,7 +230,7 @@ impl DiskTable {
         }
     }
 
-    /// Takes the rest of a disk that has grown.
+    /// Adds the new space of a disk that has grown.
     pub fn grow(
         &mut self,
         geometry: &mut Geometry,

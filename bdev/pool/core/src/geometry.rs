@@ -1,4 +1,4 @@
-//! The sizes of a pool, and the places of its areas on the disk.
+//! The sizes of a pool, and the offsets of its areas on the first disk: superblocks, log, units.
 //!
 //! ```text
 //!   0      edge            edge + log                                     end - edge      end
@@ -28,7 +28,7 @@ pub const MAX_UNITS: u64 = 1 << 36;
 pub struct Geometry {
     /// Bytes of the disk with the log.
     pub disk_bytes: u64,
-    /// Bytes at each end of a disk that hold superblocks only.
+    /// Bytes at each end of a disk, which hold superblocks only.
     pub edge_bytes: u64,
     pub log_pages: u64,
     pub granules_per_unit: u32,
@@ -39,7 +39,7 @@ pub struct Geometry {
     pub added_units: u64,
 }
 
-/// The first wrong size of a geometry.
+/// A size that is out of range: the first one found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the pool's {field} is out of range; use a size that the format can hold")]
 pub struct GeometryError {
@@ -112,7 +112,7 @@ impl Geometry {
         self.disk_bytes.saturating_sub(fixed) / self.unit_bytes()
     }
 
-    /// The set of all granules of a unit.
+    /// All granules of a unit, one bit each.
     pub fn whole(&self) -> u16 {
         u16::MAX >> (MAX_GRANULES - self.granules_per_unit)
     }
@@ -134,7 +134,7 @@ impl Geometry {
         data + unit * self.unit_bytes() + u64::from(granule) * PAGE as u64
     }
 
-    /// Byte offset of a metadata page there.
+    /// Byte offset of a metadata page in the first disk's first range.
     pub fn page_offset(&self, page: u64) -> u64 {
         let granules = u64::from(self.granules_per_unit);
         self.granule_offset(page / granules, (page % granules) as u32)

@@ -1,7 +1,8 @@
-//! Grace periods: the end of every I/O that was in flight when a period began.
+//! Grace periods: a period ends when every I/O on data that was in flight at its beginning has
+//! ended.
 //!
-//! The core asks for one at a time; the caller answers when each core has completed its I/O of
-//! before. Requests during a period wait for the next one.
+//! The pool requests one at a time; the caller reports its end when each core has completed its
+//! earlier I/O. Requests during a period wait for the next one.
 
 #[derive(Debug, Default)]
 pub(crate) struct Grace {

@@ -1,4 +1,4 @@
-//! Requests, answers and intents of a pool.
+//! The requests to a pool, its answers, and its intents: the I/O that the caller does for it.
 
 use std::sync::Arc;
 
@@ -11,26 +11,26 @@ use crate::ids::{Generation, IoId, Token, VersionId};
 use crate::report::CheckReport;
 use crate::space::Allocation;
 
-/// Bounds of an open pool, and its ways.
+/// The limits of an open pool, and its settings.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Requests in the pool; more are `Busy`.
+    /// Most requests in the pool; more are refused with [`Busy`](crate::pool::Busy).
     pub requests: usize,
-    /// Log pages in flight.
+    /// Most writes of log pages in flight.
     pub log_window: usize,
-    /// Metadata pages in flight.
+    /// Most writes of metadata pages in flight.
     pub page_window: usize,
-    /// Writes that wait for space; more of them fail at once.
+    /// Most writes that wait for space; more of them fail at once.
     pub full_writes: usize,
-    /// Records that a recovery would have to verify. More first writes wait.
+    /// Most records that a recovery would have to verify. Writes that would add more wait.
     pub unsettled: usize,
-    /// Changed nodes, after which a checkpoint begins.
+    /// The number of changed nodes of maps from which a checkpoint begins.
     pub changed_nodes: usize,
     /// Free space is discarded in aligned blocks of this many units. 0: the disk takes no discards.
     pub discard_units: u64,
     /// Most units of one discard; one is in flight at a time.
     pub discard_most_units: u64,
-    /// A disk loses completed writes when its power fails before a flush.
+    /// True if a disk loses completed writes when its power fails before a flush.
     pub has_volatile_cache: bool,
     pub allocation: Allocation,
 }
@@ -55,7 +55,7 @@ impl Default for Limits {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
     Write(Write),
-    /// Makes granules read as zeroes: of one leaf at most.
+    /// Makes granules read as zeroes. They are in the places of one leaf.
     Unmap {
         version: VersionId,
         /// Counted in granules from the start of the volume.
@@ -69,14 +69,14 @@ pub enum Request {
         units: u64,
         thick: bool,
     },
-    /// Cuts all these volumes at one moment.
+    /// Makes snapshots of all these volumes at one moment, with these names.
     Snapshot(Vec<(VersionId, Identity)>),
     Clone {
         source: VersionId,
         identity: Identity,
         thick: bool,
     },
-    /// Makes a thin volume of the size of an external device, which shows the contents of that.
+    /// Makes a thin volume with the size and the contents of an external device: a clone of it.
     CloneExternal {
         device: External,
         identity: Identity,
@@ -106,7 +106,7 @@ pub enum Request {
         version: VersionId,
     },
     /// Copies the units that the volume shares with its nearest visible ancestor, and separates it
-    /// from that one: the ancestor's parent becomes its own.
+    /// from that ancestor: the ancestor's parent becomes the volume's parent.
     Decouple {
         version: VersionId,
     },
@@ -116,11 +116,12 @@ pub enum Request {
         version: VersionId,
         source: VersionId,
     },
-    /// The volume does not change any more, and can be cloned.
+    /// Makes the volume read-only for good. It can be cloned from then on.
     ReadOnly {
         version: VersionId,
     },
-    /// Copies granules of one place from `from` to a version that it is about to adopt: those of
+    /// A step of [`Request::SetParent`], from the pool itself: copies granules of one place from
+    /// the volume `from` to the hidden version whose contents it will adopt. It copies those of
     /// units above a generation.
     Copy {
         version: VersionId,
@@ -128,27 +129,30 @@ pub enum Request {
         above: Generation,
         place: u64,
     },
-    /// Copies the shared units of one place.
+    /// A step of [`Request::Inflate`] and [`Request::Decouple`], from the pool itself: copies the
+    /// shared units of one place.
     Fill {
         version: VersionId,
         place: u64,
     },
-    /// Takes the rest of a disk that has grown to this size. A pool that has it already is done.
+    /// Adds the new space of a disk that has grown to this size. Does nothing if the pool has it
+    /// already.
     Grow {
         disk: usize,
         disk_bytes: u64,
     },
-    /// Adds a disk, whose contents are lost. Its number is that of the disks before.
+    /// Adds a disk, whose contents are lost. Its number is the count of disks before it.
     AddDisk {
         id: Uuid,
         disk_bytes: u64,
     },
-    /// Begins to empty a disk, which then leaves the pool: [`Intent::Left`] says when. The answer
-    /// comes when a crash does not undo the beginning.
+    /// Begins to move all units of a disk to the other disks. After that the disk leaves the pool:
+    /// [`Intent::Left`] reports it. The answer comes when a crash can no longer undo the beginning.
     RemoveDisk {
         disk: usize,
     },
-    /// Keeps a disk that was about to leave. Its units that have moved stay where they are.
+    /// Ends the removal of a disk, which stays in the pool. Units that have moved stay where they
+    /// are.
     KeepDisk {
         disk: usize,
     },
@@ -163,17 +167,19 @@ pub enum Request {
     Delete {
         version: VersionId,
     },
-    /// Empties the places that a lost node covers, which answer errors until then.
+    /// Empties all places whose map entries are in the unreadable node that covers `place`. Reads
+    /// of them fail until then.
     Clear {
         version: VersionId,
         place: u64,
     },
 }
 
-/// A block device outside of the pool, which nothing writes while volumes show its contents.
+/// A block device outside of the pool, whose contents volumes show. Nothing may write to it
+/// meanwhile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct External {
-    /// Id and name of the device.
+    /// The id and the name of the device.
     pub identity: Identity,
     /// Its size in whole units.
     pub units: u64,
@@ -185,10 +191,11 @@ pub struct Write {
     pub version: VersionId,
     /// Counted in units from the start of the volume.
     pub place: u64,
+    /// The granules of the place: bit n is granule n.
     pub granules: u16,
     /// CRC32C of each granule, in order.
     pub checksums: Vec<u32>,
-    /// Durable before it is answered.
+    /// True: the data is durable before the answer (Force Unit Access).
     pub fua: bool,
 }
 
@@ -202,7 +209,7 @@ pub enum Answer {
     Checked(Box<CheckReport>),
 }
 
-/// A request was not done, and changed nothing.
+/// The reason why a request was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     #[error("the version does not exist")]
@@ -226,7 +233,7 @@ pub enum Refusal {
     Changing,
     #[error("the pool is exported; import it")]
     Exported,
-    /// `returning`: deleted or trimmed space will come back without a request.
+    /// `returning`: deleted or trimmed space will become free without a request.
     #[error("the pool has no free unit for it; trim or delete, or add space")]
     NoSpace { returning: bool },
     #[error("the pool has as many volumes and snapshots as it can hold")]
@@ -253,7 +260,7 @@ pub enum Refusal {
     Cancelled,
     #[error("the metadata of this range is unreadable; restore it, or clear the range")]
     Damaged,
-    /// Also: the data could not be read or written.
+    /// Data could not be read, written or flushed.
     #[error("the disk failed to write the data; the range has its old contents")]
     Medium,
     #[error("the pool cannot write its log or metadata; import it again")]
@@ -271,8 +278,8 @@ pub enum Intent {
         at: Location,
         bytes: Arc<Page>,
     },
-    /// Tell the disk that it may forget these bytes. Ends with [`Pool::discarded`]; the caller may
-    /// take its time.
+    /// Discard (deallocate) these bytes of the disk. Ends with [`Pool::discarded`]. No request
+    /// waits for it.
     ///
     /// [`Pool::discarded`]: crate::pool::Pool::discarded
     Discard { io: IoId, at: Location, len: u64 },
@@ -280,15 +287,16 @@ pub enum Intent {
     ///
     /// [`Pool::flushed`]: crate::pool::Pool::flushed
     Flush { io: IoId, disk: usize },
-    /// Write the request's granules to `unit`; with them, if `copy` is set, those that were read
-    /// for it. Ends with [`Pool::data_written`].
+    /// Write the request's granules to `unit`, and those of `copy`. Ends with
+    /// [`Pool::data_written`].
     ///
     /// [`Pool::data_written`]: crate::pool::Pool::data_written
     Data {
         token: Token,
         unit: u64,
         granules: u16,
-        /// Granules that the request does not have: of the answer to `ReadSource`.
+        /// Granules that the request does not have: those that were read for `ReadSource` or
+        /// `ReadExternal`.
         copy: u16,
     },
     /// Read a page of metadata. Ends with [`Pool::page_read`].
@@ -314,8 +322,8 @@ pub enum Intent {
         place: u64,
         granules: u16,
     },
-    /// The disk is not of the pool any more: an import does not need it, and no unit of it is in
-    /// use. With an error: the disk stays, and no longer leaves.
+    /// The disk has left the pool: no unit of it is in use, and an import does not need it. With an
+    /// error: the removal has ended, and the disk stays.
     Left {
         disk: usize,
         result: Result<(), Refusal>,
@@ -334,18 +342,18 @@ pub enum Intent {
     },
 }
 
-/// A change of the map, for callers that keep a copy of it.
+/// A change of a version in the map, for callers that keep a copy of the map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// Entries of these places.
+    /// The entries of the places `first..end` changed.
     Places {
         version: VersionId,
         first: u64,
         end: u64,
     },
-    /// The size of a version, or the generation up to which its units are shared; or it is hidden.
+    /// Its size changed, or the generation up to which its units are shared, or it is hidden now.
     Version(VersionId),
-    /// The size and all entries.
+    /// Its size and all entries changed.
     Contents(VersionId),
 }
 

@@ -1,7 +1,9 @@
-//! The core of storage pools: the map of every volume and snapshot, its log, checkpoints, recovery.
+//! The core of storage pools, which share one or more block devices (*disks*) among thin or thick
+//! volumes and snapshots: the block map of each of them, the log of metadata, checkpoints,
+//! recovery.
 //!
-//! It does no I/O, has no clock and no thread: events and ended I/O go in, I/O and answers come
-//! out. Data never passes through it.
+//! It does no I/O, and has no clock and no thread: requests and ended I/O go in, I/O to do and
+//! answers come out. Data never passes through it.
 //!
 //! ```text
 //!   NewPool ──▶ Pool ◀── Import         pool     requests, writes in flight, checkpoints, deletion

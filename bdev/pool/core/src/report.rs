@@ -4,7 +4,7 @@ use std::fmt;
 
 use uuid::Uuid;
 
-/// Bytes of a volume or snapshot. It may be a deleted one, whose space others share.
+/// A range of bytes of a volume or snapshot, perhaps of a deleted one, whose space others share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
     pub lvol: Uuid,
@@ -55,7 +55,7 @@ pub enum Finding {
     Owned { lvol: Uuid, counted: u64, kept: u64 },
 }
 
-/// A report names so many findings, and counts the others.
+/// Most findings in a report, which counts the others.
 const MOST_FINDINGS: usize = 64;
 
 /// The result of a check of a whole pool.

@@ -1,4 +1,5 @@
-//! Settling: moving the mark up to which no record is verified any more.
+//! Settling: makes records durable by flushes, and moves the mark up to which a recovery does not
+//! verify the data of records.
 //!
 //! ```text
 //!   Idle ─▶ Flush ─▶ Mark ─▶ FlushMark ─▶ Idle

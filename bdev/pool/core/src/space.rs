@@ -97,7 +97,7 @@ impl Space {
         space
     }
 
-    /// From now on notes freed units, in aligned blocks of this many. 0: notes nothing.
+    /// Records freed units from now on, in aligned blocks of this many units. 0: records none.
     pub fn note_frees(&mut self, block: u64) {
         self.block = block;
         let blocks = self.units.checked_div(block).unwrap_or(0);

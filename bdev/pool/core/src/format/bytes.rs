@@ -1,4 +1,4 @@
-//! Fields one after the other, into and out of bytes.
+//! Writes and reads little-endian fields, one after the other, in a slice of bytes.
 
 use uuid::Uuid;
 

@@ -134,13 +134,14 @@ pub enum Record {
         version: VersionId,
         new: VersionId,
     },
-    /// Every version that has `from` at the place has `to` there. The contents are copied, durably.
+    /// Every version that has the unit `from` at the place has `to` there from now on. The contents
+    /// are copied and durable.
     Move {
         place: u64,
         from: u64,
         to: u64,
     },
-    /// An external device becomes known, as a snapshot that volumes are cloned from.
+    /// Adds an external device, as a snapshot of which volumes are clones.
     External {
         version: VersionId,
         units: u64,
@@ -148,14 +149,14 @@ pub enum Record {
     },
 }
 
-/// The names of a version.
+/// The id and the name of a version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     pub id: Uuid,
     pub name: String,
 }
 
-/// One volume of a SNAP, and the snapshot that it leaves behind.
+/// One volume of a SNAP record, and its new snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cut {
     pub volume: VersionId,
@@ -167,11 +168,11 @@ pub struct Cut {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub enum PassKind {
-    /// No version depends on it: it goes.
+    /// It has no child: all its units are freed, and it is removed.
     Free = 1,
-    /// One version depends on it, and takes over the rest: it goes.
+    /// It has one child, which gets the units that it uses: the version is removed.
     Merge = 2,
-    /// Several versions depend on it: frees the units that none of them uses.
+    /// It has several children: units that none of them uses are freed, and the version stays.
     Reclaim = 3,
 }
 

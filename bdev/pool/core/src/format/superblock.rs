@@ -1,4 +1,4 @@
-//! The superblock: where a pool begins.
+//! The superblock: 4 KiB that describe a pool and refer to its last checkpoint.
 //!
 //! | bytes | |
 //! |---|---|
@@ -79,7 +79,7 @@ pub enum PoolState {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superblock {
-    /// Features that a reader without them may ignore.
+    /// Bits of features that a version without them may ignore.
     pub features: u64,
     /// Bits of [`Feature`]: versions that do not know one refuse the pool.
     pub required: u64,
@@ -169,8 +169,8 @@ impl Superblock {
         seal(page);
     }
 
-    /// The names of the features that this version does not know, and the sequence, of a superblock
-    /// whose checksum is right.
+    /// The sequence, and the names of the features that this version does not know, of a superblock
+    /// with a correct checksum. `None`: there is no such feature, or the page is no superblock.
     pub fn unknown(page: &Page) -> Option<(u64, String)> {
         if page[..8] != *MAGIC || checksum(&page[..SUM]).to_le_bytes() != page[SUM..] {
             return None;

@@ -1,4 +1,4 @@
-//! Disks that left the pool, and were not erased before the daemon ended.
+//! Finds disks that were removed from the pool, and not erased before the daemon ended.
 
 use super::Import;
 use uuid::Uuid;
@@ -10,7 +10,7 @@ use crate::format::superblock::Superblock;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leftover {
     pub id: Uuid,
-    /// Offsets of its superblocks. Other contents of the device are not the pool's.
+    /// Byte offsets of its superblocks. Other contents of the device do not belong to the pool.
     pub superblocks: Vec<u64>,
 }
 

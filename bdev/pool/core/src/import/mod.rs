@@ -1,4 +1,4 @@
-//! Opening a pool: from its bytes to its state.
+//! Opens (*imports*) a pool: reads its disks, and makes its state.
 //!
 //! ```text
 //!   Superblocks ─▶ Log ─▶ Flush ─▶ Verify ─▶ Lists ─▶ Directory ─▶ Nodes ─▶ Pool
@@ -12,7 +12,7 @@
 //! record that this import acted on. Nothing is written before it. The pool that comes out begins
 //! with a checkpoint; a crash before its root is on the disk leaves everything as it was.
 //!
-//! Today an import reads the whole map. It is bounded by the map's size, not by the log.
+//! An import reads the maps of all versions, so its time grows with their size.
 
 pub mod leftovers;
 mod log;
@@ -53,7 +53,7 @@ pub enum ImportIntent {
     Flush { io: IoId, disk: usize },
 }
 
-/// Why a pool cannot be opened.
+/// The reason why a pool cannot be opened.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ImportError {
     #[error("no superblock is readable; the disk has no pool, or lost all four copies")]
@@ -99,11 +99,12 @@ pub enum ImportError {
     UnitUsedTwice { unit: u64 },
 }
 
-/// What an import found, beside the state.
+/// Counts of the records and pages that an import read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ImportReport {
-    /// Records that were replayed, and those that did not count.
+    /// Records of the log that were applied.
     pub replayed: u64,
+    /// Records that were left out, because their data is not on the disk.
     pub dropped: u64,
     /// Pages of which one copy was unreadable. The first checkpoint writes them again.
     pub healed: u64,
@@ -113,7 +114,7 @@ pub struct ImportReport {
     pub fell_back: bool,
 }
 
-/// The program that opens a pool.
+/// The machine or program that opens a pool.
 #[derive(Debug, Clone, Copy)]
 pub struct Holder {
     pub id: Uuid,
@@ -203,8 +204,8 @@ pub struct Import {
 }
 
 impl Import {
-    /// `disk_bytes`: of each disk, in any order; disks that are not of the pool do not matter.
-    /// `edge_bytes`: the size of the edges of the pool's disks.
+    /// Begins an import. `disk_bytes`: the size of each device, in any order; devices that are no
+    /// disk of the pool are ignored. `edge_bytes`: [`Geometry::edge_bytes`] of the pool.
     pub fn new(disk_bytes: &[u64], edge_bytes: u64, limits: Limits, holder: Holder) -> Self {
         let mut import = Self {
             disk_bytes: disk_bytes.to_vec(),
@@ -252,7 +253,7 @@ impl Import {
         &self.order
     }
 
-    /// The pool, once no I/O is left.
+    /// The pool, or the error, once no I/O is left; `None` before.
     pub fn outcome(&mut self) -> Option<Result<(Pool, ImportReport), ImportError>> {
         let report = self.report.clone();
         let outcome = self.outcome.take()?;

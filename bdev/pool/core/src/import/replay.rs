@@ -1,4 +1,4 @@
-//! Which records count, and the state after them.
+//! Decides which records of the log count, and applies them to the state of the last root.
 //!
 //! Records up to the settled mark count. A later record with data counts if every granule on the
 //! disk has its checksum. What depends on one that does not count does not count either: a new own

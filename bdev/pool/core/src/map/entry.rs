@@ -35,7 +35,7 @@ pub struct Entry {
     pub second: Part,
 }
 
-/// The record does not fit the entry.
+/// The reason why a record cannot be applied to an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MapError {
     /// The granules of the second unit would need a third one.
@@ -102,7 +102,7 @@ impl Entry {
         self.parts().any(|part| part.unit == unit)
     }
 
-    /// The unit behind the own one: the best place for new data of the next place.
+    /// The unit after the own one: the best unit for new data of the next place.
     pub fn next_unit(&self) -> Option<u64> {
         let has_unit = !self.own.is_none() && !self.own.is_external();
         has_unit.then_some(self.own.unit + 1)
@@ -113,7 +113,8 @@ impl Entry {
         self.own.granules | self.second.granules
     }
 
-    /// Granules that a write of `granules` to a new unit must copy there, so that two units remain.
+    /// Granules that a write of `granules` to a new unit must copy there, so that the entry refers
+    /// to at most two units.
     pub fn to_copy(&self, granules: u16) -> u16 {
         self.second.granules & !granules
     }
@@ -171,7 +172,7 @@ impl Entry {
         }
     }
 
-    /// The unit `from` has moved to `to`.
+    /// Replaces the unit `from` by `to`.
     pub fn relocate(&mut self, from: u64, to: u64) {
         for part in [&mut self.own, &mut self.second] {
             if !part.is_none() && part.unit == from {

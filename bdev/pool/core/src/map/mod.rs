@@ -1,7 +1,7 @@
-//! The map: from a place in a volume to units of the disk.
+//! The map of a version: from each place (64 KiB of its address range) to units of the disks.
 //!
-//! [`entry`] is the algebra of one place, [`tree`] all places of a version, [`rewrite`] changes of
-//! all versions at once. All are pure.
+//! [`entry`] has one place and its changes, [`tree`] all places of a version, [`rewrite`] changes
+//! of all versions at once. No I/O.
 
 pub mod entry;
 mod external;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::entry::Entry;
 use super::tree::{Node, Shape, Tree};
 
-/// Copies of nodes that were made for a version before. `None`: the node stays.
+/// The nodes that were visited for earlier versions, with their copies; `None`: the node stays.
 #[derive(Debug, Default)]
 pub struct Rewritten {
     copies: HashMap<*const Node, Option<Arc<Node>>>,
@@ -63,8 +63,8 @@ impl Rewritten {
         copy
     }
 
-    /// The tree without pages that `leaves` names: their nodes count as changed. `None`: it has no
-    /// such page.
+    /// The tree in which nodes with a page for which `leaves` returns true count as changed.
+    /// `None`: it has no such page.
     pub fn without_pages(&mut self, tree: &Tree, leaves: &impl Fn(u64) -> bool) -> Option<Tree> {
         let root = self.node_without(tree.root.as_ref()?, leaves)?;
         Some(Tree { root: Some(root) })

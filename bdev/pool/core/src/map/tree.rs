@@ -32,7 +32,7 @@ impl PageGarbage {
     }
 }
 
-/// The two copies of a page on the disk, owned by what refers to them.
+/// The two copies of a page on the disk. Dropping it puts both into the [`PageGarbage`].
 #[derive(Debug)]
 pub struct PagePair {
     pub place: Place,
@@ -128,7 +128,7 @@ impl Node {
     }
 }
 
-/// A lost node lies on the path.
+/// The path to the place has a node that is unreadable in both copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LostNode;
 
@@ -244,8 +244,8 @@ impl Tree {
         }
     }
 
-    /// The entries of a leaf, to change them. Returns them with the number of nodes that the change
-    /// took from the disk's to memory's.
+    /// The entries of a leaf, to change them, and the number of nodes on the disk that became
+    /// changed ones by that.
     pub fn change(&mut self, shape: Shape, leaf: u64) -> Result<(&mut [Entry], usize), LostNode> {
         self.leaf(shape, leaf)?;
         let mut copied = 0;
@@ -266,8 +266,8 @@ impl Tree {
         }
     }
 
-    /// Makes all places of a leaf empty, which leaves no node behind. Returns the number of nodes
-    /// that the change took from the disk's to memory's.
+    /// Removes a leaf, which makes all its places empty. Returns the number of nodes on the disk
+    /// that became changed ones.
     pub fn remove_leaf(&mut self, shape: Shape, leaf: u64) -> Result<usize, LostNode> {
         self.leaf(shape, leaf)?;
         let mut copied = 0;
@@ -275,8 +275,8 @@ impl Tree {
         Ok(copied)
     }
 
-    /// The nodes that a change of a leaf would take to memory, or make: each needs new pages in the
-    /// next image. `removes`: the whole leaf becomes empty.
+    /// The number of nodes that a change of a leaf would change or make. Each needs new pages in
+    /// the next image. `removes`: the whole leaf becomes empty.
     pub fn nodes_to_change(&self, shape: Shape, leaf: u64, removes: bool) -> usize {
         let (mut count, mut is_shared) = (0, false);
         let mut node = self.root.as_ref();
@@ -299,7 +299,7 @@ impl Tree {
     }
 
     /// Replaces a lost leaf or subtree on the path to `leaf` by an empty one. Returns the number of
-    /// nodes that the change took from the disk's to memory's.
+    /// nodes on the disk that became changed ones.
     pub fn clear_lost(&mut self, shape: Shape, leaf: u64) -> usize {
         let mut copied = 0;
         let mut at = &mut self.root;

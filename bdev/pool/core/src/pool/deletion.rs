@@ -1,4 +1,5 @@
-//! Deleting in the background: passes over hidden versions, one at a time.
+//! Frees the units of deleted (hidden) versions in the background, by passes over their maps, one
+//! at a time.
 //!
 //! A pass begins when the deletion is durable. Each step visits one leaf that the version does not
 //! share with its child, and is a record; the units that it frees wait in limbo. Two passes in one

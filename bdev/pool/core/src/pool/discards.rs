@@ -1,4 +1,4 @@
-//! Discards: the disk may forget space that is free again.
+//! Discards (deallocates) space of the disks that became free.
 //!
 //! An image collects the runs of free units that were freed since they were last discarded; when
 //! its root is durable, they are discarded one after the other. A unit is free when nothing that a
@@ -120,8 +120,8 @@ impl Pool {
         }
     }
 
-    /// Discards all free space with the next checkpoints. It includes space that was freed before
-    /// the pool was opened.
+    /// Discards all free space, including space that was free when the pool was opened. The next
+    /// checkpoints do it.
     pub fn discard_free(&mut self) {
         self.store.space.note_all_freed();
         self.store.want_root();

@@ -1,9 +1,11 @@
-//! Settling, and answers that wait for the log.
+//! Answers that wait until a record is logged (its page and all pages before are written) or
+//! settled (a flush made it durable), and the steps of settling.
 //!
 //! | request | answered when |
 //! |---|---|
 //! | unmap, clear | its record is logged; without one, all records before it |
-//! | create, clone, resize, delete | its record is settled |
+//! | create, clone, resize, rename, restore, delete | its record is settled |
+//! | inflate, decouple, set parent | the last record of the job is settled |
 //! | snapshot, read-only | record logged, writes in place from before ended, then a flush |
 
 use std::collections::HashMap;

@@ -1,9 +1,8 @@
 //! Volumes that show the contents of an external device.
 //!
-//! The pool knows such a device as a snapshot whose whole map is external. So a volume on it is a
-//! clone, and what holds for clones holds for that volume: a write lies above the device's
-//! granules, a trim hides them for good, a snapshot shares them. No place of the map ever returns
-//! to the device.
+//! The pool has such a device as a snapshot whose whole map is external. So a volume on it is a
+//! clone, and has the rules of clones: a write covers the device's granules, a trim hides them for
+//! good, a snapshot shares them. No place of the map ever returns to the device.
 //!
 //! | request | records |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! For callers that keep a copy of the map: its changes, and how far the log has come.
+//! The changes of the map and the progress of the log, for callers that keep a copy of the map.
 
 use super::leaving::MOVE_TOKENS;
 use super::store::OWN_TOKENS;
@@ -10,9 +10,9 @@ use crate::interface::Change;
 pub struct Follow<'a>(pub(super) &'a mut Store);
 
 impl Follow<'_> {
-    /// Moves the changes of the map since the last call to `into`; the first call only begins. A
-    /// caller brings its copy up to date before it takes an intent: a grace period that begins then
-    /// covers every reader of the old copy.
+    /// Moves the changes of the map since the last call to `into`. The first call returns none:
+    /// changes are kept from then on. Call it before [`Pool::poll`](super::Pool::poll), so that a
+    /// grace period that begins then covers every reader of the old copy.
     pub fn take_changes(&mut self, into: &mut Vec<Change>) {
         into.append(self.0.changes.get_or_insert_default());
     }
@@ -28,7 +28,8 @@ impl Follow<'_> {
     }
 }
 
-/// True when a request is the pool's own: a step of an inflation.
+/// True for a token of the pool's own requests: a step of a request of many steps, or the move of a
+/// unit to another disk.
 pub fn is_own(token: Token) -> bool {
     token >= OWN_TOKENS
 }

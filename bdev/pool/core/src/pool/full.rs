@@ -41,12 +41,13 @@ impl Full {
 }
 
 impl Pool {
-    /// The number of writes that wait for space.
+    /// The number of unanswered writes that wait or have waited for space.
     pub fn full_writes(&self) -> usize {
         self.full.waits.len()
     }
 
-    /// Ends the wait of a write for space: it fails if the pool is still full.
+    /// Ends the wait of a write for space: the pool tries it once more, and refuses it if that
+    /// finds no space.
     pub fn give_up(&mut self, token: Token) {
         let Some(has_ended) = self.full.waits.get_mut(&token) else {
             return;

@@ -1,5 +1,4 @@
-//! Jobs: requests about a volume that take many steps. Each step is a request that the pool submits
-//! to itself.
+//! Requests of many steps (*jobs*): each step is a request that the pool submits to itself.
 //!
 //! | job | steps | end |
 //! |---|---|---|

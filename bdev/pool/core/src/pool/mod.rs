@@ -1,14 +1,14 @@
 //! An open pool: requests and completions in, I/O and answers out.
 //!
 //! ```text
-//!   submit(token, request)  ─┐                          ┌─▶ Write, Flush       log, pages, roots
-//!   written, flushed         ├─▶ turn() ─▶ poll() ──────┼─▶ Data, ReadSource   data, by the caller
-//!   data_written, source_read│                          ├─▶ AwaitGrace
-//!   grace_ended             ─┘                          └─▶ Answer
+//!   submit(token, request)  ─┐                ┌─▶ Write, Flush, ReadPage, Discard   metadata
+//!   written, flushed, …      ├─▶ poll() ──────┼─▶ Data, ReadSource, ReadExternal    data
+//!   data_written, source_read│                ├─▶ AwaitGrace
+//!   grace_ended             ─┘                └─▶ Answer, Full, Left
 //! ```
 //!
 //! The caller calls [`Pool::poll`] after events until it returns `None`. Data never passes through
-//! the pool: the caller writes it where an intent says. A read asks [`Pool::lookup`].
+//! the pool: the caller writes it where an intent says. For a read, it calls [`Pool::lookup`].
 //!
 //! | file | owns |
 //! |---|---|
@@ -22,13 +22,13 @@
 //! | `leaving` | a disk that is emptied, and dropped |
 //! | `naming` | a new name of the pool |
 //! | `features` | the features that the superblocks name |
-//! | `parents`, `external` | other parents of volumes, and their end of change; external ones |
+//! | `parents`, `external` | other parents of volumes, read-only volumes; external devices |
 //! | `full` | writes that wait for space |
 //! | `room` | pages for the maps of external devices |
 //! | `jobs` | requests of many steps |
 //! | `follow` | changes of the map, for copies of it |
 //! | `deletion` | passes over hidden versions |
-//! | `discards` | free space that the disk may forget |
+//! | `discards` | discards of free space |
 
 mod checking;
 mod checkpoint;
@@ -81,7 +81,7 @@ pub use follow::{Follow, is_move, is_own};
 pub use leaving::LeavingStatus;
 pub(crate) use store::superblock_page;
 
-/// More requests than [`Limits::requests`] are in the pool: submit it again after an answer.
+/// [`Limits::requests`] requests are in the pool: submit this one again after an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Busy;
 
@@ -230,7 +230,7 @@ impl Pool {
         pool
     }
 
-    /// Takes a request. Its answer has the same token, which no other request in the pool has.
+    /// Takes a request. Its answer has the same token. No other request in the pool may have it.
     pub fn submit(&mut self, token: Token, request: Request) -> Result<(), Busy> {
         if self.store.requests >= self.store.limits.requests {
             return Err(Busy);
@@ -258,7 +258,8 @@ impl Pool {
         self.jobs.is_searching()
     }
 
-    /// The units that a read of a place needs.
+    /// The map entry of a place: the units that a read needs. Fails with [`Refusal::Damaged`] if
+    /// the entry is unreadable.
     pub fn lookup(&self, version: VersionId, place: u64) -> Result<Entry, Refusal> {
         let known = self.store.state.versions.get(&version);
         let known = known.ok_or(Refusal::UnknownVersion)?;
@@ -314,25 +315,25 @@ impl Pool {
         self.durable.grace_ended(epoch);
     }
 
-    /// Begins to settle everything that is answered: the caller's timer.
+    /// Begins to settle all records. The caller calls it from a timer.
     pub fn settle(&mut self) {
         self.store.has_news = true;
         self.store.settle.want(self.store.log.next_lsn() - 1);
     }
 
-    /// Begins a checkpoint, if anything changed: the caller's timer.
+    /// Begins a checkpoint, if anything changed. The caller calls it from a timer.
     pub fn checkpoint(&mut self) {
         self.store.has_news = true;
         self.store.wants_checkpoint = true;
     }
 
-    /// Visits hidden versions again: their children may have stopped to use units of theirs.
+    /// Searches hidden versions again for units that their children no longer use.
     pub fn reclaim(&mut self) {
         self.store.has_news = true;
         self.deletion.search();
     }
 
-    /// What a caller needs that keeps a copy of the map.
+    /// The changes of the map, for a caller that keeps a copy of it.
     pub fn follow(&mut self) -> Follow<'_> {
         Follow(&mut self.store)
     }
@@ -383,12 +384,12 @@ impl Pool {
         &self.store.superblock
     }
 
-    /// Free units, and those that thick volumes and the reserve keep.
+    /// The free units, and how many of them are kept for thick volumes and as the reserve.
     pub fn free_units(&self) -> (u64, u64) {
         self.store.free_units()
     }
 
-    /// Units of the disks that the pool has; of one that leaves, those in use.
+    /// The units of all disks of the pool. Of a disk that is being removed, those in use count.
     pub fn total_units(&self) -> u64 {
         let (table, space) = (&self.store.superblock.disks, &self.store.space);
         let leaving = table.leaving();

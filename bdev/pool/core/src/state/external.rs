@@ -5,7 +5,7 @@ use crate::format::record::Identity;
 use crate::ids::VersionId;
 use crate::map::{LostNode, Node, Part, Tree};
 
-/// What an unmap does to the nodes of a map.
+/// The effect of an unmap on the nodes of a map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnmapEffect {
     /// No place is mapped.
@@ -40,7 +40,7 @@ impl State {
         self.versions.externals().len() > 0
     }
 
-    /// What an unmap of granules of one leaf does to the nodes of the map.
+    /// The effect of an unmap of granules of one leaf on the nodes of the map.
     pub fn effect_of_unmap(&self, id: VersionId, first: u64, granules: u64) -> UnmapEffect {
         let per_unit = u64::from(self.geometry.granules_per_unit);
         let leaf = self.leaf_of(first / per_unit);
@@ -107,7 +107,7 @@ impl State {
 }
 
 impl Version {
-    /// Users see it among the volumes and snapshots of the pool.
+    /// True for volumes and snapshots that users see: neither hidden nor an external device.
     pub fn is_visible(&self) -> bool {
         !self.is_hidden && !self.is_external
     }

@@ -33,7 +33,7 @@ pub use moving::Users;
 pub use search::Found;
 pub use versions::Versions;
 
-/// A hidden version that no pass may free yet.
+/// The value of [`Version::hidden_at`] for a hidden version that no pass may free yet.
 pub const PREPARED: Lsn = Lsn::MAX;
 
 #[derive(Debug, Clone)]
@@ -62,7 +62,7 @@ pub struct Version {
     pub hidden_at: Lsn,
 }
 
-/// The record does not fit the state.
+/// The reason why a record cannot be applied to the state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ApplyError {
     UnknownVersion,
@@ -179,7 +179,7 @@ impl State {
         unused
     }
 
-    /// A slot without a version.
+    /// An id that no version has, and that is not in `besides`; `None`: all are in use.
     pub fn free_slot(&self, besides: &[VersionId]) -> Option<VersionId> {
         let slots = (0..MAX_VERSIONS).map(VersionId);
         let mut free = slots.filter(|id| !self.versions.contains_key(id) && !besides.contains(id));
@@ -191,7 +191,7 @@ impl State {
         self.versions.values().map(Version::guaranteed).sum()
     }
 
-    /// Changes the state. Units that become unused go to `released`.
+    /// Applies a record to the state. Units that become unused are added to `released`.
     pub fn apply(
         &mut self,
         lsn: Lsn,
@@ -630,7 +630,7 @@ impl State {
 }
 
 impl Version {
-    /// Its contents do not change.
+    /// True for a version whose contents do not change: a snapshot or read-only volume.
     pub fn is_fixed(&self) -> bool {
         self.is_snapshot || self.is_read_only
     }

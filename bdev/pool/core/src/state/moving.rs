@@ -1,6 +1,6 @@
-//! Units that move to another disk, with all versions that share them.
+//! Moves units to another disk in the maps of all versions that share them.
 //!
-//! Position is identity: versions of a family have a unit at the same place, and no others have it.
+//! All versions that share a unit are of one family, and have it at the same place.
 
 use super::{ApplyError, State, Version};
 use crate::format::record::PassKind;
@@ -163,8 +163,8 @@ impl State {
         Ok(())
     }
 
-    /// Makes every node with a page that `leaves` names a changed one: the next image writes it to
-    /// another place.
+    /// Makes every node with a page for which `leaves` returns true a changed one: the next image
+    /// writes it to another page.
     pub fn leave_pages(&mut self, leaves: impl Fn(u64) -> bool) {
         let mut rewritten = Rewritten::default();
         let versions = self.versions.iter();

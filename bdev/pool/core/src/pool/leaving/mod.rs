@@ -1,4 +1,5 @@
-//! A disk that leaves the pool: its units move while hosts work, then the roots drop the disk.
+//! Removes a disk from the pool: its units move to the other disks while hosts do I/O, then new
+//! roots leave the disk out.
 //!
 //! ```text
 //!   RemoveDisk ─▶ Naming ──▶ Moving ───────────────▶ Dropping ──▶ Intent::Left
@@ -13,7 +14,7 @@
 //! roots, as an import may fall back to the root before the newest. The caller erases the disk
 //! after [`Intent::Left`], when no import needs it.
 //!
-//! The caller paces the moves ([`Pool::allow_moves`]): so hosts come first.
+//! The caller limits the rate of the moves ([`Pool::allow_moves`]), so that they do not slow hosts.
 
 mod moves;
 
@@ -100,14 +101,15 @@ struct Search {
     left: u64,
 }
 
-/// The progress of a disk that leaves.
+/// The progress of the removal of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeavingStatus {
     pub disk: usize,
-    /// Units in use: now, and when this process began to empty the disk.
+    /// Units of the disk in use now.
     pub left: u64,
+    /// Units of the disk in use when this process began to empty it.
     pub total: u64,
-    /// The disk stays after all; the pool writes that down.
+    /// The removal has ended, and the disk stays, once two roots have recorded that.
     pub is_staying: bool,
 }
 
@@ -188,7 +190,7 @@ impl Pool {
         }
     }
 
-    /// The disk that leaves, and how far it is.
+    /// The progress of a removal; `None`: no disk is being removed.
     pub fn leaving(&self) -> Option<LeavingStatus> {
         let departure = self.leaving.departure.as_ref()?;
         Some(LeavingStatus {
@@ -199,13 +201,13 @@ impl Pool {
         })
     }
 
-    /// True when a unit of this entry is on its way: writes to it wait.
+    /// True when a unit of this entry is being moved: writes to it wait.
     pub fn is_moving(&self, entry: &Entry) -> bool {
         self.leaving.moves.is_on(entry)
     }
 
-    /// So many moves may begin from now on; earlier allowances end. `is_busy`: hosts have I/O in
-    /// flight.
+    /// Allows this many moves from now on, in place of the allowance before. Call it every 10 ms.
+    /// `is_busy`: hosts have I/O in flight, so the search for units takes smaller steps.
     pub fn allow_moves(&mut self, units: u64, is_busy: bool) {
         let Some(departure) = &mut self.leaving.departure else {
             return;

@@ -1,4 +1,4 @@
-//! Units on their way to another disk.
+//! Moves single units from a disk that leaves the pool to other disks.
 //!
 //! ```text
 //!   Grace ──▶ Reading ──▶ Writing ──▶ Written ──▶ Flushing ──▶ Durable ──▶ Logged

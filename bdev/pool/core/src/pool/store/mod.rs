@@ -1,5 +1,5 @@
-//! The state of a pool, its log, and the I/O of both: the ground that requests, checkpoints and
-//! passes stand on.
+//! The parts of an open pool that all others use: its state, its log, its free space, and the I/O
+//! of metadata.
 
 mod growth;
 mod table;
