@@ -1,7 +1,7 @@
-//! Acts on this machine that the page asks for, and their history.
+//! Changes of this machine (*acts*) that the administration page requests, and their history.
 //!
-//! The daemon may not write a slot: it starts no program. It leaves a request instead, for which
-//! systemd starts `nacre appliance obey`:
+//! The daemon cannot change the machine itself: it starts no program. It writes a request to a file
+//! instead, and systemd then starts `nacre appliance obey`:
 //!
 //! ```text
 //!   daemon ──▶ request.json ──(nacre-request.path)──▶ nacre appliance obey ──▶ update, rollback, …
@@ -34,7 +34,7 @@ pub const UPLOAD: &str = "bundle.tar";
 /// Largest upload of a bundle: the parts of a bundle have smaller limits.
 pub const MOST_UPLOAD: u64 = 2 << 30;
 
-/// A request of the page.
+/// A request of the administration page.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "act", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
@@ -54,7 +54,7 @@ pub enum Request {
         #[serde(default)]
         force: bool,
     },
-    /// Undone after a minute unless kept.
+    /// Changes network settings. They are undone after a minute without [`Request::KeepNetwork`].
     SetNetwork {
         interface: Interface,
         settings: Settings,
@@ -64,7 +64,7 @@ pub enum Request {
     SetName {
         name: HostName,
     },
-    /// The locate light of a disk's bay.
+    /// Switches the locate light of a disk's bay.
     Locate {
         disk: String,
         on: bool,
@@ -139,13 +139,13 @@ pub enum ActState {
 pub struct Act {
     pub act: ActKind,
     pub state: ActState,
-    /// The version that ran.
+    /// The version of the system that ran at the start of the act.
     pub running: String,
     /// The bundle of an update.
     pub file: Option<PathBuf>,
     /// The present step of the act, or its result.
     pub text: String,
-    /// Share of the bundle that was read, while the update checks and unpacks it.
+    /// Percentage of the bundle that was read, while the update checks and unpacks it.
     pub percent: Option<u8>,
     /// Milliseconds since 1970.
     pub began_ms: u64,
@@ -187,7 +187,9 @@ pub enum RequestError {
     Lock(#[from] LockError),
 }
 
-/// Leaves a request for `nacre appliance obey`. Refused while another one waits or runs.
+/// Writes a request for `nacre appliance obey`. Refused while another request waits. While an act
+/// runs, only [`Request::KeepNetwork`], [`Request::RevertNetwork`] and [`Request::Locate`] are
+/// accepted.
 pub fn ask(places: &Places, request: &Request) -> Result<(), RequestError> {
     status::image(places)?;
     let path = places.request();
@@ -251,7 +253,7 @@ fn check_bundle(file: &Path) -> Result<(), RequestError> {
     }
 }
 
-/// The request that waits for its turn.
+/// The request that `nacre appliance obey` has not taken yet.
 pub fn waiting(places: &Places) -> Option<Request> {
     let left: Left = serde_json::from_str(&small_text(&places.request())?).ok()?;
     Some(left.request)
@@ -328,7 +330,7 @@ pub struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// Begins an entry. No entry is made on a machine that is no appliance.
+    /// Begins an entry. Fails on a machine that is no appliance.
     pub fn begin(
         places: &'a Places,
         kind: ActKind,
@@ -352,7 +354,7 @@ impl<'a> Entry<'a> {
         Ok(entry)
     }
 
-    /// Notes the present step of the act.
+    /// Records the present step of the act.
     pub fn step(&mut self, text: &str, percent: Option<u8>) -> Result<(), RequestError> {
         self.act.text = text.to_owned();
         self.act.percent = percent;

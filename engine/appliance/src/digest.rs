@@ -1,4 +1,4 @@
-//! SHA-256 of files, and copies that count it.
+//! SHA-256 digests of files, and copies that compute one.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -67,7 +67,7 @@ impl From<Sha256> for String {
     }
 }
 
-/// Counts the digest of bytes that come in pieces.
+/// Computes the digest of bytes that come in pieces.
 pub(crate) struct Counter(Context);
 
 impl Default for Counter {

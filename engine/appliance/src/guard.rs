@@ -1,4 +1,5 @@
-//! Reasons to wait with an update: volumes that a restart of this node would stop or delay.
+//! Reasons to delay an update: volumes that a restart of this machine would stop, and resyncs that
+//! it would interrupt.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -38,9 +39,8 @@ pub enum GuardError {
 
 /// The obstacles in an answer of `volume_list`.
 ///
-/// A volume that another node serves counts, too: that node may lose its last good replica. A
-/// volume whose replicas are all on this node and in sync is none: no resync makes its restart
-/// safer.
+/// A volume that another node serves counts, too: that node may lose its last replica in sync. A
+/// volume whose replicas are all on this node and in sync is no obstacle: to wait would not help.
 pub fn obstacles(volumes: Value) -> Result<Vec<Obstacle>, GuardError> {
     let volumes: Vec<Volume> = serde_json::from_value(volumes)?;
     let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! The name of the machine. It is in `/etc/hostname`, which outlives restarts and updates, and in
+//! The host name of the machine. It is in `/etc/hostname`, which restarts and updates keep, and in
 //! the kernel.
 
 use std::fmt;
@@ -100,7 +100,7 @@ pub enum SetNameError {
     Lock(#[from] LockError),
 }
 
-/// Names the machine: now, and at each start.
+/// Sets the name of the machine, now and for each boot.
 pub fn set(places: &Places, name: &HostName) -> Result<(), SetNameError> {
     let _lock = Lock::of_network(places)?;
     let path = places.host_name_file();

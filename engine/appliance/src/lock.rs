@@ -1,4 +1,4 @@
-//! One change of the appliance at a time: a lock that ends with the process.
+//! Locks that allow one change of the appliance at a time. A lock ends with the process.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -38,7 +38,7 @@ impl Lock {
         Self::take(places, "history.lock", FlockOperation::LockExclusive)
     }
 
-    /// The lock of the taken drives. Its owners hold it while they bind a drive.
+    /// The lock of the list of drives for vfio-pci. Its owners hold it while they bind a drive.
     pub fn of_drives(places: &Places) -> Result<Self, LockError> {
         Self::take(places, "drives.lock", FlockOperation::LockExclusive)
     }

@@ -46,22 +46,22 @@ impl Places {
         self.at("var/lib/nacre-appliance")
     }
 
-    /// The request of the page for `nacre appliance obey`.
+    /// The request of the administration page for `nacre appliance obey`.
     pub fn request(&self) -> PathBuf {
         self.at("var/lib/nacre-appliance/request.json")
     }
 
-    /// Acts on this machine, and their results.
+    /// The history of changes of this machine ([`crate::acts`]).
     pub fn history(&self) -> PathBuf {
         self.at("var/lib/nacre-appliance/history.json")
     }
 
-    /// The NVMe drives that the daemon polls itself.
+    /// The list of NVMe drives for vfio-pci ([`crate::drives`]).
     pub fn drives(&self) -> PathBuf {
         self.at("var/lib/nacre-appliance/drives.json")
     }
 
-    /// The folder of the bundle that the page uploaded.
+    /// The folder of the bundle that the administration page uploaded.
     pub fn uploads(&self) -> PathBuf {
         self.at("var/lib/nacre-appliance/upload")
     }

@@ -1,4 +1,4 @@
-//! Factory reset: the partition for state is made anew by the next boot.
+//! Factory reset: the next boot erases the partition for state, and makes a new one.
 //!
 //! The request is an EFI variable that systemd-repart reads in the initrd and removes when it has
 //! erased the partitions with `FactoryReset=yes`. Drives of volumes are not touched.

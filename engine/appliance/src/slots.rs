@@ -1,7 +1,8 @@
-//! The two slots: versions on the disk, and their boot entries.
+//! The two slots of the appliance's disk: the versions in them, and their boot entries.
 //!
 //! systemd-boot counts tries in the name of an entry: `nacre_V+L-D.efi` has L tries left and
-//! failed D times, `nacre_V.efi` has booted well. With no tries left an entry comes last.
+//! failed D times, `nacre_V.efi` has booted successfully. The boot menu lists entries without tries
+//! last.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +22,7 @@ const TRIES: u32 = 3;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct BootEntry {
     pub version: Version,
-    /// None: the version is good, and not counted.
+    /// `None`: the version has booted successfully, and its tries are not counted.
     pub tries: Option<Tries>,
 }
 
@@ -72,23 +73,23 @@ fn count(text: &str) -> Option<u32> {
 pub struct Slot {
     pub version: Version,
     pub state: SlotState,
-    /// Its boot entry; none: the version cannot start.
+    /// The file name of its boot entry; `None`: the version cannot boot.
     pub entry: Option<String>,
     pub tries: Option<Tries>,
-    /// Its root file system and verity data are there.
+    /// True if the partitions of its root file system and its verity data exist.
     pub complete: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SlotState {
-    /// It runs.
+    /// It is running.
     Running,
-    /// It has booted well before.
+    /// It has booted successfully before.
     Good,
-    /// It has not booted well yet.
+    /// It has not booted successfully yet, and has tries left.
     Untried,
-    /// No tries are left: it failed, or a rollback put it aside.
+    /// No tries are left: it failed to boot, or a rollback marked it so.
     Failed,
     /// A partition or its boot entry is missing.
     Incomplete,
@@ -161,12 +162,13 @@ pub enum RollbackError {
     Io { path: PathBuf, source: io::Error },
 }
 
-/// Makes the version that does not run the one that the next start boots; returns it.
+/// Makes the next boot start the version that is not running; returns that version. `force`: also
+/// if it has no tries left.
 ///
 /// The other version gets new tries. The boot menu has the newer of two versions first, and those
-/// without tries last. So a running version that is newer is marked as out of tries: the last
-/// choice. An older one keeps its entry: with the mark it would not come back, since the newer one
-/// stays before it when neither has tries.
+/// without tries last. So a running version that is newer is marked as out of tries, which makes it
+/// the last choice. A running version that is older keeps its entry: with the mark, the machine
+/// would not return to it, since the newer one comes first if neither has tries.
 pub fn roll_back(
     places: &Places,
     running: &Version,
@@ -225,7 +227,7 @@ pub fn roll_back(
     Ok(version)
 }
 
-/// The entries that can start. A power failure can leave an entry without contents.
+/// The entries that can boot: those with contents. A power failure can leave an empty one.
 fn entries(folder: &Path) -> io::Result<Vec<(BootEntry, PathBuf)>> {
     let mut entries = Vec::new();
     for name in names(folder)? {

@@ -20,13 +20,13 @@ pub struct Status {
     pub image: String,
     pub version: Version,
     pub slots: Vec<Slot>,
-    /// The entry that the boot menu starts whatever the tries say: set with its key `d`.
+    /// The boot entry that the boot menu starts regardless of tries; set with its key `d`.
     pub pinned_entry: Option<String>,
     /// Free bytes of the partition for state.
     pub free_bytes: u64,
 }
 
-/// Identity of the image that runs.
+/// The identity of the running image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
     pub id: String,
@@ -76,7 +76,8 @@ pub fn status(places: &Places) -> Result<Status, StatusError> {
     })
 }
 
-/// The cause of a boot whose daemon did not get ready, and what follows from it, line by line.
+/// The cause and the consequences of a boot in which the daemon did not get ready, one text a line.
+/// Empty: it got ready.
 pub fn trouble(places: &Places) -> Vec<String> {
     let text = small_text(&places.trouble()).unwrap_or_default();
     text.lines().map(printable).collect()

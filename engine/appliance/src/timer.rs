@@ -1,5 +1,5 @@
-//! A command that systemd runs after a time, even when this program has died: the way back of a
-//! change.
+//! A command that systemd runs after a time unless it is stopped, even if this program has ended:
+//! it undoes a change.
 
 use crate::run::{Run, RunError};
 
@@ -27,7 +27,7 @@ impl Timer {
         Ok(())
     }
 
-    /// Stops the timer. A command that runs all the same finds nothing to do.
+    /// Stops the timer. A command that was started just before finds nothing to do.
     pub(crate) fn stop(self, run: &impl Run) {
         let _ = run.run("systemctl", &["stop", &format!("{}.timer", self.unit)]);
     }

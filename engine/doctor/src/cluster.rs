@@ -7,7 +7,7 @@ use super::{Finding, Scope, System};
 
 /// Renewals in the duration of a lease.
 const RENEWALS: u32 = 5;
-/// Clock sources that count at a fixed rate. Leases allow clocks of two nodes to differ by 2.5 %.
+/// Clock sources that count at a fixed rate. Leases allow each clock to be wrong by 2.5 %.
 const STEADY: [&str; 9] = [
     "tsc",
     "kvm-clock",
@@ -20,15 +20,15 @@ const STEADY: [&str; 9] = [
     "riscv_clocksource",
 ];
 
-/// The cluster, as the program found it.
+/// The facts about the cluster of this node that the checks use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cluster {
     pub name: String,
     /// The id of the cluster in the data directory; `None`: this node has not joined yet.
     pub joined: Option<String>,
-    /// The error has the reason.
+    /// The cluster in etcd, or the reason why it cannot be read.
     pub found: Result<Found, String>,
-    /// The slowest answer of a member of etcd; `None`: none answers.
+    /// The time of the slowest answer of a member of etcd; `None`: none answers.
     pub answer: Option<Duration>,
     pub peers: Vec<Peer>,
 }
@@ -44,12 +44,12 @@ pub struct Found {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     pub name: String,
-    /// False: the node is off, so that it is not reached.
+    /// False: the daemon of the node does not run, so no connection is expected.
     pub has_lease: bool,
-    /// Addresses for other nodes. The error has the reason why a connection over TCP failed; none
-    /// for other transports.
+    /// The addresses for other nodes, each with the time of a connection over TCP, or the reason
+    /// why it failed; `None` for other transports.
     pub portals: Vec<(String, Option<Result<Duration, String>>)>,
-    /// All its addresses require TLS.
+    /// True if all its addresses require TLS, which nodes do not use between them.
     pub needs_tls: bool,
 }
 

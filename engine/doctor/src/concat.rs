@@ -1,8 +1,9 @@
-//! Check of hosts that must use secure channel concatenation: can they?
+//! The check of `nacre doctor` that hosts which must use secure channel concatenation (TLS with a
+//! key that DH-HMAC-CHAP generates) find a listener and algorithms for it.
 
 use super::{Finding, Scope};
 
-/// A host whose entry has `concat`.
+/// A host whose entry in the configuration has `concat`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConcatHost {
     pub subsystem: String,

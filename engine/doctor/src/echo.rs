@@ -34,9 +34,9 @@ const GROUP_RANGE: &str = "/proc/sys/net/ipv4/ping_group_range";
 pub enum Echo {
     /// The reply has the same data; the time from request to reply.
     Answered(Duration),
-    /// This machine, or a router that reports it, has a smaller MTU.
+    /// This machine or a router reports a smaller MTU.
     TooLong,
-    /// This machine, or a router that reports it, has no way to the peer.
+    /// This machine or a router reports that it has no route to the peer.
     Unreachable(Errno),
     /// No reply arrived in time.
     Silent,
@@ -53,7 +53,7 @@ impl fmt::Display for Echo {
     }
 }
 
-/// Why no echo could be sent.
+/// The reason why no echo could be sent.
 #[derive(Debug, thiserror::Error)]
 pub enum EchoError {
     /// `range`: the value of `net.ipv4.ping_group_range`.

@@ -16,7 +16,7 @@ pub struct Facts {
     pub interface: String,
     /// The driver; `None` for virtual interfaces.
     pub driver: Option<String>,
-    /// The DCB settings (PFC, ETS, DSCP). If `None`, `no_dcb` has the reason.
+    /// The DCB settings (PFC, ETS, table of DSCPs). If `None`, `no_dcb` has the reason.
     pub dcb: Option<Dcb>,
     pub no_dcb: Option<String>,
     pub pause: Option<Pause>,
@@ -36,8 +36,9 @@ pub struct Sample {
     /// Seconds since the first sample.
     pub seconds: f64,
     pub counters: PriorityCounters,
-    /// DCB's counters of PFC frames by priority: received, and `sent`.
+    /// DCB's counters of PFC frames received, by priority.
     pub received: Option<[u64; PRIORITIES]>,
+    /// DCB's counters of PFC frames sent, by priority.
     pub sent: Option<[u64; PRIORITIES]>,
 }
 
@@ -63,11 +64,11 @@ pub enum SwitchSettings {
     /// There was no time to listen.
     #[default]
     NotListened,
-    /// It was not possible to listen.
+    /// LLDP frames could not be received, for this reason.
     Unable(String),
     /// No frame arrived within this time.
     Silence(Duration),
-    /// A frame that breaks the rules.
+    /// The switch sent a malformed frame, with this error.
     Bad(String),
     Neighbour(Box<Neighbour>),
 }

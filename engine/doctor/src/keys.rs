@@ -5,25 +5,25 @@ use std::path::PathBuf;
 
 use super::{Finding, Scope};
 
-/// A key that expires within this time deserves a warning.
+/// A key that expires within this time gets a warning.
 const SOON_DAYS: f64 = 14.0;
 const DAY_S: f64 = 86_400.0;
 
-/// A key of the daemon.
+/// A key with which a host or controller authenticates itself, or a TLS key.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Key {
     pub name: String,
-    /// Why its secret cannot be read.
+    /// The reason why its secret cannot be read.
     pub problem: Option<String>,
     /// Seconds until it expires, negative afterwards; `None`: it never expires.
     pub expires_in_s: Option<f64>,
 }
 
-/// Where the store key is, which seals the keys that the daemon stores.
+/// The location of the store key, which encrypts the secrets that the daemon stores.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreKey {
     Credential,
-    /// In a file beside the state that it seals.
+    /// A file beside the state that it encrypts.
     File(PathBuf),
     /// It cannot be used, with the reason.
     Missing(String),

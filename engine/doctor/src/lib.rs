@@ -63,16 +63,16 @@ pub use select::{Selected, no_interface, select};
 pub use socket::Socket;
 pub use system::{Interface, Limit, Probe, System};
 
-/// The result of a check.
+/// The result of a check, from the best to the worst.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Status {
     Pass,
-    /// Undecidable, or not applicable.
+    /// The check lacks facts, or does not apply.
     Skip,
-    /// Works, but with a loss of performance or reliability.
+    /// The machine works, but with a loss of performance or reliability.
     Warn,
     Fail,
 }
@@ -147,7 +147,7 @@ impl Finding {
     }
 }
 
-/// The scope of an examination.
+/// The configuration to check the machine for, and the optional checks to run.
 #[derive(Debug, Clone, Default)]
 pub struct Scope {
     /// RDMA is required: its absence is a failure, not a warning.
@@ -163,9 +163,9 @@ pub struct Scope {
     pub memory: u64,
     /// Number of 2 MiB pages for all of a daemon's memory; `None`: those for `memory`.
     pub pages: Option<u64>,
-    /// The memory of a running daemon, as text. `memory_is_short`: it lacks huge pages or locked
-    /// memory.
+    /// The memory of a running daemon, as text.
     pub memory_had: Vec<String>,
+    /// True if that daemon lacks huge pages or locked memory.
     pub memory_is_short: bool,
     /// Most bytes of the buffers of TLS connections; 0: no listener uses TLS.
     pub tls_memory: u64,
@@ -182,7 +182,7 @@ pub struct Scope {
     pub qos_interfaces: Vec<String>,
     /// How long to receive LLDP frames and to measure PFC pauses; 0: neither.
     pub wait: Duration,
-    /// Volumes that are being rebuilt: they fill the network, so more pauses are normal.
+    /// Number of resyncs in progress: they fill the network, so more PFC pauses are normal.
     pub resyncs: u64,
     /// The management socket; `None`: not checked.
     pub socket: Option<Socket>,
@@ -192,7 +192,7 @@ pub struct Scope {
     pub concat_hosts: Vec<ConcatHost>,
     /// The daemon's keys.
     pub keys: Vec<keys::Key>,
-    /// Their store key; `None`: no key is sealed.
+    /// The key that encrypts them; `None`: no key is encrypted.
     pub store_key: Option<keys::StoreKey>,
     /// The certificate revocation lists of the TLS listeners.
     pub revocations: Vec<revocation::Revocation>,
@@ -257,12 +257,12 @@ impl Report {
     }
 }
 
-/// Runs all checks of a serving machine.
+/// Runs all checks of a machine that runs the daemon.
 pub fn examine(system: &System, scope: &Scope) -> Report {
     examine_with_facts(system, scope).0
 }
 
-/// As [`examine`], with the facts about RoCE's interfaces for [`roce::report`].
+/// As [`examine`], and returns the facts about RoCE interfaces, for [`roce::report`].
 pub fn examine_with_facts(system: &System, scope: &Scope) -> (Report, Vec<roce::Facts>) {
     let mut findings = Vec::new();
     let begin = loss::Moment::of(system);
@@ -301,8 +301,8 @@ pub struct Marking {
     pub tos: u8,
 }
 
-/// Problems of RDMA at these addresses, in function or speed, found without opening a device. RDMA
-/// can work on an unsuitable network until it is under load.
+/// The warnings and failures of the checks of RDMA at these addresses, found without opening a
+/// device. RDMA can work on an unsuitable network until it is under load.
 pub fn concerns(system: &System, addresses: &[IpAddr], marking: Marking) -> Vec<Finding> {
     let scope = Scope {
         marking,

@@ -311,8 +311,8 @@ const LARGEST_PACKET: u32 = 65_535;
 /// 4096 bytes, plain Ethernet, and the least MTU of IPv6.
 const PATH_SIZES: [u32; 4] = [9000, 4192, 1500, 1280];
 
-/// Finds the largest packets that reach the peer unfragmented. `small`: the outcome of the small
-/// echo; without its reply the larger ones say nothing.
+/// Finds the largest packets that reach the peer unfragmented. `small`: the outcome of the echo of
+/// [`SMALL_ECHO`] bytes. Without its reply, larger packets are not tried.
 fn path_mtu(
     system: &System,
     at: SocketAddr,

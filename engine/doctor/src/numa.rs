@@ -12,7 +12,7 @@ pub(crate) fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>
     disk_nodes(system, &nodes, findings);
 }
 
-/// A network card or disk whose NUMA node is known.
+/// A network card or NVMe drive whose NUMA node is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placed {
     /// Device name that the kernel gives: `eth2`, `nvme0`.
@@ -20,8 +20,8 @@ pub struct Placed {
     pub node: u32,
 }
 
-/// The network cards of these listeners, and this machine's NVMe drives. If no listener selects a
-/// card, all cards. Excludes devices without a NUMA node, as in most virtual machines.
+/// Returns the network cards of these listeners (all cards, if no listener selects one), and this
+/// machine's NVMe drives. Excludes devices without a NUMA node, as in most virtual machines.
 pub fn placed_devices(system: &System, listeners: &[String]) -> (Vec<Placed>, Vec<Placed>) {
     let scope = Scope {
         listeners: listeners.to_vec(),

@@ -24,7 +24,7 @@ pub struct Pool {
     pub state: String,
     pub total_bytes: u64,
     pub free_bytes: u64,
-    /// Free bytes that metadata and thick volumes keep.
+    /// Free bytes that metadata and thick lvols keep.
     pub reserved_bytes: u64,
     pub lost_pages: u64,
     pub waiting_writes: u64,
@@ -36,7 +36,7 @@ pub struct Pool {
 #[serde(default)]
 pub struct Disk {
     pub name: String,
-    /// The disk is being emptied.
+    /// The progress of the removal of the disk; `None`: it stays.
     pub leaving: Option<Leaving>,
 }
 

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::{System, rdma_path};
 
-/// Follows the route to `target`. `Err`: why RDMA is not possible there.
+/// Follows the route to `target`. `Err`: the reason why RDMA is not possible on it.
 pub fn check_rdma_route(system: &System, target: IpAddr) -> Result<(), String> {
     let source = system
         .probe

@@ -1,9 +1,9 @@
 //! The check of `nacre doctor` of certificate revocation lists: each authority has one, which does
-//! not end soon.
+//! not expire soon.
 
 use super::{Finding, Scope};
 
-/// A list that ends sooner gets a warning: daily lists are renewed before that.
+/// A list that expires sooner gets a warning: daily lists are renewed before that.
 const SOON_S: f64 = 12.0 * HOUR_S;
 const HOUR_S: f64 = 3600.0;
 
@@ -13,9 +13,9 @@ pub struct Revocation {
     /// The setting that names its file.
     pub file: String,
     pub authority: String,
-    /// Why clients with certificates of the authority are refused.
+    /// The reason why clients with certificates of the authority are refused; `None`: they are not.
     pub problem: Option<String>,
-    /// Time left until the list ends.
+    /// Seconds until the list expires, negative afterwards; `None`: not known.
     pub expires_in_s: Option<f64>,
 }
 

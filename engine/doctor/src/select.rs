@@ -26,8 +26,8 @@ pub(crate) fn select_all(system: &System, scope: &Scope) -> Vec<Selected> {
     all
 }
 
-/// The addresses that match `name:`, `ip:`, `subnet:`, `mac:`, `rdma:` (a device, or DEVICE/PORT),
-/// or a plain name or address.
+/// The addresses that match a selector: `name:`, `ip:`, `subnet:`, `mac:`, `rdma:` (DEVICE or
+/// DEVICE/PORT), or a plain name or address.
 pub fn select(system: &System, selector: &str) -> Vec<Selected> {
     let Ok(selector) = Selector::plain(selector) else {
         return Vec::new();

@@ -1,7 +1,5 @@
-//! The types of a session between `nacre doctor --peer` on this machine and the responder, `nacre
-//! doctor --answer`, on another. This end fetches the Ethernet settings of the responder's
-//! interface, and sends UDP probes with the DSCP of each traffic class, which the responder echoes.
-//! [`peer`](crate::peer) runs sessions and compares the two ends.
+//! The data of a session between this machine and the responder on a peer. The module
+//! [`peer`](crate::peer) runs the session, and computes findings from it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -45,7 +43,7 @@ pub struct ProbeClass {
     pub is_lossless: bool,
 }
 
-/// The result of a session.
+/// The results of a session.
 #[derive(Debug, Clone, Default)]
 pub struct Answer {
     /// The responder's end.
@@ -64,7 +62,7 @@ pub struct End {
     pub mtu: Option<u32>,
     /// The interface is a VLAN: packets have a tag with a priority.
     pub is_vlan: bool,
-    /// Why the DCB settings (`pfc`, `ets`, `trusted`, `apps`) cannot be read.
+    /// The reason why the DCB settings below cannot be read; `None`: they were read.
     pub no_dcb: Option<String>,
     /// Priorities with PFC.
     pub pfc: Option<Priorities>,
@@ -118,19 +116,19 @@ impl End {
     }
 }
 
-/// The counts of the probes of one class.
+/// The probes of one class, and their arrivals.
 #[derive(Debug, Clone)]
 pub struct Burst {
     pub class: ProbeClass,
     /// Probes that this end sent.
     pub sent: u64,
-    /// Probes that the responder received, by the DSCP on arrival.
+    /// The number of probes that arrived at the peer, by their DSCP on arrival.
     pub arrived: BTreeMap<u8, u64>,
-    /// Echoes that this end received, by the DSCP on arrival.
+    /// The number of the peer's echoes that arrived at this end, by their DSCP on arrival.
     pub returned: BTreeMap<u8, u64>,
     /// Growth of this end's byte counts during the burst.
     pub ours: Bytes,
-    /// Growth of the responder's byte counts during the burst.
+    /// Growth of the peer's byte counts during the burst.
     pub theirs: Bytes,
 }
 
@@ -155,14 +153,14 @@ impl Bytes {
     }
 }
 
-/// Why the two ends could not be compared.
+/// The reason why the two ends could not be compared.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     #[error("no responder on TCP port {ANSWER_PORT}: {0}")]
     NoResponder(#[source] io::Error),
     #[error("the responder has version {theirs} of the protocol, this program {VERSION}")]
     Version { theirs: u32 },
-    /// The peer broke the rules of the protocol.
+    /// The peer broke the protocol.
     #[error("the responder sent a malformed {0}")]
     Malformed(&'static str),
     #[error("the session with the responder ended: {0}")]

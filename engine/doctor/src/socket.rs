@@ -9,7 +9,7 @@ use super::{Finding, Scope};
 #[derive(Debug, Clone, Default)]
 pub struct Socket {
     pub path: PathBuf,
-    /// Mode for the users and groups with a role.
+    /// The mode that the file needs for the users and groups with a role.
     pub mode: u32,
     /// Group of the file; `None`: any.
     pub group: Option<u32>,

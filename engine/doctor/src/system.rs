@@ -37,8 +37,8 @@ pub trait Probe {
     fn output(&self, program: &str, arguments: &[&str]) -> io::Result<String>;
     /// Sends an ICMP echo in an IP packet of `size` bytes that must not be fragmented.
     fn echo(&self, to: SocketAddr, size: u32) -> Result<Echo, EchoError>;
-    /// Asks the responder on the peer for its settings, and exchanges packets that are marked with
-    /// the DSCP of each class in `question`.
+    /// Reads the settings of the peer from its responder, and exchanges packets that are marked
+    /// with the DSCP of each class in `question`.
     fn peer(&self, question: &session::Question) -> Result<session::Answer, session::AskError>;
     /// The provider of RDMA verbs. An error names the missing library or kernel part.
     fn rdma(&self) -> Result<Arc<dyn Provider>, VerbsError>;

@@ -9,14 +9,14 @@ use nacre_engine_values::size::bytes;
 
 /// An answer that takes longer delays changes of volumes noticeably.
 const SLOW: Duration = Duration::from_millis(100);
-/// The quota of an etcd that does not tell it: its default.
+/// The quota of an etcd that does not report one: etcd's default.
 const QUOTA: u64 = 2 << 30;
 
-/// The volume store, as the program found it.
+/// The facts about the volume store that the checks use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeStoreReport {
     pub prefix: String,
-    /// Why the configured files cannot be used.
+    /// The reason why the configured files cannot be used.
     pub problem: Option<String>,
     pub members: Vec<Member>,
     pub owner: Owner,
@@ -41,7 +41,7 @@ pub struct MemberStatus {
     pub has_leader: bool,
     pub size: u64,
     pub in_use: u64,
-    /// `None`: the member does not tell it.
+    /// Bytes that the data may have; `None`: the member does not report it.
     pub quota: Option<u64>,
     /// Alarms of the member.
     pub errors: Vec<String>,
@@ -51,11 +51,11 @@ pub struct MemberStatus {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Owner {
     Ours,
-    /// All nodes of a cluster.
+    /// The nodes of a cluster share the prefix.
     Cluster,
     Nobody,
     Other(String),
-    /// The reason.
+    /// The owner cannot be read, for this reason.
     Unknown(String),
 }
 

@@ -15,7 +15,7 @@ use super::local::{Local, on_device};
 use super::report::Report;
 use super::run::{Watch, memory};
 
-/// Limit for the initialisation of a drive: CAP.TO is up to two minutes.
+/// Time limit for the initialisation of a drive. CAP.TO is up to 127.5 s.
 const PATIENCE: Duration = Duration::from_secs(150);
 
 /// Runs `job` on a namespace of the drive, which must be bound to vfio-pci. The drive is released

@@ -95,7 +95,7 @@ impl fmt::Display for Sizes {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Limit {
     Time(Duration),
-    /// Number of I/Os in total, over all queues.
+    /// Number of I/Os of all queues together.
     Ios(u64),
 }
 
@@ -110,7 +110,7 @@ pub enum Verify {
     Only,
 }
 
-/// The parameters of a run that are options of `nacre perf` as they are.
+/// The parameters of a run that are also options of `nacre perf`, with the same meaning.
 #[derive(Debug, Clone)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 #[cfg_attr(feature = "clap", command(about = None, long_about = None))]
@@ -147,8 +147,8 @@ pub struct JobOptions {
 /// The parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Job {
-    /// Offset and range are multiples of the block size. With verification, the range is at most
-    /// [`Job::VERIFY_RANGE`] unless set.
+    /// Offset and range must be multiples of the block size. With verification, the default range
+    /// is at most [`Job::VERIFY_RANGE`].
     pub options: JobOptions,
     pub sizes: Sizes,
     /// I/O queues, each with its own connection.
@@ -211,7 +211,7 @@ pub enum JobError {
 impl Job {
     /// Default range of a verification, in bytes: large enough to matter, and quickly read back.
     pub const VERIFY_RANGE: u64 = 1 << 30;
-    /// Most units that verification can track, in total. Each costs 4 bytes of memory.
+    /// Most units that [`Verify::On`] can track, of all queues. Each costs 4 bytes of memory.
     pub const MAX_UNITS: u64 = 64 << 20;
 
     pub fn read_percent(&self) -> u8 {

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::job::{Job, Rw, Sizes, Verify};
 use super::pattern::{Stamp, Wrong};
 
-/// Version of the output; incremented when a member changes its meaning or is removed.
+/// Version of the JSON output; incremented when a field changes its meaning or is removed.
 pub(crate) const SCHEMA: &str = "nacre-perf/1";
 
 /// Largest latency in the histogram.
@@ -50,7 +50,7 @@ pub struct Report {
     pub unfinished: u64,
     /// The user ended the run early.
     pub interrupted: bool,
-    /// Set if there was a choice of transports.
+    /// The use of transports, if the run had a choice of them.
     pub paths: Option<PathReport>,
 }
 
@@ -62,7 +62,7 @@ pub struct Losses {
     pub resent: u64,
 }
 
-/// The use of the transports.
+/// The changes between the transports of a connection: RDMA, and TCP as the fallback.
 #[derive(Debug, Clone, Serialize)]
 pub struct PathReport {
     /// The final transport: `rdma` or `tcp`.
@@ -342,7 +342,7 @@ impl Tally {
 }
 
 impl Report {
-    /// True if all I/Os completed with the right data.
+    /// True if all I/Os completed without an error, and verification found no wrong block.
     pub fn is_good(&self) -> bool {
         let right = |v: &VerifyReport| v.blocks_wrong == 0;
         self.errors.is_empty()

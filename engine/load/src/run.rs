@@ -25,7 +25,7 @@ pub struct Progress {
     pub ios: u64,
     pub bytes: u64,
     pub errors: u64,
-    /// Every load thread is in the measured part.
+    /// True while every load thread is in the measured part.
     pub measuring: bool,
     /// Set while a lost controller reconnects: the number of attempts.
     pub reconnecting: Option<u32>,
@@ -114,7 +114,7 @@ pub(super) fn run_id(job: &Job) -> u64 {
     run.max(1)
 }
 
-/// Bytes of memory that a run needs in total.
+/// Bytes of DMA memory that a run needs in total.
 pub fn memory(job: &Job) -> usize {
     let members = job.cores.len().max(1).min(usize::from(job.queues));
     let classes = classes(job, usize::from(job.queues));

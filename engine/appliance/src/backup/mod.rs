@@ -6,9 +6,9 @@
 //! ```
 //!
 //! An export may be made while the daemon runs: every file is read twice, and an export whose files
-//! changed meanwhile begins again. It holds the state's secrets as the state does: keys and the
-//! private key of the certificate, hashes of passwords, sealed keys, and the file of the store key
-//! if the daemon has no credential for it.
+//! changed meanwhile begins again. It has the same secrets as the state: keys and the private key
+//! of the certificate, hashes of passwords, encrypted keys, and the file of the key that encrypts
+//! them, if the daemon does not get that key as a systemd credential.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -81,7 +81,7 @@ pub struct Exported {
     pub left_out: Vec<String>,
 }
 
-/// An export that was checked.
+/// The result of a restore.
 #[derive(Debug, Serialize)]
 pub struct Restored {
     pub host: String,

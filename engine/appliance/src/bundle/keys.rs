@@ -44,7 +44,7 @@ pub enum KeyError {
 }
 
 impl Keys {
-    /// Reads every `*.pem` of a folder. A file that is no key is an error, not a gap.
+    /// Reads every `*.pem` of a folder. Fails if one of them is no key.
     pub fn read(folder: &Path) -> Result<Self, KeyError> {
         let failed = |path: &Path, source| KeyError::Read {
             path: path.to_owned(),

@@ -1,4 +1,4 @@
-//! Update bundles: `nacre_V.tar`, signed.
+//! Update bundles: signed archives `nacre_V.tar` with the system of version V.
 //!
 //! ```text
 //!   SHA256SUMS            digests of the files below
@@ -39,7 +39,7 @@ pub struct TargetMachine {
     pub image: String,
     /// As in `ARCHITECTURE`: `x86-64` or `arm64`.
     pub architecture: String,
-    /// The version that runs.
+    /// The version that is running.
     pub running: Version,
     pub allow_older: bool,
     /// The versions on the disk.

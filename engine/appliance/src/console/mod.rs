@@ -1,11 +1,12 @@
-//! The screen of the appliance's own terminals: `nacre console`.
+//! The text screen on the appliance's own terminals (display, serial line): `nacre console`.
 //!
 //! ```text
 //!   daemon, machine ─▶ Facts ─▶ App ─▶ view      keys ─▶ App ─▶ Action ─▶ the caller performs it
 //! ```
 //!
-//! The screen works without the daemon. An action that cannot be undone asks first, the factory
-//! reset by the machine's name. A start of the installer shows disks instead of the daemon.
+//! The screen works without the daemon. It asks before an action that cannot be undone; for the
+//! factory reset, the person types the machine's name. If the installer was booted, the screen
+//! shows the disks instead of the daemon.
 
 mod app;
 mod install;
@@ -33,13 +34,14 @@ pub struct Facts {
     /// Interfaces whose settings can be changed.
     pub interfaces: Vec<String>,
     pub daemon: Daemon,
-    /// The other slot, if its version matters to the next start.
+    /// The other slot, if its version affects the next boot.
     pub other_slot: Option<Slot>,
     /// Why the daemon did not get ready, and what follows from it.
     pub trouble: Vec<String>,
-    /// The interface with settings that wait for their confirmation.
+    /// The interface with settings that are not confirmed yet.
     pub pending: Option<String>,
-    /// The installer's disks, or why there is no list. None: this start is not the installer's.
+    /// The disks for the installer, or the reason why there is no list. `None`: the installer was
+    /// not booted.
     pub install: Option<Result<Vec<Disk>, String>>,
 }
 
@@ -56,15 +58,15 @@ pub enum Daemon {
 /// Answers of the daemon.
 #[derive(Debug, Clone, Default)]
 pub struct Answers {
-    /// Of `volume_list`; none: the call was refused.
+    /// The answer to `volume_list`; `None`: the call was refused.
     pub volumes: Option<Value>,
-    /// Of `web_get_status`; none: the call was refused.
+    /// The answer to `web_get_status`; `None`: the call was refused.
     pub web: Option<Value>,
     /// Listeners with their state, one line each.
     pub listeners: Vec<String>,
 }
 
-/// An order of the person at the screen.
+/// An action that the person at the screen has requested.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     Restart,

@@ -1,4 +1,4 @@
-//! Draws the screen. Plain letters only: a serial terminal may know no others.
+//! Draws the screen, in ASCII: a serial terminal may show no other characters.
 
 use ratatui::backend::{Backend, ClearType};
 use ratatui::layout::{Constraint, Layout, Rect};

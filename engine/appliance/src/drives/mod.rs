@@ -1,4 +1,5 @@
-//! NVMe drives that the daemon polls itself: bound to vfio-pci now, and again at each start.
+//! Keeps a list of the NVMe drives that the daemon's user-space driver uses, and binds them to
+//! vfio-pci at once and at each boot.
 //!
 //! ```text
 //!   bind      checks ─▶ vfio-pci ─▶ drives.json
@@ -6,13 +7,13 @@
 //!   restore   drives.json ─▶ the same drives ─▶ vfio-pci       at each start, before the daemon
 //! ```
 //!
-//! A drive is known again by its serial number and its model, which the kernel's driver reads from
-//! the drive: a card in another slot changes PCI addresses. So no drive is taken that shares both
-//! with another function, such as a drive with two ports. A drive that is bound to vfio-pci shows
-//! no serial number, so the list has the address of a bound drive, too.
+//! A drive is identified by its serial number and its model, which the kernel's driver reads from
+//! the drive, because a card in another slot changes PCI addresses. So a drive is refused if
+//! another PCI function has the same two, as with a drive with two ports. A drive that is bound to
+//! vfio-pci shows no serial number, so the list also has its address.
 //!
-//! The list is in the partition for state: a factory reset makes that partition anew, and the start
-//! after it binds no drive.
+//! The list is in the partition for state: a factory reset erases it, and the boot after that binds
+//! no drive.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -42,7 +43,7 @@ const BINDING: Duration = Duration::from_secs(120);
 pub struct TakenDrive {
     pub serial: String,
     pub model: String,
-    /// Its last known PCI address; none: a drive of the list that was taken or found later has it.
+    /// Its last known PCI address; `None`: another drive of the list has that address now.
     pub address: Option<Address>,
 }
 
@@ -150,25 +151,25 @@ pub struct Taken {
     pub already: bool,
 }
 
-/// A drive that the list no longer has.
+/// The result of [`unbind`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GivenBack {
     pub id: DriveId,
     /// The kernel's name of the controller, such as `nvme0`.
     pub controller: Option<String>,
-    /// False: vfio-pci did not have it.
+    /// True if it was bound to vfio-pci.
     pub was_bound: bool,
 }
 
-/// The result of a start of the machine.
+/// The result of [`restore`].
 #[derive(Debug)]
 pub struct Restoration {
     pub drives: Vec<RestoredDrive>,
-    /// The list has the present addresses.
+    /// An error if the present addresses could not be written to the list.
     pub list: Result<(), DriveError>,
 }
 
-/// The result of a start of the machine for one drive.
+/// The result of [`restore`] for one drive.
 #[derive(Debug)]
 pub struct RestoredDrive {
     pub drive: TakenDrive,
@@ -494,7 +495,8 @@ fn bind_and(
     })
 }
 
-/// The address of a drive that [`unbind`] would give back; none: vfio-pci does not have it now.
+/// The address of a listed drive that [`unbind`] would give back to the kernel's driver; `None`: it
+/// is not bound to vfio-pci now.
 pub fn check_listed(
     places: &Places,
     system: &System,

@@ -1,4 +1,5 @@
-//! The installer: writes the system of a USB disk to a disk of the machine, named by its serial.
+//! The installer: writes the system of a USB disk to a disk of the machine, which the operator
+//! names by its serial number.
 //!
 //! ```text
 //!   inventory   lsblk, first bytes ─▶ disks, each with its refusal      parse, decide
@@ -178,7 +179,7 @@ pub struct Installed {
     pub bytes: u64,
 }
 
-/// True if the boot entry of the installer started this machine.
+/// True if this machine was booted with the installer's boot entry.
 pub fn is_requested(places: &Places) -> bool {
     let line = small_text(&places.command_line()).unwrap_or_default();
     line.split_whitespace()
@@ -192,12 +193,13 @@ impl<R: Run, O: Open> Installer<'_, R, O> {
         Ok(inventory.disks(self.open, source.needed()))
     }
 
-    /// The disk with this serial number, if it may be overwritten. `overwrite`: also data on it.
+    /// The disk with this serial number, if it may be overwritten. A disk with data on it needs
+    /// `overwrite`.
     pub fn choose(&self, serial: &str, overwrite: bool) -> Result<Disk, InstallError> {
         choose(self.disks()?, serial, overwrite)
     }
 
-    /// Writes the running system to the disk with this serial number.
+    /// Writes the system of the boot disk to the disk with this serial number.
     pub fn install(
         &self,
         serial: &str,

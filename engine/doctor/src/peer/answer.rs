@@ -1,4 +1,5 @@
-//! The responder: serves one session, and echoes its probes.
+//! The responder of a comparison of two machines: serves one session over TCP, and echoes its UDP
+//! probes.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufReader};
@@ -28,7 +29,7 @@ const SENDING: Duration = Duration::from_secs(5);
 /// Probes that a session may send.
 const PROBES_MAX: u64 = 1 << 16;
 
-/// Waits for the end that asks.
+/// The responder, which listens for the requesting end.
 #[derive(Debug)]
 pub struct Responder {
     listener: TcpListener,
@@ -45,11 +46,11 @@ impl Responder {
         self.listener.local_addr()
     }
 
-    /// Serves one complete session; the address that asked. `None`: none was complete in time.
-    /// Connections that break the rules are closed.
+    /// Serves one complete session, and returns the address of the requesting end. `None`: no
+    /// session was complete before `until`. Connections that break the protocol are closed.
     ///
-    /// `facts` gives the end with an address, and its physical interfaces; `count` reads the byte
-    /// counts of those: [`here`] and [`super::count`] for this machine.
+    /// `facts` returns the settings of the interface with an address, and its physical interfaces;
+    /// `count` reads the byte counts of those. Pass [`here`] and [`super::count`].
     pub fn serve(
         &self,
         until: Instant,
@@ -197,7 +198,7 @@ fn echo_probes(
     }
 }
 
-/// This machine's end with this address, and its physical interfaces.
+/// The settings of this machine's interface with this address, and its physical interfaces.
 pub fn here(ip: IpAddr) -> (End, Vec<String>) {
     let system = System::real();
     let Some(interface) = system.interface_of(ip) else {

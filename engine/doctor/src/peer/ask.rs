@@ -28,7 +28,7 @@ const LATE: Duration = Duration::from_millis(300);
 const COUNTER_TRIES: u32 = 6;
 const COUNTER_WAIT: Duration = Duration::from_millis(250);
 
-/// Runs a session with the responder. `count` reads this end's byte counts.
+/// Runs a session with the responder at [`Question::at`]. `count` reads this end's byte counts.
 pub fn ask(question: &Question, count: &dyn Fn() -> Bytes) -> Result<Answer, AskError> {
     let stream =
         TcpStream::connect_timeout(&question.at, CONNECT).map_err(AskError::NoResponder)?;

@@ -20,7 +20,7 @@ use super::{Bytes, End};
 /// A line with all settings has about 2 KiB.
 const LINE_MAX: u64 = 64 * 1024;
 
-/// From the end that asks.
+/// A message of the requesting end.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Request {
@@ -32,7 +32,7 @@ pub(super) enum Request {
     Bye,
 }
 
-/// From the responder.
+/// A message of the responder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Reply {

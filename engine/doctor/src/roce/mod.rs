@@ -1,4 +1,5 @@
-//! Check group `roce`: does the Ethernet network lose RoCE packets under load?
+//! Check group `roce`: settings and counters that show whether the Ethernet network loses RoCE
+//! packets under load.
 //!
 //! ```text
 //!   Probe::ethernet ─▶ Facts of each interface ─▶ checks ─▶ findings
@@ -29,8 +30,8 @@ pub use super::ethernet::{Ecn, Facts, Sample, SwitchSettings};
 pub const LLDP_WAIT: Duration = Duration::from_secs(35);
 
 /// Reads the settings, counters and LLDP frames of the interfaces behind every RoCE device in
-/// `scope` and behind `--qos`. May block for `scope.wait`, also for RDMA devices of other networks,
-/// whose counters of loss are watched meanwhile.
+/// `scope`, and of those that `--qos` names. May block for `scope.wait`, even if all RDMA devices
+/// are of other networks: their counters of lost packets are read before and after that time.
 pub fn facts(system: &System, scope: &Scope) -> Vec<Facts> {
     let interfaces = interfaces(system, scope);
     if interfaces.is_empty() && system.fabric.devices.is_empty() {

@@ -12,7 +12,7 @@ use super::checks::ets_in_words;
 use super::{Facts, Sample, SwitchSettings};
 use crate::{Report, Scope, Status, System};
 
-/// Returns the text of the report. `names`: with the machine's name.
+/// Returns the text of the report. `names`: true to include the machine's name.
 pub fn text(
     system: &System,
     scope: &Scope,

@@ -22,7 +22,7 @@ pub(super) fn choose(candidates: &[Candidate], now: Nanos) -> Option<usize> {
         })
 }
 
-/// The state's name for people; a path that is not connected has none.
+/// The state's name in reports, also for a path that is not connected.
 pub fn access_name(access: Option<AnaState>) -> &'static str {
     match access {
         Some(AnaState::Optimized) => "optimized",

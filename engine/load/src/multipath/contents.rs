@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::pattern::{Stamp, Wrong};
 
-/// The range, in units of one I/O.
+/// The known contents of the range, in units of one I/O.
 #[derive(Debug)]
 pub struct Contents {
     nsid: u32,
@@ -67,7 +67,7 @@ impl Contents {
         &self.report
     }
 
-    /// Takes a unit for one I/O; `false` if it has one.
+    /// Reserves a unit for one I/O; `false` if an I/O on it is in flight.
     pub fn take(&mut self, unit: u64) -> bool {
         !std::mem::replace(&mut self.busy[unit as usize], true)
     }
@@ -76,7 +76,8 @@ impl Contents {
         self.busy[unit as usize] = false;
     }
 
-    /// Fills the data of the next write of a unit. The same until [`Contents::wrote`].
+    /// Fills `data` with the pattern of the next write of a unit. The pattern is the same until
+    /// [`Contents::wrote`].
     pub fn fill(&self, unit: u64, data: &mut [u8]) {
         let generation = self.known[unit as usize] + 1;
         for (lba, block) in self.blocks(unit).zip(data.chunks_exact_mut(self.block())) {
@@ -89,7 +90,8 @@ impl Contents {
         self.report.units_written += 1;
     }
 
-    /// Compares data that was read. Without writes the first read of a unit counts.
+    /// Compares data that was read with the pattern of the last write. Without writes, compares it
+    /// with the last read of the unit, and counts a difference as a change.
     pub fn read(&mut self, unit: u64, data: &[u8]) {
         let known = self.known[unit as usize];
         self.report.units_compared += 1;

@@ -14,8 +14,8 @@ pub struct CopyPath {
     /// The passes over this path alone.
     pub write: Option<PassReport>,
     pub read: Option<PassReport>,
-    /// Sum of the checksums of all places, as this path alone read them. None with writes: each
-    /// path reads its own data.
+    /// Sum of the checksums of all places, as this path alone read them. `None` with writes,
+    /// because each path then reads its own data.
     pub checksum: Option<String>,
     /// Reads over this path of the other paths' writes.
     pub cross_reads: Vec<PassReport>,
@@ -27,7 +27,7 @@ pub struct CopyPath {
     pub bytes_read: u64,
     pub bytes_written: u64,
     pub connections_lost: u64,
-    /// Why the path is not connected at the end.
+    /// The reason why the path is not connected at the end; `None`: it is.
     pub failure: Option<String>,
 }
 
@@ -60,7 +60,8 @@ pub struct CopyReport {
     pub interrupted: bool,
 }
 
-/// Runs the test. `depth` I/Os are in flight on each path; `say` gets the name of each pass.
+/// Runs the test. `depth` I/Os are in flight on each path. `log` is called with the name of each
+/// pass. `watch` is called often; `false` ends the test.
 pub fn copy(
     mount: &mut Mount,
     (writes, depth, seed): (bool, u16, u64),

@@ -26,16 +26,16 @@ const TRIES: u32 = 16;
 /// The parameters of the I/O.
 #[derive(Debug, Clone, Copy)]
 pub struct FailoverJob {
-    /// Overwrite the range with patterns; otherwise only read.
+    /// True: overwrite the range with patterns. False: only read.
     pub writes: bool,
-    /// I/Os in flight.
+    /// Most I/Os in flight, over all paths.
     pub depth: u16,
-    /// I/Os per second.
+    /// I/Os per second, over all paths.
     pub rate: u64,
     pub seed: u64,
 }
 
-/// The load. [`FailoverLoad::turn`] drives it.
+/// The load. Call [`FailoverLoad::turn`] again and again to run it.
 pub struct FailoverLoad {
     mount: Mount,
     job: FailoverJob,
@@ -150,7 +150,7 @@ impl FailoverLoad {
         choose(&self.candidates(), now)
     }
 
-    /// Completes and starts I/O, and sleeps shortly if there was none.
+    /// Completes and starts I/O; sleeps for a moment if there was none.
     pub fn turn(&mut self) {
         self.step(true);
     }

@@ -21,11 +21,12 @@ use crate::worker::WorkerError;
 /// Pause of a thread without work.
 const NAP: Duration = Duration::from_micros(50);
 
-/// The I/Os of a path.
+/// The number and size of the I/Os on a path.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    /// I/Os in flight.
+    /// Most I/Os in flight.
     pub depth: u16,
+    /// Bytes of each I/O.
     pub io_bytes: u32,
 }
 
@@ -49,7 +50,7 @@ impl Shape {
     }
 }
 
-/// Why paths cannot be used together.
+/// The reason why paths cannot be used together.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     #[error(transparent)]
@@ -142,7 +143,7 @@ impl Path {
         &self.name
     }
 
-    /// The ANA state of the namespace by this path; `None`: not connected.
+    /// The ANA state of the namespace on this path; `None`: not connected.
     pub fn access(&mut self) -> Option<AnaState> {
         let link = self.session.controller().link();
         let Some(generation) = link.generation() else {
@@ -177,7 +178,7 @@ impl Path {
         self.queue.stats().losses
     }
 
-    /// Why the path is not connected.
+    /// The reason why the path is not connected; `None`: it is, or no attempt failed.
     pub fn failure(&self) -> Option<String> {
         match self.session.controller().state() {
             ControllerState::Waiting { error, .. } | ControllerState::Failed(error) => {
@@ -220,7 +221,8 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Uses `range` bytes from byte `offset` on, or everything from there up to `most` bytes.
+    /// Uses `range` bytes from byte `offset` on; without `range`, all bytes from there on, at most
+    /// `most`.
     ///
     /// # Panics
     /// Without paths.
@@ -293,13 +295,13 @@ impl Mount {
         self.paths.iter().map(|path| path.name.clone()).collect()
     }
 
-    /// The state of each path, for people.
+    /// The name of the ANA state of each path, as [`access_name`] has it.
     pub fn access_names(&mut self) -> Vec<&'static str> {
         let name = |path: &mut Path| access_name(path.access());
         self.paths.iter_mut().map(name).collect()
     }
 
-    /// NSID and block size, and first block, units and blocks per unit.
+    /// `((NSID, block size in bytes), (first block, number of units, blocks per unit))`.
     pub fn geometry(&self) -> ((u32, u32), (u64, u64, u32)) {
         let info = &self.paths[0].info;
         (

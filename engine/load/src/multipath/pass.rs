@@ -32,9 +32,9 @@ pub struct PassReport {
     pub latency_ns: Latency,
     /// Failed I/Os by status.
     pub errors: BTreeMap<String, u64>,
-    /// I/Os without a completion.
+    /// I/Os without a completion at the end.
     pub unfinished: u64,
-    /// Ended before the last place.
+    /// True if the caller ended the pass before the last place.
     pub interrupted: bool,
 }
 

@@ -11,11 +11,11 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TestPhase {
-    /// All paths as they are.
+    /// The ANA states are as before the test.
     Before,
-    /// The listener is inaccessible.
+    /// One listener is set to ANA Inaccessible.
     Withdrawn,
-    /// The states are restored.
+    /// The ANA states are restored.
     After,
 }
 
@@ -39,7 +39,7 @@ pub struct Second {
     pub phase: TestPhase,
     /// Completed I/Os of each path.
     pub ios: Vec<u64>,
-    /// I/Os that a path refused, and another took.
+    /// I/Os that a path refused, and that were started again.
     pub moved: u64,
     pub errors: u64,
     pub longest_pause_ms: f64,
