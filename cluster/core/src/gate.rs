@@ -10,7 +10,7 @@
 use crate::mutation::Mutation;
 use crate::record::Holder;
 
-/// What a holder presents with its I/O. Of two keys, the one with the higher epoch wins.
+/// The key that a holder presents with its I/O. The key with the higher epoch excludes the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key {
     pub epoch: u64,

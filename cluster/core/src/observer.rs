@@ -13,7 +13,7 @@ const STAGGER: Duration = Duration::from_millis(100);
 /// Time from a fence without effect to the next one.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// How this node observes the other one.
+/// The part of this node in the observation of the other one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ObserverRole {
     /// One of the node's observers, by rank from 0. It sees every renewal in a watch.

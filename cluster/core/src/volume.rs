@@ -89,7 +89,7 @@ enum Step {
     },
     /// The holder is removed from the record, after a close or a failed opening.
     Release {
-        /// How long this node leaves the next attempt to others.
+        /// Time for which this node does not take the volume again.
         pause: Duration,
         not_before: BootTime,
     },

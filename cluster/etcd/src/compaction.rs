@@ -1,5 +1,5 @@
-//! Compaction: etcd keeps each earlier value of a key until its history is compacted, and refuses
-//! writes once its quota is full.
+//! Compacts the history of etcd for a daemon without a cluster. etcd keeps each earlier value of a
+//! key until its history is compacted, and refuses writes once its quota is full.
 //!
 //! The store compacts after changes of its own only: an idle daemon writes nothing. Revisions of
 //! the last minutes stay, for watches that are behind.
@@ -15,7 +15,7 @@ use tracing::{debug, warn};
 use crate::client::Client;
 use crate::error::Error;
 
-/// When to compact, and what to keep.
+/// The interval of compactions, and the part of the history that they keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Compaction {
     /// Time between two compactions.

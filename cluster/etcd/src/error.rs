@@ -72,7 +72,7 @@ impl Error {
     }
 }
 
-/// How an attempt on one endpoint failed.
+/// The failure of an attempt on one endpoint.
 pub(crate) enum Failure {
     /// Another endpoint, or a later attempt, may succeed.
     Passing(String),

@@ -308,7 +308,7 @@ impl Stream {
         }
     }
 
-    /// When the stream counts as broken.
+    /// The time from which the stream counts as broken.
     fn silent(&self, pulse: &Pulse) -> Instant {
         (pulse.heard(self.heard) + SILENCE).min(self.heard + OWN_SILENCE)
     }

@@ -57,10 +57,10 @@ pub struct InEffect {
     pub causes: BTreeMap<Uuid, BehindCause>,
 }
 
-/// Why the publication of a volume is not in effect on a node.
+/// The reason why the publication of a volume is not in effect on a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BehindCause {
-    /// When the node learned of the publication, in seconds since 1970.
+    /// The time at which the node saw the publication, in seconds since 1970.
     pub since: u64,
     /// The error of the last attempt; `None`: the first attempt has not ended. Keep it short: each
     /// renewal of the lease writes it.

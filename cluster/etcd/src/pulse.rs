@@ -36,7 +36,7 @@ impl Pulse {
         self.instant(self.heard.load(Ordering::Relaxed)).max(own)
     }
 
-    /// When the next question is due.
+    /// The time of the next question. `own`: as for [`Pulse::heard`].
     pub(crate) fn question(&self, own: Instant) -> Instant {
         let asked = self.instant(self.asked.load(Ordering::Relaxed));
         self.heard(own).max(asked) + QUESTION

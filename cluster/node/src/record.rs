@@ -38,7 +38,7 @@ struct Element {
     state: Value,
 }
 
-/// Why a record cannot be read.
+/// The reason why a record cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unread {
     #[error(

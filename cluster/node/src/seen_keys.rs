@@ -72,7 +72,7 @@ struct Unpublished {
     others: i64,
 }
 
-/// What this node saw of the deletion of a publication that etcd does not have.
+/// The knowledge of this node about the deletion of a publication that etcd does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SeenDeletion {
     /// The publication exists, as far as this node has seen.

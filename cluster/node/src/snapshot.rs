@@ -92,7 +92,7 @@ pub struct Cut {
     pub revision: i64,
 }
 
-/// An error of the node that has the lvol: a negative errno and its text.
+/// An error of the node that has the lvol: code and text, as in an RPC error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CutProblem {
     pub code: i32,

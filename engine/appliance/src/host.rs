@@ -47,7 +47,7 @@ impl TryFrom<String> for HostName {
     }
 }
 
-/// Why a host name is refused.
+/// The reason why a host name is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{cause}")]
 pub struct HostNameError {

@@ -33,6 +33,7 @@ pub struct Tries {
 }
 
 impl BootEntry {
+    /// Parses a file name; `None`: it is no name of an entry.
     pub fn parse(name: &str) -> Option<Self> {
         let name = name.strip_prefix("nacre_")?.strip_suffix(".efi")?;
         let Some((version, tries)) = name.split_once('+') else {

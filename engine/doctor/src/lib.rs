@@ -194,7 +194,7 @@ pub struct Scope {
     pub keys: Vec<keys::Key>,
     /// The key that encrypts them; `None`: no key is encrypted.
     pub store_key: Option<keys::StoreKey>,
-    /// The certificate revocation lists of the TLS listeners.
+    /// The certificate revocation lists of the TLS listeners for management and metrics.
     pub revocations: Vec<revocation::Revocation>,
     /// The volume store in etcd; `None`: it is a file.
     pub volume_store: Option<volume_store::VolumeStoreReport>,

@@ -15,7 +15,7 @@ pub struct Revocation {
     pub authority: String,
     /// The reason why clients with certificates of the authority are refused; `None`: they are not.
     pub problem: Option<String>,
-    /// Seconds until the list expires, negative afterwards; `None`: not known.
+    /// Seconds until the list expires, 0 afterwards; `None`: there is no list, or it was not read.
     pub expires_in_s: Option<f64>,
 }
 

@@ -143,7 +143,7 @@ pub enum Demand {
     Spread(String),
 }
 
-/// Why there is no placement.
+/// The reason why there is no placement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unplaced {
     /// Too few nodes meet this demand and those before it.

@@ -64,7 +64,7 @@ impl Lost {
     }
 }
 
-/// Why a backup was not made, read or restored.
+/// The reason why a backup was not made, read or restored.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BackupError {
     #[error("it is no backup of a cluster: {why}. Name the right file")]

@@ -20,7 +20,7 @@ use super::{Backup, BackupError, Lost, SavedKey, restored_record, unread, withou
 use crate::error::Error;
 use crate::keys::Cluster;
 
-/// How a backup is restored.
+/// The parameters of a restore.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RestoreOptions {
     /// Nodes and devices that never return: the replicas on them count as empty.
@@ -30,7 +30,7 @@ pub struct RestoreOptions {
     pub publish: bool,
 }
 
-/// A backup that was restored.
+/// The result of a restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Restored {
     pub keys: usize,

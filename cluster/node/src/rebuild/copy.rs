@@ -60,7 +60,7 @@ impl CopiedRecord {
     }
 }
 
-/// Why a copy cannot be read.
+/// The reason why a copy cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CopyError {
     #[error("it has {bytes} bytes, and {most} are the most", most = LARGEST)]

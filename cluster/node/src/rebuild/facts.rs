@@ -72,6 +72,8 @@ pub struct LabelReplicaFacts {
 pub enum ReplicaFact {
     InSync,
     Out,
+    /// It was never in sync, or its contents are not trusted: a full resync copies the volume to
+    /// it.
     Filling,
 }
 

@@ -42,12 +42,12 @@ struct ReportEnd {
     run: Uuid,
     parts: usize,
     crc64: String,
-    /// Why there is no report. It has no parts then.
+    /// The reason why there is no report, and so no parts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     refused: Option<Refused>,
 }
 
-/// Why a node cannot report.
+/// A node that cannot report, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Refused {
     /// The name of the node.

@@ -39,7 +39,7 @@ pub struct SnapshotChange<'a> {
     pub record: Option<i64>,
 }
 
-/// What a node, or an operator, needs to know of the nodes of a cluster.
+/// The nodes of a cluster that have a description, and those that have a lease with its features.
 struct CutNodes {
     keys: BTreeMap<NodeId, NodeKey>,
     leases: BTreeMap<NodeId, (Incarnation, Vec<String>)>,

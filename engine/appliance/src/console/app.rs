@@ -82,6 +82,8 @@ impl App {
         self.message = message;
     }
 
+    /// Handles a key. Returns the action that it completes, which the caller must perform and then
+    /// report to [`App::on_done`]. Keys are ignored until then.
     pub fn on_key(&mut self, key: KeyEvent) -> Option<Action> {
         if key.kind == KeyEventKind::Release || self.busy {
             return None;

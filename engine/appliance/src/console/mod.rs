@@ -36,7 +36,7 @@ pub struct Facts {
     pub daemon: Daemon,
     /// The other slot, if its version affects the next boot.
     pub other_slot: Option<Slot>,
-    /// Why the daemon did not get ready, and what follows from it.
+    /// The cause and the consequences of a boot in which the daemon did not get ready, a line each.
     pub trouble: Vec<String>,
     /// The interface with settings that are not confirmed yet.
     pub pending: Option<String>,

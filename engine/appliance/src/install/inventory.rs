@@ -34,7 +34,7 @@ pub struct Disk {
     pub sector_bytes: u64,
     /// Partitions, file systems and labels on it. Empty: its first MiB is zero.
     pub contents: Vec<String>,
-    /// Why it cannot be overwritten, whatever the operator confirms.
+    /// The reason why it cannot be overwritten even with a confirmation; `None`: it can.
     pub refusal: Option<Refusal>,
 }
 

@@ -39,6 +39,7 @@ pub struct PassReport {
 }
 
 impl PassReport {
+    /// True if all I/Os of the pass completed without an error.
     pub fn is_good(&self) -> bool {
         self.errors.is_empty() && self.unfinished == 0 && !self.interrupted
     }

@@ -75,6 +75,7 @@ pub fn encode(versions: &[VersionEntry], stamp: Stamp, page: &mut Page) {
     }
 }
 
+/// Decodes a page of the directory of the pool `tag`: its number ([`page_of`]), and its versions.
 pub fn decode(
     page: &Page,
     geometry: &Geometry,

@@ -55,6 +55,7 @@ pub fn encode(children: &[Child], stamp: Stamp, page: &mut Page) {
     }
 }
 
+/// Decodes the interior node of the pool `tag` whose first leaf has the number `first`.
 pub fn decode(
     page: &Page,
     geometry: &Geometry,

@@ -163,7 +163,8 @@ enum MapGrowth {
     Removal,
     /// Nodes that are there change, or units come in.
     Change,
-    /// The same for a thick volume that has not taken all its places: the pool keeps their units.
+    /// As [`MapGrowth::Change`], for a thick volume whose places do not all have units yet: the
+    /// pool keeps units for them.
     Kept,
 }
 

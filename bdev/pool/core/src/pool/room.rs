@@ -55,7 +55,7 @@ impl Changes<'_> {
         self.has_room_for(nodes, growth, units)
     }
 
-    /// The same, for so many nodes.
+    /// As `has_room`, for this number of changed nodes.
     pub(super) fn has_room_for(
         &mut self,
         nodes: usize,
