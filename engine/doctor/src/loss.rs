@@ -2,7 +2,7 @@
 //! carry RoCE.
 //!
 //! A counter that grows while the doctor runs is a present problem. A count since boot is compared
-//! with the packets since boot: fewer than one lost packet in [`ONE_IN`] are harmless.
+//! with the packets since boot: at most one lost packet in [`ONE_IN`] is harmless.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

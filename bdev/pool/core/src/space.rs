@@ -195,7 +195,7 @@ impl Space {
         self.used.has(unit)
     }
 
-    /// Marks a unit as used. Returns false if it is already.
+    /// Marks a unit as used. Returns false if it is used already, or if no disk has it.
     pub fn take(&mut self, unit: u64) -> bool {
         if self.is_used(unit) || self.disk_of(unit) == Some(HOLE) {
             return false;
@@ -441,8 +441,9 @@ impl Space {
         self.note_freed(&(0..self.units));
     }
 
-    /// Runs of whole blocks that are free and noted as freed: at most `runs`, each of at most
-    /// `units` or of one block. They are no longer noted. Blocks of a disk that leaves stay noted.
+    /// Runs of whole blocks that are free and recorded as freed: at most `runs`, each of at most
+    /// `units` or of one block. Their records are removed. Blocks of a disk that leaves stay
+    /// recorded.
     pub fn take_freed(&mut self, units: u64, runs: usize) -> Vec<Range<u64>> {
         let mut found: Vec<Range<u64>> = Vec::new();
         if self.block == 0 {

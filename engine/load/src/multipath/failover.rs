@@ -272,7 +272,8 @@ impl FailoverLoad {
     }
 }
 
-/// True if the path did not execute the I/O, and another may.
+/// True if the I/O is to be started again, perhaps on another path. The path may have executed it
+/// all the same, as when the connection was lost: a write of the same pattern does no harm then.
 fn is_refused(status: Status) -> bool {
     match status {
         Status::Gone | Status::Retry | Status::Aborted => true,

@@ -39,7 +39,7 @@ pub struct Second {
     pub phase: TestPhase,
     /// Completed I/Os of each path.
     pub ios: Vec<u64>,
-    /// I/Os that a path refused, and that were started again.
+    /// Refusals of I/Os by a path, after which the I/Os were started again.
     pub moved: u64,
     pub errors: u64,
     pub longest_pause_ms: f64,
