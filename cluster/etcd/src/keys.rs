@@ -6,7 +6,7 @@ use nacre_cluster_core::{ExportId, NodeId, PoolId, VolumeId};
 use uuid::Uuid;
 
 /// The start of all keys of one cluster: `/nacre/NAME/`. Methods with a plural name return the
-/// start of all keys of a kind.
+/// start of all keys of a kind, or of those of one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prefix(String);
 

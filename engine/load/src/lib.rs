@@ -6,7 +6,7 @@
 //!   local.rs    a block device of this process                                     (main thread)
 //!   drive.rs    a namespace of a local drive, which it attaches                    (main thread)
 //!     run.rs      starts the workers, adds up                                      (main thread)
-//!     worker.rs   a pinned thread that polls its lanes without ever sleeping
+//!     worker.rs   a thread, pinned if cores are given, that polls its lanes without sleeping
 //!       lane.rs     one I/O queue kept full: submissions and completions
 //!         access.rs   chooses blocks: random or in order, of one size or several
 //!         pattern.rs  contents of written blocks, and verification of read ones

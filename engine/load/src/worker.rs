@@ -1,4 +1,6 @@
-//! A worker: a pinned thread that polls its lanes, and does not sleep while I/O is in flight.
+//! A worker: a thread, pinned if the job names cores, that polls its lanes. It does not sleep
+//! during a phase of the run; it does while its queues connect and while it waits for other
+//! workers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

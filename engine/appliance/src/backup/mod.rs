@@ -332,7 +332,8 @@ fn write(
     Ok(None)
 }
 
-/// Replaces the state by that of an export. The daemon stops for a moment.
+/// Checks the export in `source`, and replaces the state by its contents. The daemon is stopped
+/// meanwhile, and started again after a failure, too.
 pub fn restore(
     places: &Places,
     run: &impl Run,

@@ -201,7 +201,8 @@ fn check_other(field: &'static str, host: IpAddr) -> Result<(), SettingsError> {
 
 impl Settings {
     /// Checks the number of values, and that they fit together: each gateway is in the network of
-    /// an address, no address is given twice, and the MTU suffices for the address families.
+    /// an address (except IPv6 link-local ones) and is no own address, no address is given twice,
+    /// and the MTU suffices for the address families.
     pub fn check(&self) -> Result<(), SettingsError> {
         if self.dns.len() > MOST_DNS {
             return refuse("dns", format!("at most {MOST_DNS} servers"));
