@@ -51,9 +51,9 @@ pub enum Decision {
         /// For a volume restored from a backup: the nodes whose replicas it waits for.
         missing: Vec<NodeId>,
     },
-    /// etcd does not answer.
+    /// The lease of this node is no longer good: etcd does not answer, or answers too late.
     StoreAway { why: String },
-    /// etcd answers again, after this time.
+    /// The lease of this node is good again, after this time.
     StoreBack { away: Duration },
     /// This program cannot read the key, and ignores it.
     KeyIgnored { key: String, why: String },

@@ -23,13 +23,14 @@ pub struct OwnExports<'a> {
 }
 
 impl OwnExports<'_> {
-    /// The ids of the exports, with the etcd that has them. `None`: the list has not arrived.
+    /// The ids of the exports, with the etcd that has them. `None`: the list has not arrived, or
+    /// this process is no node.
     pub fn seen(&self) -> Option<(StoreView, BTreeSet<Uuid>)> {
         self.operator.seen_keys()?.exports()
     }
 
-    /// True if the etcd of `view` still has the cluster and the lease of this incarnation, and not
-    /// the export. One transaction compares all three.
+    /// True if the export was deleted: the etcd of `view` still has the cluster and the lease of
+    /// this incarnation, and no such key. One transaction compares all three.
     pub async fn is_gone(
         &self,
         incarnation: Incarnation,

@@ -17,7 +17,7 @@ use tracing::debug;
 const EVERY: Duration = Duration::from_secs(60);
 /// Age up to which revisions stay, for watches that are behind.
 const KEEP: Duration = Duration::from_secs(300);
-/// Lines of the log of decisions that stay.
+/// Lines of the log of ended leases that stay.
 const LINES: usize = 2000;
 /// Keys that one transaction deletes: etcd allows 128 operations.
 const BATCH: usize = 100;

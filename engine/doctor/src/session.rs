@@ -33,7 +33,7 @@ pub struct Question {
 /// A traffic class, of which probes are sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbeClass {
-    /// `storage` or `replication` of `[qos]`, `rdma` (of `[rdma] tos`), or `unmarked` (DSCP 0).
+    /// `storage` or `replication` (classes of `[qos]`), `rdma` (`[rdma] tos`), or `unmarked`.
     pub name: &'static str,
     /// DSCP of the probes, 0 to 63.
     pub dscp: u8,

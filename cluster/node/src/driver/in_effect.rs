@@ -73,8 +73,8 @@ impl SeenPublications {
         self.listed.is_some_and(|listed| listed >= revision)
     }
 
-    /// The engine has been shown the publication of the volume, or its deletion. False: it is
-    /// damaged, or of a later version.
+    /// The engine has been shown the publication of the volume, or its deletion. `is_read` false:
+    /// the publication is damaged, or of a later version, and the former one stays in effect.
     pub(super) fn set_read(&mut self, volume: VolumeId, is_read: bool) {
         if is_read {
             self.unread.remove(&volume);

@@ -50,7 +50,7 @@ pub struct Rebuilt {
     pub nodes: usize,
     /// Published volumes that lost their list of hosts, because `publish` was false.
     pub without_hosts: usize,
-    /// True: an earlier rebuild had not ended, and this one took its place.
+    /// True: an earlier rebuild had begun to collect reports, and this one took its place.
     pub is_repeated: bool,
     pub notes: Vec<Note>,
 }
