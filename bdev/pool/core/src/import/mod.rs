@@ -205,7 +205,8 @@ pub struct Import {
 
 impl Import {
     /// Begins an import. `disk_bytes`: the size of each device, in any order; devices that are no
-    /// disk of the pool are ignored. `edge_bytes`: [`Geometry::edge_bytes`] of the pool.
+    /// disk of the pool are ignored. `edge_bytes`:
+    /// [`edge_bytes`](crate::geometry::Geometry::edge_bytes) of the pool.
     pub fn new(disk_bytes: &[u64], edge_bytes: u64, limits: Limits, holder: Holder) -> Self {
         let mut import = Self {
             disk_bytes: disk_bytes.to_vec(),
