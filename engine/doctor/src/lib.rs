@@ -157,7 +157,7 @@ pub struct Scope {
     pub listeners: Vec<String>,
     /// Another machine that must be reachable, and is compared with this one if it answers.
     pub peer: Option<ScopedIp>,
-    /// NVMe port of the peer.
+    /// NVMe port of the peer; 0: 4420.
     pub port: u16,
     /// Bytes of DMA memory still to be registered.
     pub memory: u64,

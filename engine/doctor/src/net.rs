@@ -8,7 +8,7 @@ use nacre_transport_rdma_link::{Fabric, NodeType};
 use super::select::{no_interface, same_subnet, select, select_all};
 use super::{Echo, EchoError, Finding, Scope, System, live};
 
-/// Ports of NVMe over TCP and RDMA, of discovery, and of RoCE v2 (IANA).
+/// Ports of NVMe over TCP and RDMA, and of RoCE v2 (IANA).
 pub(super) use nacre_nvmf::address::NVME_PORT;
 const ROCE_PORT: u16 = 4791;
 
@@ -234,7 +234,8 @@ fn arp(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Checks a peer: route, ICMP echo, TCP port, RDMA. Each step needs the previous one.
+/// Checks a peer: route, ICMP echo, TCP port, RDMA, path MTU. Without a route, the others are left
+/// out.
 fn peer(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     const ID: &str = "net.peer";
     let port = if scope.port == 0 {

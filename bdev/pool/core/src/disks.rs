@@ -187,7 +187,8 @@ impl DiskTable {
         offsets.map(|offset| Location { disk, offset })
     }
 
-    /// Splits consecutive units into parts, each of which is contiguous on one disk.
+    /// Splits consecutive units into parts, each of which is contiguous on one disk. Leaves out
+    /// units that no disk has.
     pub fn split(&self, units: std::ops::Range<u64>) -> Vec<std::ops::Range<u64>> {
         let ranges = self.ranges.iter();
         let ranges = ranges.filter(|range| !self.is_empty_range(range));
@@ -201,7 +202,8 @@ impl DiskTable {
 
 /// Changes of the table. The geometry has the same sizes.
 impl DiskTable {
-    /// Adds a disk.
+    /// Adds a disk of `bytes`, with its units after all others. After an error, discard the table
+    /// and the geometry: they may be changed in part.
     pub fn add(
         &mut self,
         geometry: &mut Geometry,
@@ -230,7 +232,7 @@ impl DiskTable {
         }
     }
 
-    /// Adds the new space of a disk that has grown.
+    /// Adds the new space of a disk that has grown to `bytes`. Errors: as for [`DiskTable::add`].
     pub fn grow(
         &mut self,
         geometry: &mut Geometry,

@@ -104,13 +104,14 @@ pub enum ImportError {
 pub struct ImportReport {
     /// Records of the log that were applied.
     pub replayed: u64,
-    /// Records that were left out, because their data is not on the disk.
+    /// Records that were left out: their data is not on the disk, they depend on such a record, or
+    /// the node of the map that they change is lost.
     pub dropped: u64,
     /// Pages of which one copy was unreadable. The first checkpoint writes them again.
     pub healed: u64,
     /// Nodes of maps of which both copies are unreadable: their places answer errors.
     pub lost: u64,
-    /// The newest root was unreadable; the one before it was used.
+    /// True if the newest root was unreadable, so that the one before it was used.
     pub fell_back: bool,
 }
 
