@@ -1,6 +1,6 @@
 //! Detects that many nodes lost their leases at once: within 10 minutes, more than a third of all
 //! nodes, or at least two nodes that are more than a third of a zone. Then the cluster replaces no
-//! replica: a broken switch must not fill the remaining nodes with copies.
+//! lost replica: a broken switch must not fill the remaining nodes with copies.
 //!
 //! No wall clock counts: the 10 minutes begin when this process first sees a node without a lease.
 
