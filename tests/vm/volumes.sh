@@ -7,8 +7,8 @@
 # It runs on $DEV, or on a file of a file system there, until `load_end`, and fails at the first
 # error.
 LOAD=
-# A load that leaves time of an emulated processor to the daemons: for tests that wait for changes of
-# paths or nodes. fio's limits of reads and writes, each second.
+# A load that leaves time of an emulated processor to the daemons: for tests that wait for changes
+# of paths or nodes. fio's limits of reads and writes, each second.
 PACED=(--rate_iops=50,50)
 
 load_start() { # load_start FILE SIZE [FIO OPTIONS…]

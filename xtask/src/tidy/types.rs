@@ -1,5 +1,6 @@
 //! Limits the size of types: the lines of all `impl` blocks of a type in its crate, and the fields
 //! of a struct. A limit on the length of files alone would allow one type spread over many files.
+//! Comments do not count: a limit that they reach would be paid with documents.
 //!
 //! Ignores test modules. The sources are formatted by rustfmt, so a block ends at the first closing
 //! brace with the indentation of its first line.
@@ -193,7 +194,7 @@ impl Blocks {
                 }),
                 None => found.extend(subject(block).map(|name| Block::Impl {
                     name,
-                    lines: block.len(),
+                    lines: block.iter().filter(|line| !is_comment(line)).count(),
                 })),
             }
             at = end + 1;
@@ -208,6 +209,10 @@ impl Blocks {
         };
         block.iter().filter(is_field).count()
     }
+}
+
+fn is_comment((is_code, line): &&(bool, &str)) -> bool {
+    *is_code && line.trim_start().starts_with("//")
 }
 
 /// The last line of the block that begins at `start` in column `indent`.
@@ -299,6 +304,13 @@ mod tests {
             let twice = format!("{text}\n{header}\n    fn g() {{}}\n}}\nimpl C for A {{}}\n");
             assert_eq!(size_of("A", &twice), (2 * lines + 1, 0), "{header}");
         }
+    }
+
+    /// Goal: documents of a type cost nothing. Method: comments, and a text that looks like one.
+    #[test]
+    fn comments_do_not_count() {
+        let text = "impl A {\n    /// Doc.\n    fn f() {\n        // Why.\n        g(\"\n// text\");\n    }\n}\n";
+        assert_eq!(size_of("A", &format!("struct A;\n{text}")), (6, 0));
     }
 
     /// Goal: a block ends at its own brace. Method: blocks with braces inside of literals,

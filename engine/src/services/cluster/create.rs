@@ -127,9 +127,9 @@ pub async fn publish(
 fn nodes_for(engine: &Engine, running: &Running, id: Uuid) -> Vec<NodeId> {
     let listed = engine.volumes.find(&id.to_string()).ok();
     let replicas = listed.into_iter().flat_map(|listed| listed.record.replicas);
-    let mut nodes: Vec<NodeId> = replicas.filter_map(|one| one.node.map(NodeId)).collect();
-    nodes.dedup();
-    for node in running.inbox.nodes().into_keys() {
+    let of_replicas = replicas.filter_map(|one| one.node.map(NodeId));
+    let mut nodes: Vec<NodeId> = Vec::new();
+    for node in of_replicas.chain(running.inbox.nodes().into_keys()) {
         if nodes.len() < nacre_cluster_core::slots::MAX_SLOTS && !nodes.contains(&node) {
             nodes.push(node);
         }

@@ -168,8 +168,8 @@ impl Store {
         }
     }
 
-    /// Handles the end of the flush of the new disk: requests the first root with the disk, or fails
-    /// the growth.
+    /// Handles the end of the flush of the new disk: requests the first root with the disk, or
+    /// fails the growth.
     pub(in crate::pool) fn label_flushed(&mut self, result: Result<(), IoFailed>) {
         if result.is_err() {
             return self.fail_growth();
