@@ -1,4 +1,4 @@
-//! The settings of a volume. Each one is declared once, in the list of [`settings`]: the record in
+//! The settings of a volume. Each one is declared once, in the list of `settings!`: the record in
 //! the store, the parameters of methods, the options of commands and the reference derive from it.
 
 use nacre_units::read;

@@ -27,7 +27,7 @@ pub(super) enum HostStep {
     /// Waits for the transport's handshake.
     Dialling,
     Connect,
-    /// [`super::authentication::Transaction`] sends the commands of this step.
+    /// `queue::authentication::Transaction` sends the commands of this step.
     Authenticate,
     ReadCap,
     Enable,

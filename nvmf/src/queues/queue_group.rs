@@ -8,7 +8,7 @@
 //!              Transport::flush
 //! ```
 //!
-//! Every command that completes ends in [`QueuePair::conclude`], unless it got no place in the
+//! Every command that completes ends in `QueuePair::conclude`, unless it got no place in the
 //! request table. A command that must wait is in a bounded list: for a buffer in the group's list,
 //! for a full device in the device's list, for the fetch window in the queue pair's list. The first
 //! two are retried each turn. So a lack of buffers or of room in a device delays commands and does

@@ -30,7 +30,7 @@ pub(crate) struct Request {
     pub sqe: Sqe,
     pub step: Step,
     pub plan: Plan,
-    /// [`super::Namespace::serial`] of the namespace that the plan is for. The NSID may belong to
+    /// `Namespace::serial` of the namespace that the plan is for. The NSID may belong to
     /// another namespace by the time of execution, which the command must not access.
     pub namespace: u64,
     pub started: Nanos,

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use crate::subsystems::stats::{Kind, LATENCY_BUCKETS, QueueStats};
 use crate::transport::TransportType;
 
-/// Statistics of one kind of commands; `latency`: counts by [`latency_bucket`].
+/// Statistics of one kind of commands; `latency`: counts by `stats::latency_bucket`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KindSum {
     pub operations: u64,

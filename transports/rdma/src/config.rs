@@ -1,5 +1,5 @@
 //! The settings of the RDMA transport, with their defaults and ranges. Each one is declared once,
-//! in the list of [`settings`].
+//! in the list of `settings!`.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;

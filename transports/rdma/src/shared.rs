@@ -20,7 +20,7 @@ use crate::core_memory::{CoreMemory, Devices};
 use crate::incident::Incidents;
 use crate::stats::{Stats, StatsSnapshot};
 
-/// A protection domain, and the slot of [`Buf::key`] that holds its keys.
+/// A protection domain, and the slot of `Buf::key` that holds its keys.
 #[derive(Clone)]
 pub(crate) struct Domain {
     pub domain: Arc<dyn ProtectionDomain>,

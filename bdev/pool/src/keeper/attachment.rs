@@ -50,7 +50,7 @@ impl Keeper {
         self.refresh_externals(None);
     }
 
-    /// See [`Externals::refresh`].
+    /// See `Externals::refresh`.
     pub(super) fn refresh_externals(&mut self, changed: Option<&[VersionId]>) {
         if let Stage::Open(pool) = &self.stage {
             let known = (&self.maps, &*self.shared);

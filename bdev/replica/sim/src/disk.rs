@@ -2,7 +2,7 @@
 //! but never returns wrong data.
 //!
 //! A command takes effect at some time between submission and completion. A holder reaches the disk
-//! through a [`Device`]. A holder that claims the disk excludes other holders, like a reservation:
+//! through a `Device`. A holder that claims the disk excludes other holders, like a reservation:
 //! their commands in flight execute or not, and none executes afterwards.
 
 use std::collections::{BTreeMap, BTreeSet};

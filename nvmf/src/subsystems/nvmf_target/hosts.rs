@@ -9,7 +9,7 @@ use crate::auth::KeySource;
 use crate::subsystems::subsystem::{HostSecrets, Rotation};
 
 impl Target {
-    /// Allows a host, as [`Subsystem::add_host`]. Call it on a management thread, because it may
+    /// Allows a host, as `Subsystem::add_host`. Call it on a management thread, because it may
     /// start the helper thread.
     pub fn add_host_with(
         &self,
@@ -24,7 +24,7 @@ impl Target {
         Ok(())
     }
 
-    /// Changes the keys of a host, as [`Subsystem::set_host_keys`].
+    /// Changes the keys of a host, as `Subsystem::set_host_keys`.
     pub fn set_host_keys(
         &self,
         nqn: &Nqn,
@@ -38,7 +38,7 @@ impl Target {
         Ok(())
     }
 
-    /// Gives a host a new secret, as [`Subsystem::rotate`].
+    /// Gives a host a new secret, as `Subsystem::rotate`.
     pub fn rotate(&self, nqn: &Nqn, host: &Nqn, rotation: Rotation) -> Result<(), TargetError> {
         let subsystem = self.subsystem(nqn)?;
         let of_keys = matches!(rotation, Rotation::Keys { .. });

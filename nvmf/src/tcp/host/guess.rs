@@ -10,7 +10,7 @@ use crate::tcp::rx::{Guess, RxBuffers};
 /// Reads of fewer bytes are not worth an entry of the I/O vector.
 pub(super) const GUESS_BYTES: usize = 2048;
 
-/// Whether to guess the next PDUs (see [`super::rx`]).
+/// Whether to guess the next PDUs (see `tcp::rx`).
 ///
 /// Guessing begins once the controller ended reads by the SUCCESS flag: responses between the
 /// data would spoil every guess. Each wrong guess pauses guessing for twice as many receives as

@@ -6,7 +6,7 @@
 //! family would free units that are in use, so there is one in the pool.
 //!
 //! A hidden version with several children keeps the units that a child uses. It gets a pass when it
-//! is deleted, and again when another version is ([`Pool::reclaim`] asks for one as well).
+//! is deleted, and again when another version is (`Pool::reclaim` asks for one as well).
 
 use std::collections::BTreeSet;
 
