@@ -25,7 +25,7 @@ use crate::client::{Client, KeyValue};
 use crate::error::described;
 use crate::keys::range_end;
 use crate::messages::{Empty, NO_PUT, WatchCreateRequest, WatchKind, WatchRequest, WatchResponse};
-use crate::pulse::Pulse;
+use crate::pulse::{Pulse, QUESTION};
 
 /// Silence of a member after which all its watches open their streams again.
 const SILENCE: Duration = Duration::from_secs(3);
@@ -274,9 +274,9 @@ impl Stream {
     /// of this stream.
     async fn next(&mut self, pulse: &Pulse) -> Result<WatchResponse, Status> {
         loop {
+            let own = self.own_question(pulse);
             // A stream whose question has no answer leaves the next one to the others.
             let is_free = self.asked <= self.heard;
-            let own = self.heard.max(self.asked) + OWN_QUESTION;
             let question = if is_free {
                 own.min(pulse.question(self.heard))
             } else {
@@ -285,13 +285,16 @@ impl Stream {
             let silent = self.silent(pulse);
             tokio::select! {
                 answer = self.answers.message() => {
+                    let ended = || Status::unavailable("the stream ended");
+                    let answer = answer?.ok_or_else(ended)?;
                     self.heard = Instant::now();
                     pulse.hears(self.heard);
-                    return answer?.ok_or_else(|| Status::unavailable("the stream ended"));
+                    return Ok(answer);
                 }
                 () = tokio::time::sleep_until(question) => {
                     let now = Instant::now();
-                    if pulse.takes_question(self.heard, now) || now >= own {
+                    let is_own = now >= self.own_question(pulse);
+                    if is_own || pulse.takes_question(self.heard, now) {
                         self.asked = now;
                         let request = Some(WatchKind::Progress(Empty {}));
                         // Full: the member does not read, and will be left soon.
@@ -305,6 +308,19 @@ impl Stream {
                     }
                 }
             }
+        }
+    }
+
+    /// The time at which this stream asks, whatever the others do: after [`OWN_QUESTION`], and
+    /// once when the member has not answered another stream. etcd gives no answer on a stream
+    /// whose watch has not caught up, or begins after the last change.
+    fn own_question(&self, pulse: &Pulse) -> Instant {
+        let own = self.heard.max(self.asked) + OWN_QUESTION;
+        let late = pulse.heard(self.heard) + 2 * QUESTION;
+        if self.asked < late {
+            own.min(late)
+        } else {
+            own
         }
     }
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Silence of a member after which one of its watches asks for progress.
+/// Silence of a member after which one of its watches asks for progress; after twice that, each
+/// one asks.
 pub(crate) const QUESTION: Duration = Duration::from_secs(1);
 
 /// Times in milliseconds since `start`.

@@ -76,8 +76,8 @@ impl AnaStates {
             None => {
                 let mut groups = self.groups.values();
                 let changes = self.all.state != state || groups.any(|of| of.state != state);
-                self.groups.clear();
                 if changes {
+                    self.groups.clear();
                     self.all = changed;
                 }
                 changes

@@ -419,6 +419,26 @@ fn a_device_that_goes_during_a_command() {
     let _ = copies.join().unwrap();
     assert!(pool.status().external_claims.is_empty());
     shows(&mut host, 0, 16, |_| 7);
+
+    device(&home, "gold", 16);
+    let shown = clone(&home, &pool, "gold", 12).unwrap();
+    let copies = {
+        let pool = pool.clone();
+        std::thread::spawn(move || block_on(pool.run(Command::Inflate { lvol: shown })))
+    };
+    let began = Instant::now();
+    while info(&pool, shown).used_bytes == 0 {
+        assert!(began.elapsed().as_secs() < 60);
+    }
+    let ticket = home.registry.remove("gold", Removal::Hot).unwrap();
+    match copies.join().unwrap() {
+        // As above.
+        Ok(_) => {}
+        Err(PoolError::Degraded(of)) => assert_eq!(of.id, GOLD),
+        Err(error) => panic!("{error}"),
+    }
+    block_on(pool.detach(GOLD)).unwrap();
+    is_done(ticket, &mut host);
 }
 
 /// Goal: in a full pool, a trim of a part of a device's leaf is refused, as a write would be, and a

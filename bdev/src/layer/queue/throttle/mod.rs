@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Delayed I/O counts as accepted: towards the queue's depth, so that a full queue slows the host
-//! down, and towards the latency. Reads (with compares) and other I/O have separate lists, because
-//! they have separate limits. Flushes and unmaps are never delayed.
+//! down, and towards the latency. Reads (with compares and verifies) and other I/O have separate
+//! lists, because they have separate limits. Flushes and unmaps are never delayed.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -25,7 +25,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 pub(super) struct Throttle {
     chain: Chain,
     block_size: u64,
-    /// Waiting reads and compares, and waiting I/O of other kinds.
+    /// Waiting reads, compares and verifies, and waiting I/O of other kinds.
     queued: [VecDeque<QueuedIo>; 2],
     /// The index of the list to serve next.
     turn: usize,
