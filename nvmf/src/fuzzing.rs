@@ -1,16 +1,29 @@
-//! The body of the fuzz target `admin`: a controller executes a list of operations, decoded from
-//! the input. It is here, not in the target, so that an ordinary test replays its corpus.
+//! The body of the fuzz target `admin`: a controller executes admin commands and events, decoded
+//! from the input. It is here, not in the target, so that an ordinary test replays its corpus.
 //!
 //! ```text
-//!   byte 0        bit 0 a discovery controller, bit 1 ANA reporting, bit 2 enabled from the start
-//!   then, until the end:
-//!   0 sqe[64]     a command, as it is                1 op nsid cdw10[4] .. cdw14[4]  a likely one
-//!   2 cc[4]       Property Set CC                    3 n   adds a namespace (bit 7: removes)
-//!   4 events      raises events                      5 n   n seconds pass
+//!   byte 0            bit 0   a discovery controller      bit 2   CC.EN is set from the start
+//!                     bit 1   ANA reporting               bit 3   keyed SGLs, as over RDMA
+//!   then operations until the end: a tag, taken modulo 6, and its bytes (missing ones are 0)
+//!   0 sqe[64]         any command
+//!   1 op nsid cdw[20] a frequent command: an index in `LIKELY`, its NSID, CDW10 to CDW14;
+//!                     the last byte is also the CID
+//!   2 cc[4]           Property Set of CC
+//!   3 n               adds namespace n (bit 7: removes it)
+//!   4 events          raises asynchronous events
+//!   5 n               n seconds pass
 //! ```
 //!
-//! It checks: no panic; every command is completed exactly once, event requests at an event or at
-//! the end; data is never longer than announced; the controller releases all resources at its end.
+//! Data that a command transfers to the controller is a copy of the bytes behind the command, which
+//! are the next operations, too.
+//!
+//! The checks:
+//!
+//! - Nothing panics. The buffer of a command has exactly the length that the controller announced,
+//!   so a controller that writes more panics.
+//! - Each completion has the CID of its command.
+//! - An Asynchronous Event Request completes exactly once: at an event, by an Abort, or by a reset.
+//! - At the end, nothing refers to the association or the subsystem.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -37,10 +50,10 @@ use crate::transport::{Address, ListenerId, TransportCaps, TransportType};
 const SUBNQN: &str = "nqn.2025-01.io.nacre:fuzz";
 const HOSTNQN: &str = "nqn.2025-01.io.nacre:host";
 const MAX_TRANSFER: u32 = 128 << 10;
-/// Entries of the admin queue: the most commands held.
+/// Entries of the admin queue: the most outstanding commands.
 const ENTRIES: usize = 64;
 
-/// Commands worth trying often.
+/// Opcodes of operation 1.
 const LIKELY: [u8; 9] = [
     opcode::IDENTIFY,
     opcode::GET_LOG_PAGE,
@@ -53,6 +66,7 @@ const LIKELY: [u8; 9] = [
     opcode::NAMESPACE_MANAGEMENT,
 ];
 
+/// Executes the operations of `input`. Panics if a check fails.
 pub fn admin(input: &[u8]) {
     let [choice, ops @ ..] = input else { return };
     let mut fixture = Fixture::new(*choice);
@@ -69,6 +83,7 @@ struct Fixture {
     association: Arc<Association>,
     controller: Controller,
     now: Nanos,
+    /// Identifiers of outstanding Asynchronous Event Requests.
     held: BTreeSet<u16>,
 }
 
@@ -130,7 +145,7 @@ impl Fixture {
         fixture
     }
 
-    /// Does one operation, and returns the rest of the input.
+    /// Executes one operation. Returns the rest of the input.
     fn step<'a>(&mut self, tag: u8, rest: &'a [u8]) -> &'a [u8] {
         match tag % 6 {
             0 => {
@@ -182,7 +197,8 @@ impl Fixture {
         self.command(set.to_sqe(0xfffe), &[]);
     }
 
-    /// Executes a command like a queue pair: the length, then the data, then the command.
+    /// Executes a command in the order of a queue pair: gets the length of its data, fetches the
+    /// data (from `more`), and executes it.
     fn command(&mut self, sqe: Sqe, more: &[u8]) {
         if self.held.contains(&sqe.cid()) || self.held.len() == ENTRIES {
             return;
@@ -253,8 +269,8 @@ impl Fixture {
         self.take_events();
     }
 
-    /// A reset ends held commands, and then none is left; a dropped controller leaves nothing
-    /// behind.
+    /// Resets the controller (CC.EN to 0), which completes all outstanding commands. Then drops it,
+    /// and checks that nothing refers to its association and subsystem.
     fn finish(mut self) {
         self.write_cc(Cc::enabled());
         self.write_cc(Cc(0));

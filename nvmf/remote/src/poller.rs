@@ -15,6 +15,7 @@ use crate::status::{ControllerInfo, State};
 /// Interval at which a busy core polls an idle admin queue, because each poll is a system call.
 const LOOK: Duration = Duration::from_millis(1);
 
+/// Polls the admin queue of one remote controller, on a reactor or on a thread of its own.
 pub struct ControllerPoller {
     shared: Arc<Shared>,
     controller: HostController,
@@ -116,8 +117,8 @@ impl ControllerPoller {
         self.seen = None;
     }
 
-    /// A target that refuses permanently may not be set up yet after its restart: a caller with
-    /// unlimited retries tries again.
+    /// Schedules another attempt after a permanent refusal, if the time to reconnect has no limit
+    /// (`loss_timeout`): a target that has just restarted may not have its configuration yet.
     fn insist(&mut self, now: Nanos) {
         let options = self.controller.options();
         let given_up = matches!(self.controller.state(), ControllerState::Failed(_));

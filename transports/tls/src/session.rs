@@ -11,11 +11,14 @@
 //!
 //! AES-GCM may seal 2^24.5 records with one key. Before that limit a session sends a KeyUpdate, and
 //! asks the peer for one if the peer's key is near the limit. It does so only with peers that
-//! support KeyUpdate: those that have sent one, or all if [`Session::use_key_updates`] is set.
-//! Kernels up to 6.12 do not support KeyUpdate: a Linux host stops reading the connection until its
-//! I/O times out. With peers without KeyUpdate the session continues, and counts the keys that are
-//! past the limit. The security margin decreases slowly: 2^32 records of full length give an
-//! attacker a chance of 2^-45.
+//! support KeyUpdate: those that have sent one, and those for which the caller has called
+//! [`Session::use_key_updates`].
+//!
+//! The NVMe/TCP host of Linux does not support KeyUpdate, as seen with 6.12: it stops reading the
+//! connection until its I/O times out. The kernel's TLS can change keys from 6.14 on, but leaves
+//! the KeyUpdate to a process, and this host has none. With such peers the session continues, and
+//! counts the keys that are past the limit. The security margin decreases slowly: 2^32 records of
+//! full length give an attacker a chance of 2^-45.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -28,8 +31,8 @@ use crate::records::{
     Direction, HEADER, MOST_DATA, MOST_PROTECTED, MOST_RECORDS, TRAILER, header, kind,
 };
 
-/// Bytes of the buffer for received records: several of the longest, as one receive costs more
-/// than moving the part of a record at its end.
+/// Bytes of the buffer for received records: eight of the longest. One receive can take several
+/// records, and a system call costs more than the copy of an incomplete record to the front.
 const INPUT: usize = 8 * (HEADER + MOST_PROTECTED);
 /// While this number of encrypted bytes waits for the socket, nothing more is encrypted.
 const OUTPUT: usize = 256 << 10;
@@ -138,8 +141,8 @@ impl Session {
         self.counts
     }
 
-    /// The place for the next received bytes. Not empty if the last [`Session::read`] has not
-    /// filled its slices.
+    /// The free part of the input buffer, for the next receive. It is not empty after a
+    /// [`Session::read`] that returned fewer bytes than its slices take.
     pub fn room(&mut self) -> &mut [u8] {
         if self.input.is_empty() {
             self.input = buffers::take_input(INPUT);
@@ -208,7 +211,8 @@ impl Session {
         Ok(total)
     }
 
-    /// True if [`Session::read`] would return data, an error or the end without another receive.
+    /// True if [`Session::read`] has work without another receive: data, a whole record (perhaps
+    /// without data, such as a KeyUpdate), an error or the end.
     pub fn has_input(&self) -> bool {
         self.failed.is_some()
             || self.peer_closed
@@ -221,7 +225,8 @@ impl Session {
         self.peer_closed && self.opened.0 == self.opened.1
     }
 
-    /// Length of the next record with its header, or an error, if it is known to be there.
+    /// Length of the next record with its header. `None`: it has not arrived as a whole. An error
+    /// if its header announces too many bytes.
     fn whole_record(&self) -> Option<Result<usize, Failure>> {
         let waiting = &self.input[self.start..self.end];
         let (_, length) = header(waiting)?;

@@ -1,29 +1,43 @@
-//! Checks that each block is a linearizable register, from the history of all operations.
+//! Checks the history of all reads and writes: each block must behave as a linearizable register.
+//! So every operation takes effect at one moment between its start and its end, and a read returns
+//! the last write before that moment.
 //!
-//! Every write has a value of its own. For each value, the earliest end and the latest start of its
-//! write and its reads decide (Gibbons and Korach, "Testing Shared Memories", 1997): a value whose
-//! earliest end is before its latest start occupies that time alone. No two such times may overlap,
-//! and no other value may lie entirely within one.
+//! Every write has a value of its own, so a read shows which write it saw. The operations of a
+//! value are its write and the reads that returned it. Two times of a value decide (Gibbons and
+//! Korach, "Testing Shared Memories", 1997), the earliest end and the latest start of its
+//! operations:
+//!
+//! - If the earliest end comes first, the block has this value from then until the latest start. No
+//!   two such intervals may overlap.
+//! - Else one moment from the latest start to the earliest end is enough for all operations of the
+//!   value. This interval must not lie within an interval of the first kind.
+//!
+//! In addition, no read may return a value that was never written, or end before the write of its
+//! value starts. A write without a response counts only if a read returned its value. All blocks
+//! begin with the value 0.
 
 use std::collections::BTreeMap;
 
-/// One operation of a host.
+/// One read or write of a host.
 #[derive(Debug, Clone, Copy)]
 struct CheckedOperation {
     block: usize,
-    /// The value written, or the value read.
+    /// The value written, or the value read. `None`: a read without a response.
     value: Option<u64>,
     is_write: bool,
+    /// Virtual time in nanoseconds, as all times here.
     start: u64,
+    /// `None`: no response.
     end: Option<u64>,
 }
 
+/// The history of all operations, in the order of their starts.
 #[derive(Debug, Default)]
 pub(crate) struct Checker {
     operations: Vec<CheckedOperation>,
 }
 
-/// The times of one value.
+/// The earliest end and the latest start of the operations of one value.
 #[derive(Debug, Clone, Copy)]
 struct Zone {
     value: u64,
@@ -32,7 +46,8 @@ struct Zone {
 }
 
 impl Checker {
-    /// An operation starts: a write of `value`, or a read. Returns its number.
+    /// Notes the start of a write of `value`, or of a read (`None`). Returns the number of the
+    /// operation.
     pub(crate) fn start(&mut self, block: usize, value: Option<u64>, now: u64) -> usize {
         self.operations.push(CheckedOperation {
             block,
@@ -44,7 +59,7 @@ impl Checker {
         self.operations.len() - 1
     }
 
-    /// The operation ends; a read returned `value`.
+    /// Notes the response to an operation; `value` is the value that a read returned.
     pub(crate) fn end(&mut self, number: usize, value: u64, now: u64) {
         let operation = &mut self.operations[number];
         operation.end = Some(now);
@@ -53,6 +68,7 @@ impl Checker {
         }
     }
 
+    /// Checks the first `blocks` blocks. The error describes the first fault.
     pub(crate) fn check(&self, blocks: usize) -> Result<(), String> {
         (0..blocks).try_for_each(|block| self.check_block(block))
     }

@@ -1,4 +1,13 @@
-//! The copy test: every path alone reads, and on request writes, the whole range; then all at once.
+//! The test of `nacre test copy`: all paths to a namespace must return the same data.
+//!
+//! ```text
+//!   only reads     each path alone reads the range, then all paths read it at once
+//!   with writes    each path alone writes the range; each of the others reads it, then this path;
+//!                  all paths write at once, a part of the range each; then all read all of it
+//! ```
+//!
+//! A *unit* is the range of one I/O, and a *pass* is one walk over units in order. Other hosts may
+//! write meanwhile: a test without writes reads different units again before they count as wrong.
 
 use serde::Serialize;
 
@@ -11,23 +20,24 @@ use super::pass::PassReport;
 #[derive(Debug, Clone, Serialize)]
 pub struct CopyPath {
     pub path: String,
-    /// The passes over this path alone.
+    /// The passes while the other paths are idle.
     pub write: Option<PassReport>,
     pub read: Option<PassReport>,
-    /// Sum of the checksums of all places, as this path alone read them. `None` with writes,
-    /// because each path then reads its own data.
+    /// Sum of the checksums of all units in the pass `read`. `None` with writes, because each path
+    /// then reads its own data, and if the pass failed or was interrupted.
     pub checksum: Option<String>,
-    /// Reads over this path of the other paths' writes.
+    /// A pass for each other path, with writes: reads over this path the data that the other wrote.
     pub cross_reads: Vec<PassReport>,
-    /// The passes over all paths at once.
+    /// This path's part of the passes over all paths at once.
     pub write_together: Option<PassReport>,
     pub read_together: Option<PassReport>,
-    /// Completed I/Os of all passes.
+    /// I/Os of all passes that completed without an error.
     pub ios: u64,
     pub bytes_read: u64,
     pub bytes_written: u64,
     pub connections_lost: u64,
-    /// The reason why the path is not connected at the end; `None`: it is.
+    /// The reason why the path is not connected at the end. `None`: the path is connected, or has
+    /// no failed attempt to report.
     pub failure: Option<String>,
 }
 
@@ -60,8 +70,9 @@ pub struct CopyReport {
     pub interrupted: bool,
 }
 
-/// Runs the test. `depth` I/Os are in flight on each path. `log` is called with the name of each
-/// pass. `watch` is called often; `false` ends the test.
+/// Runs the test; it overwrites the range if `writes` is set. `depth` I/Os are in flight on each
+/// path. `seed` changes the written data. `log` is called with the name of each pass. `watch` is
+/// called often; `false` ends the test.
 pub fn copy(
     mount: &mut Mount,
     (writes, depth, seed): (bool, u16, u64),

@@ -1,4 +1,5 @@
-//! The results of a run, in a fixed schema.
+//! The report of an RDMA measurement: bandwidth and latency for each message size, in a fixed JSON
+//! schema, and the histogram that the latencies come from.
 
 use std::time::Duration;
 
@@ -7,11 +8,11 @@ use serde::Serialize;
 
 use crate::params::{Measure, Op};
 
-/// The name and version of the schema of [`Report`]. The number rises when a member changes its
+/// The name and version of the schema of [`Report`]. The number rises when a field changes its
 /// meaning or is removed.
 pub const SCHEMA: &str = "nacre-rdma-perf/1";
 
-/// A whole run of a client.
+/// The report of one run of the client: all message sizes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     pub schema: &'static str,
@@ -25,7 +26,8 @@ pub struct Report {
     pub op: Op,
     pub measure: Measure,
     pub queue_pairs: u16,
-    /// Requests in flight on each queue pair.
+    /// Most requests in flight on each queue pair. For READs the device may allow fewer than the
+    /// test requested.
     pub depth: u16,
     pub verify: bool,
     /// The user ended the run early.
@@ -48,11 +50,13 @@ pub struct SizeReport {
     pub latency_ns: Latency,
 }
 
-/// The event that a latency measures.
+/// The interval that a latency measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LatencyOf {
-    /// Time from posting a request to its completion: the peer's device has acknowledged it.
+    /// Time from posting a request to its completion. The data of a READ has then arrived. On
+    /// InfiniBand and RoCE the peer's device has acknowledged a SEND or WRITE; on iWARP they may
+    /// complete earlier, when TCP has the data.
     PostToCompletion,
     /// Time from posting a message to the arrival of its echo, divided by two.
     HalfRoundTrip,
@@ -67,7 +71,7 @@ impl LatencyOf {
     }
 }
 
-/// Latencies in nanoseconds; all 0 without any.
+/// A summary of latencies, in nanoseconds. All values are 0 if none was recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Latency {
     pub min: u64,

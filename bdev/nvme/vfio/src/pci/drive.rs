@@ -15,11 +15,14 @@ pub struct Drive {
     pub device: String,
     pub driver: Driver,
     pub iommu: Iommu,
-    /// Other functions of its IOMMU group: the group is bound as a whole or not at all.
+    /// Other functions of its IOMMU group. VFIO opens the group only if none of them is in the way:
+    /// see [`Member::is_in_the_way`].
     pub group_members: Vec<Member>,
     pub numa_node: Option<u32>,
-    /// Information of the kernel's driver. `None` while the drive has another driver.
+    /// The controller device of the kernel's NVMe driver. `None` with another driver or without
+    /// one, and until the NVMe driver has created the device.
     pub controller: Option<Controller>,
+    /// The namespaces of `controller`, as block devices of the kernel.
     pub disks: Vec<Disk>,
 }
 
@@ -29,9 +32,9 @@ pub struct Drive {
 pub enum Driver {
     /// No driver.
     None,
-    /// The kernel's NVMe driver: its namespaces are block devices.
+    /// The kernel's NVMe driver: the namespaces of the drive are block devices.
     Nvme,
-    /// vfio-pci: a process may drive it.
+    /// vfio-pci: a process may drive the function.
     VfioPci,
     Other(String),
 }
@@ -99,8 +102,8 @@ pub struct Member {
 }
 
 impl Member {
-    /// True if VFIO refuses the group because of this function. Bridges only forward accesses and
-    /// make none of their own.
+    /// True if VFIO refuses the group because of this function's driver. It accepts a bridge with
+    /// its port driver, because bridges only forward memory accesses and make none of their own.
     pub fn is_in_the_way(&self) -> bool {
         let is_bridge = self.class.starts_with("0x06");
         match &self.driver {
@@ -117,7 +120,7 @@ impl fmt::Display for Member {
     }
 }
 
-/// Information of the kernel's driver about a drive.
+/// A controller device of the kernel's NVMe driver, with its attributes in sysfs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Controller {
     /// Name of the controller, such as `nvme0`.

@@ -1,14 +1,22 @@
-//! A check of the whole pool while hosts use it: both copies of every page of the last root, and
-//! every unit against the maps.
+//! The check of a pool's metadata while hosts use the pool
+//! ([`Request::Check`](crate::interface::Request::Check)). It reads both copies of every metadata
+//! page, and compares every unit (64 KiB) with the block maps of the volumes and snapshots.
 //!
 //! ```text
-//!   last root, held ──▶ pages ──▶ both copies read ──▶ a bad one is written again ──▶ flush
-//!   state, copied   ──▶ leaves ──▶ each unit has one owner ──▶ used units = owned units
+//!   last root on the disk ──▶ read both copies of a page ──▶ write a bad copy again ──▶ flush
+//!   state at the start    ──▶ count the units of some leaves ──▶ one owner each? ──▶ used = owned?
 //! ```
 //!
-//! The copy of the state shares all nodes with the state, so requests go on meanwhile. A turn of
-//! the pool takes one short step of the check, and only after an I/O of the check has ended. If
-//! both copies of a page are bad, the check makes the page again from the node in memory.
+//! A *root* is a checkpoint: a superblock and the tree of pages below it. The pool reuses no page
+//! of the root while the check has it. The state at the start costs no copy: it shares the nodes of
+//! the maps with the pool, and later requests replace nodes and do not alter them.
+//!
+//! Each turn of the pool takes at most one short step of the check, and only after an I/O of the
+//! check has ended.
+//!
+//! If both copies of a page are bad, the check replaces them from memory. It encodes the page of a
+//! map's node again; a page that does not become the same as before is a finding. For the other
+//! pages (the directory, its index, the page map) it requests a new root, which writes them anew.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -37,7 +45,7 @@ const NODES: usize = 256;
 #[derive(Debug, Default)]
 pub(super) struct Checking {
     check: Option<Box<Check>>,
-    /// The pool closes: a check in progress ends, and no other begins.
+    /// The pool closes (an export): a check in progress ends, and no other begins.
     is_stopped: bool,
 }
 
@@ -46,6 +54,7 @@ struct Check {
     token: Token,
     /// The root that the check reads. The pool reuses none of its pages while the check has it.
     image: Arc<Image>,
+    /// The comparison of units with the maps. `None`: it is complete.
     accounts: Option<Accounts>,
     /// Nodes whose pages are still to be read.
     nodes: Vec<Visit>,
@@ -63,7 +72,8 @@ struct Check {
     /// An I/O has ended since the last step.
     may_step: bool,
     report: CheckReport,
-    /// The next image must write the directory again.
+    /// A page that belongs to no map was bad in both copies: the next root must write the whole
+    /// directory again.
     has_lost_list: bool,
 }
 
@@ -80,7 +90,7 @@ struct Visit {
 #[derive(Debug)]
 struct Target {
     place: Place,
-    /// `None`: a page of the directory or of a list, which a new root can write again.
+    /// The node of the page. `None`: a page of the directory, its index or the page map.
     node: Option<Visit>,
 }
 
@@ -89,7 +99,7 @@ struct Target {
 enum Read {
     /// A copy of the page whose first copy is `pair`.
     Copy { pair: u64, is_second: bool },
-    /// Its contents do not matter: the next step follows its end.
+    /// A read that only delays the next step: its contents are ignored.
     Pace,
 }
 
@@ -105,7 +115,8 @@ impl Checking {
         self.check.is_none()
     }
 
-    /// The outcome of a request that cannot begin now.
+    /// The outcome of a request for a check that cannot begin now: refused while the pool closes,
+    /// waiting during another check.
     fn obstacle(&self) -> Option<Attempt> {
         if self.is_stopped {
             Some(Refusal::Exported.into())
@@ -114,7 +125,7 @@ impl Checking {
         }
     }
 
-    /// True once after a page of the directory was lost in both copies.
+    /// True once after both copies of a page of the directory, its index or the page map were bad.
     pub(super) fn take_lost_list(&mut self) -> bool {
         let check = self.check.as_mut();
         check.is_some_and(|check| std::mem::take(&mut check.has_lost_list))
@@ -357,7 +368,8 @@ impl Check {
         }
     }
 
-    /// Both copies are bad. Makes a node's page again from memory; a new root writes a list again.
+    /// Replaces a page whose two copies are bad: encodes a node's page from memory, or requests a
+    /// new root for a page that belongs to no map.
     fn rewrite(&mut self, store: &mut Store, target: &Target) {
         let (geometry, tag) = (&store.superblock.geometry, store.superblock.tag());
         let place = target.place;
@@ -392,8 +404,9 @@ impl Check {
 }
 
 impl Pool {
-    /// Checks the whole state in memory at once: units against the maps, and counts. It visits
-    /// every entry; [`Request::Check`] takes its time, and reads the disk as well.
+    /// Compares every unit, and every volume's count of units, with the block maps, in one call and
+    /// without I/O. It visits every map entry. [`Request::Check`] does the same in short steps, and
+    /// reads the disk as well.
     ///
     /// [`Request::Check`]: crate::interface::Request::Check
     pub fn check(&self) -> Vec<Finding> {
@@ -401,13 +414,13 @@ impl Pool {
         findings(self.state(), self.space(), self.zones(), pending)
     }
 
-    /// The accounts of this moment.
+    /// A new comparison of the units with the maps, as they are now.
     pub(crate) fn accounts(&self) -> Accounts {
         let (state, pending) = (self.state(), self.pending_units());
         Accounts::new(state, self.space(), self.zones(), pending)
     }
 
-    /// A page that an intent `ReadPage` asked for.
+    /// Handles the end of an [`Intent::ReadPage`]: the contents of the page, or an error.
     pub fn page_read(&mut self, io: IoId, page: Result<&[u8], IoFailed>) {
         self.store.has_news = true;
         debug_assert!(page.is_err() || page.is_ok_and(|page| page.len() == PAGE));
