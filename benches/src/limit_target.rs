@@ -1,14 +1,15 @@
-//! The upper limit for an NVMe/TCP target under a given host: a target whose I/O queues only count
-//! bytes.
+//! An NVMe/TCP target that does almost no work per I/O. The throughput that a host reaches with it
+//! is the upper limit for targets on one core under that host.
 //!
 //! ```text
 //! host ──admin queue──▶ limit target ──relayed──▶ a real target, which has the subsystem
 //!      ──I/O queues───▶ limit target: one thread answers from the headers alone
 //! ```
 //!
-//! I/O queues have no checks, no buffers of their own and no device: reads are sent from one large
-//! memory, from the place of their blocks; writes are received and dropped. All whole PDUs of one
-//! receive are answered by one send. So a host that is not faster with this target is itself the
+//! I/O queues have no device, and check only lengths and ranges. All of them send the data of reads
+//! from one buffer of the namespace's size, which never changes. They receive the data of writes
+//! and drop it. The responses to all PDUs of one receive leave in one send, or in a few if they are
+//! many. So a host that is not faster with this target than with a real one is itself the
 //! bottleneck. SQ flow control is always off, and there are no digests.
 
 use std::collections::VecDeque;
@@ -24,17 +25,17 @@ use rustix::net::sockopt;
 
 use crate::pin;
 
-/// Bytes per receive.
+/// Most bytes per receive: the size of a queue's receive buffer.
 const BATCH: usize = 512 * 1024;
-/// Parts of one send: half of the kernel's limit of 1024 slices, because a part has two.
+/// Most PDUs of one send: half of the kernel's limit of 1024 slices, because a PDU has two.
 const PARTS: usize = 500;
-/// A common header and the shortest PDU that matters here.
+/// Bytes of the common header and the PSH of CapsuleResp, H2CData, C2HData and R2T.
 const HEADER: usize = 24;
-/// A command capsule without its data.
+/// Bytes of a command capsule without its data: the common header and the SQE.
 const COMMAND: usize = 72;
-/// ICReq and ICResp.
+/// Bytes of ICReq, and of ICResp.
 const INITIALISE: usize = 128;
-/// A Connect command with its data.
+/// Bytes of the capsule of a Connect command, with its data.
 const CONNECT: usize = COMMAND + 1024;
 const IC_RESP: u8 = 1;
 const CAPSULE_CMD: u8 = 4;
@@ -42,12 +43,12 @@ const CAPSULE_RESP: u8 = 5;
 const H2C_DATA: u8 = 6;
 const C2H_DATA: u8 = 7;
 const R2T: u8 = 9;
-/// The last data of the command, which also say that it succeeded.
+/// Flags of a C2HData PDU: LAST_PDU and SUCCESS.
 const LAST_AND_SUCCESS: u8 = 0x0C;
 const WRITE: u8 = 1;
 const READ: u8 = 2;
 
-/// The namespace, as far as it matters here.
+/// The size of the namespace, as the real target reports it to hosts.
 #[derive(Debug, Clone, Copy)]
 pub struct Disk {
     pub block_bytes: usize,
@@ -57,7 +58,7 @@ pub struct Disk {
 /// What the thread of the I/O queues does while no queue has bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Idle {
-    /// Asks again. Best where the thread has a core for itself.
+    /// Tries to receive again at once. Best where the thread has a core for itself.
     Poll,
     /// Sleeps until bytes arrive. Best where the host needs the same core.
     Sleep,
@@ -69,8 +70,8 @@ const SLEEP: Timespec = Timespec {
     tv_nsec: 50_000_000,
 };
 
-/// Accepts connections without end. Relays admin queues to `behind`; one thread on `core` serves
-/// I/O queues.
+/// Accepts connections without end. Relays admin queues to `behind`, the real target. One thread on
+/// `core` serves all I/O queues.
 pub fn serve(
     listener: &TcpListener,
     behind: SocketAddr,
@@ -271,7 +272,7 @@ impl IoQueue {
         Ok(if self.send(data)? { turn } else { Turn::Closed })
     }
 
-    /// Ends once the queue can go on: with bytes, or with room for those that are not sent yet.
+    /// The events that end the sleep of the thread: input, or room in the socket for unsent PDUs.
     fn wait(&self) -> PollFd<'_> {
         let mut events = PollFlags::IN;
         if !self.unsent.is_empty() {

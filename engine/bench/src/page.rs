@@ -1,5 +1,5 @@
-//! Writes a comparison as one HTML page. Styles and plots are inside it, so it opens without a
-//! network.
+//! Writes the results of `nacre bench`, a [`Comparison`], as one HTML page. Styles and plots are
+//! inside it, so it opens without a network.
 
 use super::comparison::{Comparison, Figures, Latency, LineResult, Setting};
 use super::plot::{Group, Row, bars, escaped, ranges};
@@ -139,7 +139,8 @@ fn heading(comparison: &Comparison) -> String {
     html
 }
 
-/// The class of a setting that deserves attention.
+/// The CSS class that highlights a setting whose figures are not those of network hardware; empty
+/// for the others.
 fn class(setting: Setting) -> &'static str {
     match setting {
         Setting::SoftwareRdma => "software_rdma",

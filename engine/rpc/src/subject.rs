@@ -1,4 +1,5 @@
-//! The subject of a certificate: its attributes, from DER and from text (RFC 4514).
+//! The subject of an X.509 certificate, read from DER and from text (RFC 4514). It decides the role
+//! of a client over TLS.
 //!
 //! ```text
 //!   Certificate { TBSCertificate { version?, serial, algorithm, issuer, validity, subject, .. },
@@ -6,7 +7,8 @@
 //!   subject = SEQUENCE of SET of SEQUENCE { type OID, value string }
 //! ```
 //!
-//! The certificate was verified before. This parser bounds its work, and refuses unknown encodings.
+//! The TLS handshake has verified a client's certificate before. This parser bounds its work, and
+//! refuses unknown encodings. It reads the attributes of a multi-valued RDN as separate ones.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,8 +24,8 @@ const BMP: u8 = 0x1e;
 const SET: u8 = 0x31;
 const VERSION: u8 = 0xa0;
 
-/// Most attributes, and most bytes of their values, because they appear in the log and in the audit
-/// log.
+/// Most attributes, and most bytes of their types and values, because they appear in the log and in
+/// the audit log.
 const MAX_ATTRIBUTES: usize = 32;
 const MAX_BYTES: usize = 1024;
 
@@ -50,7 +52,7 @@ const TYPES: [(&[u8], &str); 10] = [
     ),
 ];
 
-/// The attributes of a certificate's subject, or those that a rule requires.
+/// The attributes of a certificate's subject, or those that `[rpc.tls.roles]` requires for a role.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Subject {
     /// Type and value, the most specific attribute first.
@@ -76,6 +78,7 @@ pub enum SubjectError {
 pub struct NoSubject(String);
 
 impl Subject {
+    /// How a user writes a subject, for error messages.
     pub const FORMS: &'static str =
         "write attributes as openssl prints them: \"CN=ops\" or \"CN=ops,O=Example\"";
 
@@ -94,7 +97,7 @@ impl Subject {
         Self::of_name(read(&mut fields, SEQUENCE, "subject")?)
     }
 
-    /// The attributes of a name: the content of its `SEQUENCE`.
+    /// Reads a name from the content of its `SEQUENCE`.
     pub(crate) fn of_name(mut name: &[u8]) -> Result<Self, SubjectError> {
         let (mut attributes, mut bytes) = (Vec::new(), 0);
         while !name.is_empty() {
@@ -178,7 +181,7 @@ fn text_of(tag: u8, value: &[u8]) -> Result<String, SubjectError> {
     }
 }
 
-/// Characters that RFC 4514 escapes anywhere in a value.
+/// Characters that are escaped anywhere in a value. RFC 4514 requires this for all but `=`.
 const SPECIAL: &str = "\"+,;<>\\=";
 
 impl fmt::Display for Subject {

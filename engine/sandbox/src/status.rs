@@ -1,4 +1,5 @@
-//! Reads the capabilities and seccomp state of this process from the kernel.
+//! Reads the capabilities and the seccomp state of a thread from `/proc`, and finds out whether the
+//! kernel supports the daemon's filter.
 
 use std::io;
 use std::path::Path;
@@ -7,11 +8,12 @@ use rustix::thread::CapabilitySet;
 
 use crate::SandboxError;
 
-/// Facts of `/proc/self/status`.
+/// The capabilities and the seccomp state of one thread, from its `status` file in `/proc`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
     pub no_new_privs: bool,
-    /// Number of filters; a container runtime may have installed one of its own.
+    /// Number of seccomp filters; a container runtime may have installed one of its own. Kernels
+    /// before 5.9 do not report the number: 1 then means one or more.
     pub filters: u32,
     pub effective: CapabilitySet,
     pub permitted: CapabilitySet,
@@ -20,12 +22,14 @@ pub struct Status {
 }
 
 impl Status {
-    /// The thread that calls; all threads of a daemon are equal after its start.
+    /// Reads the status of the calling thread. After the daemon's start, all its threads have the
+    /// same capabilities and filters.
     pub fn read() -> Result<Self, SandboxError> {
         Self::of("/proc/thread-self/status".as_ref())
     }
 
-    /// The main thread of a process, or the thread `/proc/PID/task/TID/status`.
+    /// Reads a `status` file: `/proc/PID/status` for the main thread of a process, or
+    /// `/proc/PID/task/TID/status` for any thread.
     pub fn of(file: &Path) -> Result<Self, SandboxError> {
         let text = std::fs::read_to_string(file).map_err(|source| SandboxError::System {
             what: "reading the status of a process",
@@ -60,7 +64,7 @@ impl Status {
     }
 }
 
-/// True if this kernel can filter system calls, and log those that a filter does not allow.
+/// True if this kernel supports seccomp filters that log the system calls they do not allow.
 pub fn kernel_has_filters() -> bool {
     let actions = std::fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail");
     actions.is_ok_and(|actions| actions.split_whitespace().any(|action| action == "log"))

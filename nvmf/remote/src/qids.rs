@@ -1,12 +1,12 @@
-//! Allocates the queue identifiers of a controller's I/O queues.
+//! Allocates the queue identifiers of this host's I/O queues at one controller of another target.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Allocates identifiers from 1: unused ones first, then the one returned longest ago, so that the
-/// target has time to close its old queue.
+/// Allocates identifiers from 1: those never used first, then the one returned longest ago, so that
+/// the target has time to close its old queue.
 #[derive(Debug, Default)]
 pub(crate) struct Qids(Mutex<QidState>);
 
@@ -24,7 +24,8 @@ pub(crate) struct Qid {
 }
 
 impl Qids {
-    /// Allocates an identifier from 1 to `granted`; `None`: all are in use.
+    /// Allocates an identifier from 1 to `granted`, the number of I/O queues that the target
+    /// grants; `None`: all are in use.
     pub(crate) fn take(self: &Arc<Self>, granted: u16) -> Option<Qid> {
         let mut state = self.0.lock();
         let value = if state.used < granted {

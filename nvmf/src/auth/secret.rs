@@ -1,7 +1,8 @@
 //! The secret of a host or of a controller: `DHHC-1:HH:BASE64:` (TP8006, "Secret representation").
 //!
-//! BASE64 is the secret, of 32, 48 or 64 bytes, followed by its CRC-32. HH says how each end turns
-//! the secret into its key: 00 as it is, 01 to 03 with an HMAC over the end's own NQN.
+//! BASE64 is the secret, of 32, 48 or 64 bytes, followed by its CRC-32. HH says how both ends turn
+//! the secret into the key: 00 as it is; 01, 02 and 03 with HMAC-SHA-256, -384 and -512, keyed with
+//! the secret, over the NQN of the secret's owner and the text `NVMe-over-Fabrics`.
 
 use std::fmt;
 
@@ -19,7 +20,7 @@ const FORM: Form = Form {
     lengths: (&[32, 48, 64], "32, 48 or 64"),
 };
 
-/// A secret: zeroed when it is dropped, shown by its fingerprint only.
+/// A secret, zeroed when it is dropped. `Debug` shows its fingerprint only.
 #[derive(Clone)]
 pub struct Secret {
     bytes: Zeroizing<Vec<u8>>,
@@ -43,7 +44,7 @@ impl Secret {
         Ok(Self { bytes, transform })
     }
 
-    /// Generates a secret of as many bytes as the hash function has; 32 without one.
+    /// Generates a secret of as many bytes as a digest of `transform` has; 32 without one.
     pub fn generate(transform: Option<Hash>, random: &mut dyn Random) -> Result<Self, NoRandom> {
         let len = transform.map_or(32, Hash::bytes);
         let mut bytes = Zeroizing::new(vec![0; len]);
@@ -66,7 +67,7 @@ impl Secret {
         text::fingerprint(&self.to_text())
     }
 
-    /// The key of the end with this NQN.
+    /// The key. `owner` is the NQN of the host, or of the subsystem for a controller's secret.
     pub(super) fn key(&self, owner: &Nqn) -> Digest {
         match self.transform {
             None => Digest::new(&self.bytes),

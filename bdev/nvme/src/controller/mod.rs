@@ -1,5 +1,7 @@
-//! [`Controller`]: the handle of an attached drive for the engine. Its commands run in
-//! [`tasks`], its I/O in [`crate::queue_pair`].
+//! [`Controller`]: the handle through which the engine manages an attached drive: status, health,
+//! logs, firmware, admin commands, reset and detach. Admin commands, and the handling of events,
+//! timeouts, resets and removal, run on one reactor; [`tasks`] has the overview. I/O does not pass
+//! through here: each core has a queue pair ([`crate::queue_pair`]).
 
 mod bring_up;
 mod commands;
@@ -35,11 +37,11 @@ use crate::info::{ControllerInfo, ErrorEntry, FirmwareInfo, Health, QueuePairAct
 use crate::options::DriveOptions;
 use crate::shared::Shared;
 
-/// The data transfer of an admin command of [`Controller::admin`].
+/// The data that an admin command of [`Controller::admin`] returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdminData {
     None,
-    /// The controller fills this many bytes.
+    /// This many bytes from the controller.
     Read(usize),
 }
 
@@ -63,7 +65,7 @@ pub struct Controller {
     stop: Notify,
     /// Serializes changes of the controller's state.
     lifecycle: AsyncMutex<()>,
-    /// Held by a firmware update.
+    /// Locked during a firmware update.
     firmware: AsyncMutex<()>,
     alerts: Mutex<Alerts>,
     newest_health: Mutex<Option<Health>>,
@@ -143,8 +145,10 @@ impl Controller {
         self.namespaces.lock().values().cloned().collect()
     }
 
-    /// Resets the controller (CC.EN). Then sends the commands in flight again, except compares and
-    /// compare-and-writes, which complete with [`nacre_bdev::Status::Aborted`].
+    /// Resets the controller (CC.EN), and the PCI function if that fails. Pending admin commands
+    /// fail. I/O commands in flight are sent again, each at most [`DriveOptions::retry_limit`]
+    /// times; compares and compare-and-writes complete with [`nacre_bdev::Status::Aborted`]
+    /// instead.
     pub async fn reset(&self) -> Result<(), ControlError> {
         self.at_home(
             |this, core| async move { this.reset_for(&core, ResetReason::UserRequest).await },
@@ -152,13 +156,14 @@ impl Controller {
         .await
     }
 
-    /// The last SMART / Health log, as read every [`DriveOptions::health_period`] or by
-    /// [`Controller::health`]. Does not access the drive. `None` before the first reading.
+    /// The last SMART / Health log that was read: every [`DriveOptions::health_period`], after a
+    /// SMART event, or by [`Controller::health`]. Does not access the drive. `None` before the
+    /// first reading.
     pub fn last_health(&self) -> Option<Health> {
         self.newest_health.lock().clone()
     }
 
-    /// Reads the SMART log now.
+    /// Reads the SMART / Health log now.
     pub async fn health(&self) -> Result<Health, ControlError> {
         self.at_home(|this, core| async move { this.read_health(&core).await })
             .await
@@ -193,14 +198,15 @@ impl Controller {
         self.admin.inject(opcode, injection);
     }
 
-    /// Sets the rule of error injection for an opcode of I/O on the calling core; `None` removes
-    /// the rule. Call this on each core that uses the controller.
+    /// Sets the rule of error injection for an opcode of I/O in the queue pair of the calling core;
+    /// `None` removes the rule. Without a queue pair on this core, does nothing. Call this on each
+    /// core that uses the controller.
     pub fn inject_io(&self, opcode: u8, injection: Option<Injection>) {
         crate::table::inject_into(self.shared.id(), opcode, injection);
     }
 
-    /// Detaches the controller: its queues are deleted, and it is shut down and disabled. I/O in
-    /// flight, and later I/O, completes with [`nacre_bdev::Status::Gone`].
+    /// Detaches the controller: deletes its queues, shuts it down and disables it. I/O in flight,
+    /// and later I/O, completes with [`nacre_bdev::Status::Gone`]. A failed step is only logged.
     pub async fn detach(&self) {
         let ended = self.at_home(|this, core| async move {
             this.shut_down(&core).await;

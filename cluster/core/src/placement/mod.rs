@@ -1,12 +1,15 @@
-//! Chooses the pools for the replicas of a volume.
+//! Chooses the pools for new replicas of a volume. Pure: the caller reads the nodes and pools from
+//! the store (etcd).
 //!
 //! ```text
-//!   nodes  live, not avoided ─┐
-//!   pools  online, class, room ┴▶ one pool per node ─▶ spread over labels ─▶ least used ─▶ by hash
+//!   nodes  live, not avoided, no replica yet ─┐
+//!   pools  online, class, room               ─┴▶ one pool per node ─▶ spread over labels
+//!                                                ─▶ least used ─▶ by hash
 //! ```
 //!
-//! The facts may be old: the change of the store that promises the space compares the pools, and
-//! is made again with newer facts if they have changed.
+//! The caller's copy of nodes and pools may be stale. So the transaction that reserves the space (a
+//! *promise*) compares the keys of the chosen pools and nodes. If one has changed, the caller reads
+//! them again and repeats the choice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,13 +18,14 @@ use uuid::Uuid;
 use crate::ids::{MAX_REPLICAS, NodeId, PoolId, VolumeId};
 use crate::ranks::weight;
 
-/// Most labels of a spread.
+/// Most labels in [`Wish::spread`].
 pub const MAX_SPREAD: usize = 8;
 /// Most new replicas on one pool that are under resync at a time.
 pub const MAX_RESYNCS: u32 = 2;
-/// The part of a pool that may be in use or kept for thick replicas, in percent.
+/// Most of a pool that may be in use, reserved or promised to thick replicas, in percent.
 const FULL: u64 = 85;
-/// The sizes of all volumes of a pool, thin ones too, in percent of the pool.
+/// Most that the sizes of all volumes of a pool may add up to when it gets a thin replica, in
+/// percent of the pool.
 const OVERCOMMIT: u64 = 200;
 /// Steps of the search for a strict spread. Distinct labels of 128 nodes need a few hundred.
 const STEPS: u32 = 50_000;
@@ -30,15 +34,17 @@ const STEPS: u32 = 50_000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Site {
     pub node: NodeId,
+    /// The node has a lease.
     pub is_live: bool,
-    /// Cordoned, drained or evicted.
+    /// Cordoned, drained or evicted: the node gets no new replicas.
     pub is_avoided: bool,
     pub labels: BTreeMap<String, String>,
     /// Replicas on the node.
     pub replicas: u64,
 }
 
-/// A pool, as its node reports it, with the space that is promised and not taken yet.
+/// A pool, as its node reports it, with its promises: the space for replicas that the node has not
+/// made yet. Sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolFacts {
     pub id: PoolId,
@@ -49,33 +55,35 @@ pub struct PoolFacts {
     pub free: u64,
     /// Free bytes that metadata and thick lvols keep.
     pub reserved: u64,
-    /// The sizes of all volumes of the pool, thin and thick.
+    /// The sum of the sizes of all volumes of the pool, thin and thick.
     pub provisioned: u64,
     pub promised_thin: u64,
     pub promised_thick: u64,
     /// New replicas on it that are under resync.
     pub resyncs: u32,
-    /// A new replica on this pool failed in the last minutes ([`crate::repair::FailedPools`]).
+    /// A new replica on this pool failed, so replicas that need a resync avoid the pool for 1 to 60
+    /// minutes ([`crate::repair::FailedPools`]).
     pub is_left_out: bool,
 }
 
 impl PoolFacts {
-    /// Bytes in use, kept, or promised to thick replicas.
+    /// Bytes in use, reserved, or promised to thick replicas.
     fn committed(&self) -> u64 {
         let used = self.total.saturating_sub(self.free);
         used.saturating_add(self.reserved)
             .saturating_add(self.promised_thick)
     }
 
-    /// The sizes of all volumes that exist or are promised.
+    /// The sum of the sizes of all volumes that exist or are promised.
     fn provided(&self) -> u64 {
         self.provisioned
             .saturating_add(self.promised_thin)
             .saturating_add(self.promised_thick)
     }
 
-    /// The size in bytes of the largest replica for which the pool has room. A thin one counts
-    /// against 200 % of the pool, if the pool is less than 85 % full; a thick one against the 85 %.
+    /// The size in bytes of the largest replica for which the pool has room. For a thick one: the
+    /// space below 85 % of the pool. For a thin one: the rest of 200 % of the pool for the sizes of
+    /// all volumes, or 0 once the pool is 85 % full.
     pub fn room(&self, thin: bool) -> u64 {
         let most = percent(self.total, FULL).saturating_sub(self.committed());
         if !thin || most == 0 {
@@ -100,66 +108,71 @@ fn percent(of: u64, percent: u64) -> u64 {
     u64::try_from(part).unwrap_or(u64::MAX)
 }
 
-/// The replicas that a volume needs.
+/// The new replicas that a volume needs, and the demands on their nodes and pools.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wish {
     pub count: usize,
-    /// Size of each replica, with its label.
+    /// Size of each replica, with the metadata at its start.
     pub bytes: u64,
     pub thin: bool,
     /// Only pools of this class.
     pub class: Option<String>,
-    /// Labels in which the nodes of replicas differ, the most important one first.
+    /// Labels of nodes: replicas go to nodes with different values. The most important label is the
+    /// first.
     pub spread: Vec<String>,
-    /// The labels must differ. Otherwise they differ as far as the nodes allow.
+    /// True: the values must differ. False: they differ as far as the nodes allow.
     pub strict: bool,
-    /// Each of these nodes gets a replica.
+    /// Each of these nodes gets one of the replicas.
     pub nodes: Vec<NodeId>,
-    /// The replicas are copies for a volume in use: pools that are filled already are left out.
+    /// The replicas need a resync, so they avoid pools that do not meet [`Demand::Idle`].
     pub is_resync: bool,
 }
 
-/// A demand of a wish.
+/// A demand on a node and its pools, in the order in which [`choose`] checks them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Demand {
-    /// A lease.
+    /// The node has a lease.
     Live,
-    /// No cordon, drain or eviction.
+    /// The node is not cordoned, drained or evicted.
     Admitted,
-    /// Another node than those of the volume's replicas.
+    /// The node has none of the volume's other replicas.
     Free,
-    /// A pool that is online.
+    /// The node has a pool that is online.
     Pool,
+    /// One of these pools has this class.
     Class(String),
+    /// One of these pools has room for the replica.
     Room {
         bytes: u64,
-        /// The most room of a pool that meets the other demands.
+        /// The most room in a pool that meets the demands before this one.
         most: u64,
     },
-    /// A pool with fewer than [`MAX_RESYNCS`] resyncs, on which no new replica failed in the last
-    /// minutes.
+    /// One of these pools has fewer than [`MAX_RESYNCS`] resyncs, and is not left out
+    /// ([`PoolFacts::is_left_out`]).
     Idle,
-    /// A value of this label that no other replica's node has.
+    /// The node has a value of this label that no other replica's node has.
     Spread(String),
 }
 
 /// The reason why there is no placement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unplaced {
-    /// Too few nodes meet this demand and those before it.
+    /// Too few nodes meet this demand and those before it, or a node that the wish names does not.
     Unmet {
         demand: Demand,
-        /// The nodes that meet it.
+        /// Number of nodes that meet it. For [`Demand::Spread`]: the most that the search has
+        /// chosen together.
         nodes: usize,
         wanted: usize,
-        /// The demand was unmet for this node, which the wish names.
+        /// The node that the wish names and that does not meet the demand.
         node: Option<NodeId>,
     },
-    /// A wish for no replica, for more than a volume has, or for more nodes than replicas.
+    /// The wish is for no replica, for more than a volume may have, or names more nodes than
+    /// replicas.
     Count { wanted: usize, nodes: usize },
 }
 
-/// A pool that was chosen.
+/// The pool that was chosen for one replica, and its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Choice {
     pub node: NodeId,
@@ -173,7 +186,7 @@ struct Candidate<'a> {
     rank: (u64, u64, NodeId),
 }
 
-/// Chooses a pool for each replica of the wish. `kept` are the nodes of replicas that stay.
+/// Chooses a pool for each replica of the wish. `kept`: the nodes of the volume's other replicas.
 pub fn choose(
     volume: VolumeId,
     wish: &Wish,
@@ -274,7 +287,8 @@ fn candidates<'a>(
     Ok(best)
 }
 
-/// Chooses one node after the other: each time the one whose labels are the rarest so far.
+/// Chooses the named nodes, and then one node after the other: each time the one whose labels have
+/// the rarest values so far.
 fn balanced<'a, 'b>(
     wish: &Wish,
     candidates: &'a [Candidate<'b>],
@@ -344,12 +358,12 @@ struct Search<'s, 'a, 'b> {
     order: &'s [&'a Candidate<'b>],
     named: usize,
     steps: u32,
-    /// The most nodes that were chosen together.
+    /// The most nodes that the search has chosen together.
     best: usize,
 }
 
 impl<'a, 'b> Search<'_, 'a, 'b> {
-    /// True: `chosen` has all replicas.
+    /// Adds nodes to `chosen`, from position `from` of the order on. True: it has all replicas.
     fn run(
         &mut self,
         chosen: &mut Vec<&'a Candidate<'b>>,

@@ -1,12 +1,16 @@
 //! The target side of the TCP transport on one core: polls the sockets of all its connections, and
-//! passes bytes between them and the NVMe/TCP connection machines of `nacre-nvmf`.
+//! passes bytes between them and the NVMe/TCP connection state machines of `nacre-nvmf`.
 //!
 //! A turn receives from these sockets, in order: those with input left from the turn before; the
 //! recently active (*hot*) ones, if there are few sockets; and those that epoll reports. A receive
 //! without data costs less than epoll and then a receive. Epoll is level-triggered. With many
-//! sockets it is called in every turn, otherwise at least every [`EPOLL_EVERY`] turns and, while
-//! some sockets are not hot, every [`EPOLL_WITHIN`]. Epoll's descriptor wakes a sleeping core. If
-//! there was not enough room for all input, unserved connections come first in the next turn.
+//! sockets it is called in every turn, otherwise after at most [`EPOLL_EVERY`] turns without it
+//! and, while some sockets are not hot, after [`EPOLL_WITHIN`]. Epoll's descriptor wakes a sleeping
+//! core.
+//!
+//! A full event list ends a turn early. The rest of the list of pending connections then goes ahead
+//! of served ones with more input. The next turn adds the connections that epoll reports to that
+//! list, so a few busy connections do not starve the others.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -55,16 +59,16 @@ const RECEIVES_PER_TURN: usize = 4;
 struct Conn {
     machine: TargetConn,
     socket: OwnedFd,
-    /// The records between machine and socket; `None`: the connection is in clear.
+    /// The TLS records between machine and socket; `None`: the connection does not use TLS.
     sealed: Option<Box<Sealed>>,
     listener: ListenerId,
     /// Capabilities of the listener, if it has options of its own.
     caps: Option<Box<TransportCaps>>,
     local: SocketAddr,
     peer: SocketAddr,
-    /// [`Event::Opened`] was given.
+    /// [`Event::Opened`] was reported.
     opened: bool,
-    /// Kind of the queue, once its Connect was accepted and the connection is no longer pending.
+    /// Kind of the queue, once its Connect was accepted.
     established: Option<QueueKind>,
     /// The accepting thread's entry for this connection, until the Connect is accepted.
     unconnected: Option<Arc<Pending>>,
@@ -76,9 +80,9 @@ struct Conn {
     blocked: bool,
     /// Turns since data came, if it is on the list of hot sockets.
     hot: Option<u32>,
-    /// PDUs as last counted.
+    /// PDUs received and sent that the statistics have.
     counted: (u64, u64),
-    /// KeyUpdates as last counted.
+    /// KeyUpdates, and keys used past their limit, that the statistics have.
     counted_keys: SessionCounts,
 }
 
@@ -649,8 +653,8 @@ impl TcpTransport {
         asked.is_ok()
     }
 
-    /// The connection of epoll's event number `at`, if it has input. Sends queued data if the
-    /// socket has room.
+    /// The connection of epoll's event number `at`, if it has input. If its full socket has room
+    /// again, the next flush sends its queued data.
     #[inline]
     fn ready_at(&mut self, at: usize) -> Option<u32> {
         let event = self.ready.at(at);

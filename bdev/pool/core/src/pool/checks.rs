@@ -1,4 +1,5 @@
-//! Checks of requests against the state: they change nothing.
+//! Checks requests against the pool's metadata: volumes and snapshots exist, new names and ids are
+//! unique, ranges are valid. A failed check returns a [`Refusal`]. No check changes the metadata.
 
 use super::store::Store;
 use crate::format::record::Identity;
@@ -9,14 +10,15 @@ use crate::mutation::Mutation;
 use crate::state::Version;
 
 impl Store {
-    /// A version that users see.
+    /// The volume or snapshot with this id, unless it is deleted or an external device.
     pub(super) fn visible(&self, id: VersionId) -> Result<&Version, Refusal> {
         let version = self.state.versions.get(&id);
         let version = version.filter(|version| version.is_visible());
         version.ok_or(Refusal::UnknownVersion)
     }
 
-    /// Checks names and ids of new versions: not used by others, nor twice here.
+    /// Checks the names and ids of new volumes and snapshots: they are valid, and used neither by
+    /// existing ones nor twice in `new`. Checks also that the pool can hold so many.
     pub(super) fn check_identities<'a>(
         &self,
         new: impl IntoIterator<Item = &'a Identity>,
@@ -43,7 +45,10 @@ impl Store {
         }
     }
 
-    /// True when an unsettled record is about one of these granules of a unit.
+    /// True when an unsettled record is about one of these granules of a unit. Nothing may
+    /// overwrite such a granule: a recovery compares it with the record's checksum. `valid`: the
+    /// granules that the map has there; only the tests' fault [`Mutation::OverwriteAfterUnmap`]
+    /// uses it.
     pub(super) fn is_unsettled(&self, unit: u64, granules: u16, valid: u16) -> bool {
         let granules = if Mutation::OverwriteAfterUnmap.is_active() {
             granules & valid
@@ -53,6 +58,8 @@ impl Store {
         self.settle.is_unsettled(unit, granules) && !Mutation::OverwriteUnsettled.is_active()
     }
 
+    /// Checks a write: the volume is writable, its place and granules exist, and each granule has a
+    /// checksum.
     pub(super) fn check_write(&self, write: &Write) -> Result<(), Refusal> {
         let version = self.visible(write.version)?;
         if version.is_fixed() {
@@ -66,7 +73,7 @@ impl Store {
         is_sound.then_some(()).ok_or(Refusal::OutOfRange)
     }
 
-    /// Checks a new name of a version.
+    /// Checks a new name of a volume or snapshot: it is valid, and no other one has it.
     pub(super) fn check_name(&self, id: VersionId, name: &str) -> Result<(), Refusal> {
         self.visible(id)?;
         if name.is_empty() || name.len() > MAX_NAME {
@@ -80,7 +87,9 @@ impl Store {
         Ok(())
     }
 
-    /// Checks the range of an unmap. Returns its places.
+    /// Checks an unmap of `granules` granules, from granule `first` of the volume on. The volume is
+    /// writable, the range is inside it and in one leaf of its map, and the leaf is readable.
+    /// Returns the places of the range.
     pub(super) fn check_unmap(
         &self,
         id: VersionId,
