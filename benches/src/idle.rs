@@ -12,8 +12,8 @@ use anyhow::{Context, Result, ensure};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// ICReq and ICResp PDUs, and a command capsule: common header and submission queue entry (NVMe/TCP
-/// 3.6.2).
+/// Bytes of an ICReq or ICResp PDU, of a command capsule without data, of a response capsule
+/// (NVMe/TCP 3.6.2), and of the data of Connect.
 const IC_LENGTH: usize = 128;
 const CAPSULE_LENGTH: usize = 72;
 const RESPONSE_LENGTH: usize = 24;
@@ -31,7 +31,8 @@ const PSDT_SGL: u8 = 0x40;
 const SGL_IN_CAPSULE: u8 = 0x01;
 const DYNAMIC_CONTROLLER: u16 = 0xffff;
 
-/// Connects the admin queue of a new controller, without a keep-alive timer, as host number `host`.
+/// Connects the admin queue of a new controller of subsystem `nqn`, without a keep-alive timer. The
+/// host NQN ends with the number `host`. Fails if the target refuses, or is silent for 20 s.
 pub fn connect(address: SocketAddr, nqn: &str, host: u32) -> Result<TcpStream> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE).context("connecting")?;
     stream.set_nodelay(true)?;

@@ -1,5 +1,5 @@
-//! Fields of numbers that serde reads from a number, or from text with a unit: the attribute
-//! `deserialize_with` takes these functions.
+//! Functions for serde's `deserialize_with`: a field of an integer type is read from a number, or
+//! from text with a unit. A number that does not fit in the field's type is an error.
 
 use std::fmt;
 

@@ -1,5 +1,6 @@
-//! Sizes with units (`4k`, `64MiB`), parsed as `truncate`(1) and fio do: `K`, `Ki` and `KiB` are
-//! 1024, `KB` is 1000, up to `E`; letters of either case. An error is a sentence for the user.
+//! Sizes with units (`4k`, `64MiB`), parsed and formatted. As for `truncate`(1), `K` and `KiB` are
+//! 1024, and `KB` is 1000; so is `Ki` 1024. Units go up to `E`, in letters of either case. An error
+//! is a sentence for the user.
 
 const UNITS: [char; 6] = ['K', 'M', 'G', 'T', 'P', 'E'];
 

@@ -1,11 +1,13 @@
-//! Durations with units (`250ms`, `1h 30m`), parsed from text.
+//! Durations with units (`250ms`, `1h 30m`), parsed from text; dates and moments in UTC (RFC 3339),
+//! parsed and formatted. An error is a sentence for the user.
 
 use std::time::{Duration, SystemTime};
 
 /// The longest accepted duration. Every clock can represent a moment that far away.
 pub const LONGEST: Duration = Duration::from_secs(36_525 * 24 * 3600);
 
-/// Parses `250ms`, `5s`, `1h 30m`; a plain number is seconds.
+/// Parses `250ms`, `5s`, `1h 30m`; a plain number, which may have decimals, is seconds. Fails above
+/// [`LONGEST`].
 pub fn parse(text: &str) -> Result<Duration, String> {
     let trimmed = text.trim();
     let time = match trimmed.parse::<f64>() {
@@ -20,7 +22,7 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Like [`parse`], in whole milliseconds.
+/// Like [`parse`], in milliseconds, rounded down.
 pub fn parse_millis(text: &str) -> Result<u64, String> {
     let time = parse(text)?;
     Ok(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
@@ -59,7 +61,7 @@ pub fn parse_moment(text: &str) -> Result<SystemTime, String> {
         .map_err(|_| format!("\"{text}\" is not a date: write 2027-01-31, or 2027-01-31T12:00:00Z"))
 }
 
-/// A moment in UTC, to the second.
+/// Formats a moment in UTC, to the second: `2027-01-31T12:00:00Z`.
 pub fn moment(at: SystemTime) -> String {
     humantime::format_rfc3339_seconds(at).to_string()
 }
@@ -68,7 +70,8 @@ fn refusal(text: &str) -> String {
     format!("\"{text}\" is not a time: write a number and a unit, such as 250ms, 5s or 1h 30m")
 }
 
-/// Parses whole units of `nanoseconds` each: a plain number, or a number with a unit.
+/// Parses a duration to a count of units of `nanoseconds` each. A plain whole number is that count;
+/// other texts are parsed by [`parse`]. Fails above [`LONGEST`], and if the count is not whole.
 pub fn in_units(text: &str, nanoseconds: u64) -> Result<u64, String> {
     if let Ok(number) = text.trim().parse() {
         return bounded(number, nanoseconds);

@@ -1,4 +1,4 @@
-//! Ports for the tests of all crates, where a test must name a port before the process that
+//! TCP ports for the tests of all crates, where a test must name a port before the process that
 //! listens on it starts. If the kernel can choose the port (`127.0.0.1:0`), that is better.
 
 #![forbid(unsafe_code)]
@@ -11,9 +11,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use nacre_random::Random;
 use parking_lot::Mutex;
 
-/// A port of `ip` that no process listens on. No other caller gets it, in any process on this
-/// machine, before this process ends: two tests that are about to listen would otherwise get the
-/// same port. Ports from 32768 on are those of outgoing connections, and never returned.
+/// A TCP port of `ip` that no process listens on, from 10,000 to 30,000: Linux gives outgoing
+/// connections ports from 32,768 on. No other caller gets it, in any process of this network
+/// namespace, before this process ends: two tests that are about to listen would otherwise get the
+/// same port.
 ///
 /// # Panics
 /// If none is found, for example because this machine does not have the address.

@@ -56,7 +56,7 @@ impl State {
         }
     }
 
-    /// Records a violation if the driver could have known that the command would be refused.
+    /// Records a refused command as a violation. Returns the command's status, with Do Not Retry.
     fn record_violation(&mut self, sqe: &Sqe, outcome: Result<(), StatusCode>) -> StatusCode {
         match outcome {
             Ok(()) => StatusCode::SUCCESS,

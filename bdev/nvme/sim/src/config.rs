@@ -1,7 +1,8 @@
 //! The configuration of a simulated NVMe drive: its identity, limits, namespaces and latencies.
 //!
-//! Fields have the names of the specification: Identify Controller and Identify Namespace (Base
-//! 2.0, 5.17) and the CAP property (3.1.3.1). Counts are plain counts here, not 0's based.
+//! Fields have the names of the specification: Identify Controller (Base 2.0, 5.17), Identify
+//! Namespace (NVM Command Set 1.0, 4.1.5) and the CAP property (Base 3.1.3.1). Counts are plain
+//! counts here, not 0's based.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use crate::memory::Iommu;
 
 #[derive(Clone)]
 pub struct Config {
+    /// The PCI address.
     pub address: String,
     pub identity: Identity,
     pub numa_node: Option<u32>,
@@ -23,10 +25,11 @@ pub struct Config {
     /// Seed of the drive's random choices.
     pub seed: u64,
 
-    /// CAP.MQES plus 1: most entries of an I/O queue. Then CAP.DSTRD (2^(2+n) bytes), and CAP.TO:
-    /// the longest time to become ready, reported in units of 500 ms, rounded up.
+    /// CAP.MQES plus 1: most entries of an I/O queue.
     pub queue_entries: u32,
+    /// CAP.DSTRD: doorbells are 2^(2+n) bytes apart.
     pub doorbell_stride: u8,
+    /// CAP.TO: the longest time to become ready, reported in units of 500 ms, rounded up.
     pub ready_timeout: Duration,
     /// CAP.MPSMIN and CAP.MPSMAX: memory pages of 2^(12+n) bytes.
     pub pages: (u8, u8),
@@ -34,7 +37,9 @@ pub struct Config {
     pub nvm_command_set: bool,
     /// I/O queue pairs of the drive: the most that Set Features, Number of Queues grants.
     pub io_queues: u16,
+    /// MSI-X vectors.
     pub vectors: u16,
+    /// MDTS: 2^n pages of CAP.MPSMIN; 0: no limit.
     pub mdts: u8,
     pub sgls: Sgls,
     pub oncs: Oncs,
@@ -50,7 +55,8 @@ pub struct Config {
     /// false if the abort is implicit.
     pub deletion_completes: bool,
     /// True: the drive checks every doorbell write. False: a doorbell write costs the driver
-    /// almost no time, for measurements.
+    /// almost no time, for measurements; the next turn checks the last one to each doorbell. With
+    /// `shadow_doorbells`, every write is checked.
     pub strict_doorbells: bool,
 }
 
@@ -84,8 +90,8 @@ pub struct Limits {
     /// ACL and AERL as counts, 1 or more.
     pub aborts: u8,
     pub async_events: u8,
-    /// FWUG, in pages of 4 KiB, if the drive has the commands that update its firmware (OACS bit
-    /// 2). Images start with [`crate::IMAGE_MARK`] and 8 bytes of revision.
+    /// FWUG, in units of 4 KiB (0 and 255: 4 bytes), if the drive has the commands that update its
+    /// firmware (OACS bit 2). Images start with [`crate::IMAGE_MARK`] and 8 bytes of revision.
     pub firmware_updates: Option<u8>,
     /// VSL and WZSL: 2^n pages of CAP.MPSMIN. Dataset Management: DMRL ranges, DMRSL blocks per
     /// range, DMSL blocks in total. 0: no limit.
@@ -192,7 +198,7 @@ pub struct NamespaceConfig {
     /// NOIOB, in blocks; 0: not reported.
     pub noiob: u16,
     /// Atomic limits of this namespace, in blocks: NAWUPF (also for NAWUN and NACWU), the
-    /// boundary size NABSPF and its offset NABO. `None`: the controller's limits apply.
+    /// boundary size NABSPF (0: none) and its offset NABO. `None`: the controller's limits apply.
     pub nawupf: Option<u16>,
     pub nabspf: u16,
     pub nabo: u16,
@@ -204,12 +210,12 @@ pub struct NamespaceConfig {
     /// NPDA), in blocks; 0: none.
     pub npwg: u16,
     pub npdg: u16,
-    /// True: deallocated blocks read as zeroes (DLFEAT 1). False: they read as arbitrary data.
+    /// True: deallocated blocks read as zeroes (DLFEAT 1). False: as other bytes (DLFEAT 0).
     pub deallocated_zeroes: bool,
     /// True: Dataset Management deallocates nothing, regardless of DLFEAT. The command is
     /// advisory.
     pub ignores_advice: bool,
-    /// Write Zeroes with DEAC deallocates.
+    /// DLFEAT bit 3: Write Zeroes accepts DEAC. Without it, the command fails with Invalid Field.
     pub deac: bool,
     pub write_protected: bool,
     /// The initial value of every byte of data.

@@ -49,7 +49,9 @@ impl Drive {
         }
     }
 
-    /// Inserts the drive and returns its function. An earlier function sees no drive.
+    /// Inserts the drive and returns its PCI function. A drive that is inserted is removed first,
+    /// and its cache loses a random half of its unflushed blocks. All registers of an earlier
+    /// function read as all ones.
     pub fn plug(&self) -> Arc<SimFunction> {
         let mut state = self.shared.state.lock();
         if state.present {
@@ -71,19 +73,22 @@ impl Drive {
         self.shared.state.lock().present
     }
 
-    /// Announces the drive's removal, as the system does.
+    /// Announces the drive's removal, as the system does: `Function::is_present` returns false, and
+    /// the registers still work.
     pub fn announce_removal(&self) {
         self.shared.state.lock().leaving = true;
     }
 
-    /// A short power failure: of its unflushed blocks, the cache keeps those that `keep` selects.
+    /// A short power failure: the registers are reset, and the cache keeps those of its unflushed
+    /// blocks that `keep` selects.
     pub fn power_cycle(&self, keep: CacheSurvival) {
         let state = &mut *self.shared.state.lock();
         state.exec.lose_power(keep, &mut state.random);
         state.reset_registers();
     }
 
-    /// Runs one turn at `now`. Returns true if it did anything.
+    /// Runs one turn at `now`: fetches commands, executes the due ones and posts completions.
+    /// Returns true if it did anything.
     pub fn tick(&self, now: Nanos) -> bool {
         let mut state = self.shared.state.lock();
         if let Some(doorbells) = &self.shared.doorbells {
@@ -92,14 +97,15 @@ impl Drive {
         state.tick(now)
     }
 
-    /// When the next action is due.
+    /// When the next action is due. `None`: no action before the driver's next access.
     pub fn next(&self) -> Option<Nanos> {
         self.shared.state.lock().next()
     }
 
     /// # Panics
     ///
-    /// If the driver broke a rule.
+    /// If the driver broke a rule, or a controller behind this drive's IOMMU accessed memory that
+    /// is not registered.
     #[track_caller]
     pub fn check(&self) {
         let (violations, outside) = (self.violations(), self.shared.iommu.outside());
@@ -115,7 +121,7 @@ impl Drive {
         );
     }
 
-    /// The rules that the driver broke; at most some dozens are stored.
+    /// The rules that the driver broke; the first 32 are stored.
     pub fn violations(&self) -> Vec<String> {
         self.shared.state.lock().exec.violations.kept.clone()
     }
@@ -138,7 +144,7 @@ impl Drive {
         self.shared.state.lock().async_requests.len()
     }
 
-    /// Number of I/O queue pairs.
+    /// Number of I/O submission queues.
     pub fn io_queues(&self) -> usize {
         self.shared
             .state
@@ -174,7 +180,7 @@ impl Drive {
         self.shared.state.lock().bus_master
     }
 
-    /// True if the driver dropped the drive's function.
+    /// True if the driver released or dropped the drive's function.
     pub fn is_given_back(&self) -> bool {
         self.shared.state.lock().given_back
     }
@@ -183,7 +189,7 @@ impl Drive {
         self.shared.state.lock().faults.rules.push(rule);
     }
 
-    /// Removes all fault rules, random faults and permanent failures; executes the held commands.
+    /// Removes all injected faults, and executes the commands that [`crate::Action::Hold`] holds.
     pub fn heal(&self) {
         self.shared.state.lock().faults = Default::default();
         self.release();
@@ -193,7 +199,7 @@ impl Drive {
         self.shared.state.lock().faults.chances = chances;
     }
 
-    /// Executes the held commands.
+    /// Executes the commands that [`crate::Action::Hold`] holds, in the next turn.
     pub fn release(&self) {
         let mut state = self.shared.state.lock();
         let (held, stuck) = std::mem::take(&mut state.stuck)
@@ -224,7 +230,7 @@ impl Drive {
         self.shared.state.lock().faults.never_shut_down = on;
     }
 
-    /// Grants at most this number of queue pairs, whatever the drive has.
+    /// Makes Set Features, Number of Queues grant at most this number of queue pairs.
     pub fn grant_queues(&self, most: u16) {
         self.shared.state.lock().faults.grant = Some(most);
     }
@@ -239,7 +245,7 @@ impl Drive {
         self.shared.state.lock().faults.bus_master_fails = on;
     }
 
-    /// Makes aborts complete as "not aborted".
+    /// Makes Abort commands abort nothing: dword 0 bit 0 is 1.
     pub fn fail_aborts(&self, on: bool) {
         self.shared.state.lock().faults.aborts_fail = on;
     }
@@ -256,7 +262,7 @@ impl Drive {
         state.csts = state.csts.with_cfs(1);
     }
 
-    /// Makes the controller reset itself.
+    /// Makes the controller reset itself: CSTS.RDY becomes 0, and all queues are deleted.
     pub fn reset_itself(&self) {
         self.shared.state.lock().reset_controller();
     }
@@ -268,11 +274,12 @@ impl Drive {
         }
     }
 
+    /// Raises an asynchronous event, which is dropped unless the driver enabled it.
     pub fn raise(&self, event: AsyncEvent) {
         self.shared.state.lock().raise(event);
     }
 
-    /// Changes the health log; a new critical warning is an event.
+    /// Changes the SMART / Health log page; a new critical warning raises an event.
     pub fn set_health(&self, change: impl FnOnce(&mut SmartHealth)) {
         let mut state = self.shared.state.lock();
         let before = state.exec.smart.critical_warning;
@@ -280,7 +287,9 @@ impl Drive {
         state.raise_warnings(before);
     }
 
-    /// Changes the configuration. Changes that were reported already are not reported again.
+    /// Changes the configuration without an event. The next Identify command or register read shows
+    /// the change. `namespaces`, and the parameters of the PCI function (address, NUMA node, slot,
+    /// vectors, doorbell registers, IOMMU), have no effect.
     pub fn reconfigure(&self, change: impl FnOnce(&mut Config)) {
         change(&mut self.shared.state.lock().exec.config);
     }
@@ -324,14 +333,15 @@ impl Drive {
         changed(&mut state, nsid);
     }
 
-    /// Makes a block unreadable until it is written.
+    /// Makes reads of a block fail with Unrecovered Read Error until it is written.
     pub fn spoil_block(&self, nsid: u32, lba: u64) {
         if let Some(namespace) = self.shared.state.lock().exec.namespaces.get_mut(&nsid) {
             namespace.bad.insert(lba);
         }
     }
 
-    /// The stored blocks of a namespace, if it stores data.
+    /// The data of blocks of a namespace, as in the cache. `None` if the namespace does not exist,
+    /// or is smaller.
     pub fn stored(&self, nsid: u32, lba: u64, blocks: u64) -> Option<Vec<u8>> {
         let state = self.shared.state.lock();
         let namespace = state.exec.namespaces.get(&nsid)?;

@@ -1,5 +1,5 @@
 //! [`Executor`]: executes the commands of the simulated controller that concern no queue: Identify,
-//! features, log pages and I/O. [`crate::state`] fetches commands and posts completions.
+//! features, log pages, firmware and I/O. [`crate::state`] fetches commands and posts completions.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub struct Stats {
     /// Commands fetched, by opcode.
     pub admin: [u64; 256],
     pub io: [u64; 256],
-    /// Registers written: tails of submission queues, heads of completion queues.
+    /// Writes of doorbell registers: tails of submission queues, heads of completion queues.
     pub tail_doorbells: u64,
     pub head_doorbells: u64,
     pub completions: u64,
@@ -29,7 +29,7 @@ pub struct Stats {
     pub prps: u64,
     pub sgls: u64,
     pub scattered: u64,
-    /// Reads and writes that cross a multiple of NOIOB.
+    /// Read, Write, Compare and Verify commands that cross a multiple of NOIOB.
     pub boundary_crossings: u64,
     pub fua: u64,
     pub fused: u64,
@@ -133,7 +133,7 @@ impl Executor {
         }
     }
 
-    /// Writes an admin command's data.
+    /// Writes the data that an admin command returns to the host's memory.
     pub(crate) fn give_data(&mut self, sqe: &Sqe, bytes: &[u8]) -> StatusCode {
         let outcome = self
             .locate(sqe, bytes.len())
@@ -143,7 +143,7 @@ impl Executor {
             .unwrap_or(StatusCode::SUCCESS)
     }
 
-    /// Reads a command's data.
+    /// Reads a command's data from the host's memory.
     pub(crate) fn take_data(&mut self, sqe: &Sqe, into: &mut [u8]) -> Result<(), StatusCode> {
         let outcome = self
             .locate(sqe, into.len())
@@ -163,7 +163,8 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns the status of a command; data at an unregistered address is recorded as a violation.
+    /// Returns the status of a command, with Do Not Retry; a bad data pointer is recorded as a
+    /// violation.
     pub(crate) fn checked(
         &mut self,
         sqe: &Sqe,

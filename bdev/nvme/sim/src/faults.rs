@@ -22,11 +22,11 @@ pub enum Action {
     Hold,
     /// The completion has a command identifier that is off by this much.
     WrongCid(u16),
-    /// The completion has another queue's identifier.
+    /// The completion has a submission queue identifier that is off by this much.
     WrongSqid(u16),
     /// The completion has a submission queue head that is off by this much.
     WrongHead(u16),
-    /// The command gets two completions.
+    /// The command gets two completions, if the completion queue has space.
     Duplicate,
     /// The completion has the phase tag of the previous round: the driver does not detect it.
     WrongPhase,
@@ -58,7 +58,8 @@ pub enum Target {
     Namespace(u32),
 }
 
-/// Applies an action to `count` commands of a kind, after the first `skip`.
+/// Applies an action to `count` commands of a kind (`u32::MAX`: all), after the first `skip`. Only
+/// the first rule that matches a command applies to it and counts it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
     pub target: Target,
@@ -93,7 +94,8 @@ impl Rule {
     }
 }
 
-/// Rates of random faults, per million I/O commands. A command gets at most one.
+/// Rates of random faults, per million I/O commands to which no rule applies. A command gets at
+/// most one fault. Statuses are Internal Error.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Chances {
     /// `retryable` and `fatal_status`: a status without and with Do Not Retry; the command is not
@@ -103,6 +105,7 @@ pub struct Chances {
     pub done_but_status: u32,
     pub never: u32,
     pub late: u32,
+    /// `late` delays completions by a random time below this.
     pub late_by: Duration,
     pub wrong_cid: u32,
     pub duplicate: u32,
@@ -181,8 +184,8 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// Returns the fault for a command, if a rule or a random draw selects one, and decrements the
-    /// rule's count. `qid` 0 is the admin queue.
+    /// Returns the fault for a command, if a rule or a random draw selects one, and counts the
+    /// command for the rule. `qid` 0 is the admin queue.
     pub(crate) fn strike(
         &mut self,
         qid: u16,

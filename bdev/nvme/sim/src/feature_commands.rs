@@ -1,5 +1,5 @@
 //! Set Features, Get Features and the firmware commands of the simulated controller (Base 5.27,
-//! 5.12, 5.13).
+//! 5.15, 5.12, 5.13).
 
 use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::commands::admin::{

@@ -3,7 +3,7 @@
 use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::commands::admin::{FirmwareCommit, FirmwareImageDownload};
 
-/// The first bytes of an image; 8 bytes of revision follow.
+/// The first bytes of a firmware image; 8 bytes of revision (FR) follow.
 pub const IMAGE_MARK: &[u8; 8] = b"SIMFIRMW";
 /// Bytes of the drive's memory for an image.
 const IMAGE_MAX: usize = 1 << 20;
@@ -17,7 +17,8 @@ pub(crate) struct Firmware {
 }
 
 impl Firmware {
-    /// Checks a piece before its data is read. Pieces come in order.
+    /// Checks a piece before its data is read: pieces come in order, at multiples of FWUG (`unit`).
+    /// Returns the bytes of the piece.
     pub(crate) fn check(
         &mut self,
         piece: FirmwareImageDownload,

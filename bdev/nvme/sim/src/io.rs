@@ -108,7 +108,7 @@ impl Executor {
         Ok(blocks as usize * format.block_size as usize)
     }
 
-    /// Checks a limit of 2^n pages, 0 for none.
+    /// Checks a limit of 2^n pages of CAP.MPSMIN, 0 for none.
     pub(crate) fn limit(
         &mut self,
         sqe: &Sqe,
@@ -180,7 +180,7 @@ impl Executor {
         self.checked(sqe, outcome)
     }
 
-    /// True if written data stays in the cache.
+    /// True if written data stays in the cache. Counts writes with FUA.
     fn volatile(&mut self, fua: bool) -> bool {
         self.stats.fua += u64::from(fua);
         self.config.volatile_cache && self.features.cache && !fua

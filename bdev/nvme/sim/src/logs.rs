@@ -15,10 +15,11 @@ use nacre_nvmf_wire::{Sqe, StatusCode};
 use crate::executor::Executor;
 use crate::state::State;
 
-/// Size of the telemetry log in bytes: a long log.
+/// Bytes of the telemetry log: more than one Get Log Page command reads.
 const TELEMETRY_BYTES: usize = 300 << 10;
 
-/// The contents of the telemetry log: every page differs.
+/// The contents of the Telemetry Host-Initiated log page, which never change; neighbouring pages of
+/// 4 KiB differ.
 pub fn telemetry() -> Vec<u8> {
     (0..TELEMETRY_BYTES)
         .map(|at| (at / 4096 * 7 + at % 251) as u8)
@@ -113,7 +114,8 @@ impl Executor {
 }
 
 impl State {
-    /// Executes Get Log Page. A successful read unmasks the events of the page.
+    /// Executes Get Log Page. A successful read without Retain Asynchronous Event unmasks the
+    /// events of the page.
     pub(crate) fn get_log_page(&mut self, sqe: &Sqe) -> StatusCode {
         let status = self.exec.get_log_page(sqe);
         if let Ok(get) = GetLogPage::parse(sqe)
@@ -130,7 +132,8 @@ impl State {
         status
     }
 
-    /// Raises an event: the driver gets it if it enabled its type.
+    /// Queues an asynchronous event, unless the driver did not enable it or the same event is
+    /// queued. Only events of Asynchronous Event Configuration need to be enabled.
     pub(crate) fn raise(&mut self, event: AsyncEvent) {
         let wanted = match event {
             AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED => AsyncEvents::NAMESPACE_ATTRIBUTE,
@@ -160,7 +163,8 @@ impl State {
         }
     }
 
-    /// Completes event requests. Further events of a type wait for a read of their log page.
+    /// Completes one Asynchronous Event Request. Further events of its type wait for a read of
+    /// their log page. Returns false if there is no event or no request.
     pub(crate) fn deliver_events(&mut self) -> bool {
         let free = |event: &AsyncEvent| self.masked & 1 << event.event_type == 0;
         let Some(at) = self.events.iter().position(free) else {

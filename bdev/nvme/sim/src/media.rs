@@ -12,7 +12,7 @@ use crate::config::NamespaceConfig;
 pub enum CacheSurvival {
     All,
     Nothing,
-    /// A random part of the blocks.
+    /// Each block with probability 1/2.
     Some,
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use nacre_hugepages::{HookError, RegionInfo, RegisterHook};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// First assigned address; unlike 0 and all addresses of the process.
+/// First assigned bus address: not 0, and none at which Linux usually maps memory of a process.
 const FIRST: u64 = 0x40_0000_0000;
 /// Unit of address assignment. At least one unit stays free behind each region.
 const STEP: u64 = 2 << 20;
@@ -24,7 +24,8 @@ pub(crate) struct UnmappedAddress {
     pub len: usize,
 }
 
-/// Translates addresses, for one controller or several that share a view of memory.
+/// Translates bus addresses to addresses of this process, for one controller or several that share
+/// it.
 ///
 /// Copies to and from a region hold the table's lock for reading, and removing a region holds it
 /// for writing. After `unregister` returned, the controller no longer accesses that memory.
@@ -68,7 +69,7 @@ impl Iommu {
         self.read_table().regions.len()
     }
 
-    /// Refuses registrations beyond this number of regions.
+    /// Makes registrations fail beyond this number of regions.
     pub fn limit_regions(&self, most: u64) {
         self.most.store(most, Ordering::Relaxed);
     }

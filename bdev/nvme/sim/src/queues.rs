@@ -60,8 +60,8 @@ impl Sq {
         }
     }
 
-    /// Sets the driver's tail. Fails if the value is not a valid doorbell value; the error
-    /// describes why.
+    /// Sets the driver's tail. The error describes a wrong value: beyond the queue, or over entries
+    /// that the reported head does not free yet. The latter is stored all the same.
     pub(crate) fn set_tail(&mut self, tail: u32) -> Result<(), String> {
         let (id, entries) = (self.id, u32::from(self.entries));
         if tail >= entries {
@@ -84,7 +84,7 @@ impl Sq {
         Ok(())
     }
 
-    /// Reads the shadow doorbell, if there is one and the driver may expect that. A `careless`
+    /// Reads the shadow doorbell, if there is one and the queue is awake. A `careless`
     /// queue stops reading without notice: as if it had set the event index just when the driver
     /// wrote its doorbell, and each side had missed the other's write.
     pub(crate) fn read_shadow_doorbell(
@@ -203,8 +203,8 @@ impl Cq {
         self.awake = true;
     }
 
-    /// True if there is space for one more completion. Reads the shadow doorbell before it returns
-    /// false.
+    /// True if there is space for one more completion. Before it returns false, it reads the shadow
+    /// doorbell if the queue is awake.
     pub(crate) fn has_room(
         &mut self,
         iommu: &Iommu,

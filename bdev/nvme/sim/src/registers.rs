@@ -1,4 +1,4 @@
-//! Controller registers (Base 3.1.4) and doorbells of the simulated controller, and its transitions
+//! Controller registers (Base 3.1.3) and doorbells of the simulated controller, and its transitions
 //! between disabled and ready.
 
 use nacre_bdev_nvme::GONE;
@@ -158,7 +158,8 @@ impl State {
         self.csts = self.csts.with_rdy(1);
     }
 
-    /// Resets all but the admin queues' registers and the stored data, as a controller level reset.
+    /// Resets all but CC, the admin queues' registers and the stored data, as a Controller Level
+    /// Reset.
     pub(crate) fn clear(&mut self) {
         self.sqs.iter_mut().for_each(|sq| *sq = None);
         self.cqs.iter_mut().for_each(|cq| *cq = None);

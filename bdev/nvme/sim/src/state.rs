@@ -119,7 +119,7 @@ pub(crate) struct State {
 
     pub async_requests: Vec<u16>,
     pub events: VecDeque<AsyncEvent>,
-    /// Event types that are masked until the host reads their log page.
+    /// Bitmap of the event types that are masked until the host reads their log page.
     pub masked: u8,
     pub vectors: Vec<Signal>,
 
@@ -394,7 +394,8 @@ impl State {
         }
     }
 
-    /// Sets the fatal status: the controller needs an address that is not mapped.
+    /// Sets CSTS.CFS, and records a violation: an address that is not registered, or registers with
+    /// which the controller cannot be enabled.
     pub(crate) fn fail(&mut self, what: String) {
         self.exec.violations.note(what);
         self.csts = self.csts.with_cfs(1);

@@ -48,7 +48,8 @@ fn shape(is_admin: bool, opcode: u8) -> Option<Shape> {
     })
 }
 
-/// Describes the mistake in an entry, for any namespace.
+/// Describes the first reserved field that an entry sets; `None`: none. Of unknown opcodes, only
+/// the fields of all commands are checked.
 pub(crate) fn reserved(is_admin: bool, sqe: &Sqe) -> Option<String> {
     if sqe.flags & 0b11_1100 != 0 {
         return Some(format!("reserved flags {:#x}", sqe.flags));

@@ -34,14 +34,14 @@ impl Poller for Ticker {
     }
 }
 
-/// A drive with its own thread. Dropping this handle stops the thread.
+/// A drive with its own thread. Dropping this handle stops the thread, and passes on its panic.
 pub struct Running {
     drive: Drive,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Turns without work before the thread sleeps, and its longest sleep. A doorbell write ends the
+/// Turns without work before the thread sleeps, and its longest sleep. A register write ends the
 /// sleep.
 const IDLE_TURNS: u32 = 64;
 const NAP: Duration = Duration::from_micros(200);

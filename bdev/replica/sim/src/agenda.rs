@@ -8,12 +8,12 @@ use uuid::Uuid;
 /// A scheduled event.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Event {
-    /// The disk calms down.
+    /// The disk's error rates become 0.
     Calm(usize),
     Reappear(usize),
     /// The holder can reach the disk again.
     Reconnect(usize, u64),
-    /// The incarnation with that number stops.
+    /// The holder with that number stops.
     Crash(u64),
     /// A holder that could not open the volume tries again.
     TryAgain(u64),
@@ -30,7 +30,7 @@ pub(crate) enum Event {
     Thaw(u64),
     /// Buffers and descriptors are available again.
     Plenty,
-    /// The disk gets its end back.
+    /// A truncated disk gets its size back.
     Enlarge(usize),
     /// A write, by its number and its blocks, is no longer in flight: its queue was closed.
     Over(u64, u64, u64),

@@ -59,7 +59,7 @@ impl Bdev for Device {
         Uuid::from_u128(0x51u128 << 64 | self.disk.name.len() as u128)
     }
 
-    /// The geometry that hosts know.
+    /// The original geometry, also of a truncated disk.
     fn geometry(&self) -> Geometry {
         let inner = self.disk.inner.lock();
         let block = inner.media.format.block as u32;

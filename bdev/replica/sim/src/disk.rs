@@ -2,8 +2,9 @@
 //! but never returns wrong data.
 //!
 //! A command takes effect at some time between submission and completion. A holder reaches the disk
-//! through a `Device`. A holder that claims the disk excludes other holders, like a reservation:
-//! their commands in flight execute or not, and none executes afterwards.
+//! through a `Device`. In runs with leases the disk has reservations. In others, a holder that
+//! claims the disk excludes other holders: their commands in flight execute or not, and none
+//! executes afterwards.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,7 +24,7 @@ pub(crate) struct SimDisk {
     pub(crate) inner: Mutex<Inner>,
 }
 
-/// The device's limits, which differ from disk to disk.
+/// The device's limits and operations, which differ from disk to disk.
 #[derive(Debug, Clone)]
 pub(crate) struct Traits {
     pub limits: Limits,
@@ -33,16 +34,16 @@ pub(crate) struct Traits {
     pub local: bool,
 }
 
-/// Rates of failures, in chances per thousand commands.
+/// Rates of failures, in chances per thousand commands (reads, writes or flushes).
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct FaultRates {
     pub read_error: u64,
     pub write_error: u64,
     pub retry: u64,
     pub flush_error: u64,
-    /// Chance of a delay longer than any deadline.
+    /// Chance of an additional delay of 20 ms to 3 s.
     pub hang: u64,
-    /// Typical time of a command.
+    /// Typical time of a command, which takes half to twice as long, and one in 20 ten times that.
     pub latency: Duration,
 }
 
@@ -65,7 +66,8 @@ pub(crate) struct Inner {
     cut_off: Vec<u64>,
     owner: Option<u64>,
     losses: u64,
-    /// The fewest blocks that each holder has seen, or learned of, since it needed the area beyond.
+    /// The smallest size in blocks since each holder opened the disk, or last took this number
+    /// (`forget_least`).
     least: BTreeMap<u64, u64>,
     /// Since when the disk's node has a lease, or has none; the last changes. Holders learn of it
     /// with a delay.
@@ -225,8 +227,8 @@ impl SimDisk {
         inner.sweep(|_| true);
     }
 
-    /// Fails the power: commands in flight may or may not have reached the cache, and the cache is
-    /// lost.
+    /// Fails the power: the disk disappears, commands in flight may or may not have reached the
+    /// cache, and the cache loses what `loss` says.
     pub(crate) fn lose_power(&self, loss: Loss) {
         self.disappear();
         let mut inner = self.inner.lock();
@@ -259,7 +261,7 @@ impl SimDisk {
         self.inner.lock().gone = false;
     }
 
-    /// Delays everything until `until`, including commands in flight.
+    /// Delays all completions until `until`, including those of commands in flight.
     pub(crate) fn fall_silent(&self, until: Nanos) {
         let mut inner = self.inner.lock();
         if inner.silent_until <= inner.now {
@@ -296,7 +298,7 @@ impl SimDisk {
         }
     }
 
-    /// Stops all failures.
+    /// Stops all failures; a truncated disk keeps its size.
     pub(crate) fn heal(&self) {
         let mut inner = self.inner.lock();
         inner.gone = false;
@@ -318,7 +320,8 @@ impl SimDisk {
         }
     }
 
-    /// Gives `holder` the exclusive use of the disk. Returns false if the disk is unreachable.
+    /// Gives `holder` the exclusive use of the disk, unless the disk has reservations. Returns
+    /// false if the disk is unreachable.
     pub(crate) fn claim(&self, holder: u64) -> bool {
         let mut inner = self.inner.lock();
         if inner.gone || inner.cut_off.contains(&holder) {
@@ -399,7 +402,8 @@ impl Inner {
         number
     }
 
-    /// Executes a command synchronously, if the disk supports that and can do it now.
+    /// Executes a command synchronously, if the disk supports that and can do it now. Refuses half
+    /// of those commands at random.
     pub(crate) fn run_sync(&mut self, order: Order) -> Option<Answer> {
         let its_own = self.reaches(order.holder) && self.admits(&order);
         let ready = its_own && self.silent_until <= self.now;
@@ -609,7 +613,8 @@ impl Inner {
         own.next().map(|((due, _), _)| *due)
     }
 
-    /// Tries to end a command early: it may be too late, and the command may have been executed.
+    /// Tries to end a command early: it may have been executed, in part or not at all. Returns
+    /// false if it is too late.
     pub(crate) fn abort(&mut self, number: u64) -> bool {
         let found = self.commands.keys().find(|key| key.1 == number).copied();
         let Some(key) = found.filter(|_| self.random.one_in(2)) else {
@@ -638,7 +643,7 @@ impl Inner {
         self.commands.insert((due, number), nothing);
     }
 
-    /// Closes a queue. Commands in flight may still execute a little later.
+    /// Closes a queue. Writes in flight may still execute, until `linger` has passed.
     pub(crate) fn close(&mut self, queue: u64, linger: Duration) {
         self.answers.remove(&queue);
         for (key, mut command) in std::mem::take(&mut self.commands) {

@@ -46,13 +46,14 @@ pub(crate) enum Kind {
     Unreachable,
     /// A holder's process ends.
     Crash,
-    /// A second holder starts while the first one still runs.
+    /// A second holder starts while the first one still runs; only in runs without leases.
     TakeOver,
-    /// The record store does not answer for a time.
+    /// The record store refuses the calls of one holder, or of all, for a time.
     StoreOutage,
     /// The record store changes its latencies and error rates.
     StoreFaults,
-    /// An administrator's call: adds, removes or forces a replica.
+    /// An administrator's call: changes, resyncs or verifies replicas, grows or renames the volume,
+    /// or fails or allows I/O.
     Operator,
     /// A holder closes the volume.
     Close,
@@ -123,12 +124,11 @@ pub(crate) struct StoreFaults {
     random: Random,
     /// Percentage of calls that the store refuses.
     pub(crate) refuses: u64,
-    /// Percentage of calls whose reply is lost.
+    /// Percentage of calls that are executed and answered as unavailable.
     pub(crate) loses: u64,
-    /// Percentage of calls that take up to 1.5 s.
+    /// Percentage of calls that take up to 1.5 s to arrive, and of replies that take as long.
     pub(crate) slow: u64,
-    /// End of an outage: calls of the holder `out_for`, or of all holders, get no reply before
-    /// it.
+    /// End of an outage: calls of the holder `out_for`, or of all holders, are refused until then.
     pub(crate) out_until: Nanos,
     pub(crate) out_for: Option<u64>,
     /// The store refuses the changes of holders whose lease has ended.

@@ -1,4 +1,5 @@
-//! The leases of holders, in one of eight runs.
+//! The leases of holders, in one of eight runs: a holder without a good lease must not answer hosts
+//! without the confirmation of the replicas.
 //!
 //! ```text
 //!   renewal sent ──▶ committed ──▶ reply at the holder     good until: sent + 0.95 lease
@@ -23,7 +24,7 @@ use uuid::Uuid;
 /// latest.
 const LAG: Duration = Duration::from_millis(40);
 
-/// One of so many seeds has leases.
+/// One in this many seeds has leases.
 pub const LEASES_EVERY: u64 = 8;
 
 /// True for the seeds whose holders have leases.

@@ -1,14 +1,14 @@
 //! The simulator of replicated volumes. It runs the shipped code in one thread and in virtual time,
-//! on failing disks, with holders that stop at any step. A checker verifies every completion of the
-//! load.
+//! on failing disks. A *holder* is one run of a daemon that serves the volume, and may stop at any
+//! step. A checker verifies every completion of the hosts' I/O.
 //!
 //! ```text
 //!   World ── seed ──▶ faults and their times      everything below runs in virtual time
-//!     ├ Holder (0..2)  a TestCore: control, lanes   crash, open again, two at once
-//!     │    └ Lane        the load                   completions ──▶ Checker
+//!     ├ Holder           a reactor in virtual time    crash, open again, several at once
+//!     │    └ Lane        a queue of the volume        I/O and completions ──▶ Checker
 //!     ├ Leases           when holders are stopped or cut off, and may be succeeded
-//!     ├ MemoryStore      late, lost and ambiguous replies
-//!     └ SimDisk (1..5)   a medium, and a cache that is lost with the power
+//!     ├ MemoryStore      the volume's record; late, lost and ambiguous replies
+//!     └ SimDisk (2..5)   a medium, and a cache that is lost with the power
 //! ```
 //!
 //! A run is determined by its seed: [`run`] with the same number repeats it.
@@ -43,7 +43,7 @@ pub use report::{Options, Report};
 use crate::ending::Ending;
 use crate::world::World;
 
-/// One run. An error describes the failure.
+/// Runs one simulation. The error describes an impossible result, a lack of progress or a panic.
 pub fn run(seed: u64, options: &Options) -> Result<Report, String> {
     let run = || {
         let mut world = World::new(seed, options.clone());

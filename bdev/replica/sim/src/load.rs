@@ -58,7 +58,7 @@ impl Numbers {
 /// The behaviour of hosts.
 pub(crate) struct Hosts {
     pub(crate) hot: HotRanges,
-    /// Factor on the load's pauses, compared with most runs.
+    /// Factor on the pauses between bursts of I/O; 1 in most runs.
     pub(crate) pace: u64,
     /// Decides whether hosts abort I/O, and which.
     pub(crate) aborts: Option<Random>,
@@ -101,7 +101,7 @@ impl HotRanges {
         (lba, random.within(1, start + len - lba))
     }
 
-    /// `now`: the present size of the volume in blocks.
+    /// Draws a request. `now` is the present size of the volume in blocks.
     pub(crate) fn wish(&self, random: &mut Random, now: u64) -> NewRequest {
         let (lba, mut blocks) = self.somewhere(random);
         if random.one_in(40) {
@@ -151,7 +151,7 @@ impl Lane {
         self.ongoing.len() >= DEPTH
     }
 
-    /// `false`: it is not accepted now.
+    /// Submits the request and reports it to the checker. False: it is not accepted now.
     pub(crate) fn submit(
         &mut self,
         wish: NewRequest,
@@ -253,7 +253,7 @@ impl Lane {
         Ok(count)
     }
 
-    /// The holder stopped.
+    /// Reports the writes in flight to the checker: the holder stopped.
     pub(crate) fn orphan(&self, checker: &mut Checker) {
         for (number, ongoing) in &self.ongoing {
             if ongoing.op.is_write() {

@@ -17,7 +17,7 @@ const SECTOR: usize = 512;
 
 static ZEROES: [u8; MOST] = [0; MOST];
 
-/// Values derived from the size of a block; the same for all disks of a run.
+/// The block size, and values derived from it; the same for all disks of a run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Format {
     /// Bytes of a block: 512 to 4096.
@@ -30,7 +30,7 @@ impl Format {
         RESERVED / self.block as u64
     }
 
-    /// Blocks of a region.
+    /// Blocks of a region of the dirty-region log: 1 MiB.
     pub(crate) fn region(self) -> u64 {
         (1 << 20) / self.block as u64
     }

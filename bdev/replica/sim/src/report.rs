@@ -4,11 +4,12 @@ use nacre_bdev_replica::handle::VolumeEventKind;
 
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Prints every event of the run.
+    /// Prints the events, I/Os and completions of the run.
     pub trace: bool,
     /// Prints each disk's commands to this block of the volume.
     pub block: Option<u64>,
-    /// The number of I/Os before all faults end and the run checks the result.
+    /// The number of I/Os before all faults end and the run checks the result. They end after 120 s
+    /// of virtual time at the latest.
     pub ios: u64,
 }
 
@@ -28,18 +29,24 @@ pub struct Report {
     pub ios: u64,
     pub reads: u64,
     pub writes: u64,
-    /// I/Os that hosts tried to abort, or that ended with `Status::Aborted`.
+    /// Aborts of hosts that the volume's queue accepted.
     pub aborts: u64,
+    /// Holders' openings of the volume that succeeded.
     pub opens: u64,
+    /// Holders that were stopped, also after a close.
     pub crashes: u64,
     pub power_losses: u64,
+    /// Replicas put out of sync (the event `ReplicaOut`).
     pub retired: u64,
-    /// Replicas on awaited disks that were out after a silence shorter than the deadline.
+    /// Those of `retired` whose disk was silent for less than the I/O deadline, while the holder
+    /// believed that the disk's node has a lease.
     pub silent: u64,
+    /// Events of volumes: `ResyncEnded`, `Fenced`, `Grown` and `Salvaged`.
     pub resynced: u64,
     pub fenced: u64,
     pub grown: u64,
     pub salvaged: u64,
+    /// Changes of the record by which the volume continues from a replica that lacks data.
     pub forced: u64,
     /// Truncations of disks.
     pub cut: u64,
@@ -51,7 +58,7 @@ pub struct Report {
     pub watermarks: u64,
     /// I/Os that a prepared device completed, with an error, before the volume was open.
     pub waited: u64,
-    /// Openings of a volume that was in use already.
+    /// Openings of the volume with hosts connected to the prepared device.
     pub taken_over: u64,
     /// Holders whose lease was ended while they ran.
     pub leases_ended: u64,

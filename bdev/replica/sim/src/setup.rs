@@ -25,7 +25,7 @@ use crate::media::Format;
 use crate::report::{Options, Report};
 use crate::world::World;
 
-/// Time before the first disk loses its end.
+/// Time before the first disk is truncated.
 const CALM: Duration = Duration::from_millis(50);
 
 impl World {

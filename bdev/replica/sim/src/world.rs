@@ -2,7 +2,7 @@
 //! open the volume), disks, hosts, faults, and virtual time.
 //!
 //! A run is a sequence of rounds. In each, every lane and control task is polled or not, in random
-//! order; due events happen; then the clock advances.
+//! order; due events happen; then the clock advances or stays.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -85,7 +85,7 @@ impl World {
         }
     }
 
-    /// Runs load and faults.
+    /// Runs load and faults until the wanted number of I/Os, or for 120 s of virtual time.
     pub(crate) fn live(&mut self) -> Result<(), String> {
         let mut rounds = 0;
         while self.numbers.ios < self.options.ios && self.clock.now() < Nanos(120_000_000_000) {
@@ -470,7 +470,7 @@ impl World {
         self.log_line(|| format!("holder {number} stops"));
     }
 
-    /// Takes all buffers of one size from the pool, or of all sizes.
+    /// Takes all buffers from the first holder's pool, or only those above 4 KiB or 64 KiB.
     pub(crate) fn hoard(&mut self) {
         let least = *self.random.pick(&[1, 1, 4097, (64 << 10) + 1]);
         let Some(holder) = self.holders.first() else {
@@ -493,7 +493,7 @@ impl World {
         self.log.push_back(line);
     }
 
-    /// The holder that could serve.
+    /// The index of the first holder that has opened the volume, and the volume's state.
     pub(crate) fn status(&self) -> Option<(usize, VolumeState)> {
         let with_handle = |(index, holder): (usize, &Holder)| {
             let handle = holder.handle.as_ref()?;
