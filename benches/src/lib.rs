@@ -1,8 +1,8 @@
-//! The reference loads of `cargo xtask bench tcp`.
+//! Reference programs of `cargo xtask bench`.
 //!
-//! [`limit`] measures bare sockets that move the same bytes as Nacre. [`idle`] opens idle
-//! connections, whose cost in the daemon xtask measures. [`limit_target`] is the fastest target
-//! that a given host can have.
+//! [`limit`] measures bare sockets that move the same bytes as NVMe/TCP. [`idle`] opens idle
+//! connections, whose cost in the daemon xtask measures. [`limit_target`] is a target that only
+//! counts bytes, which shows how fast a host can be.
 
 #![forbid(unsafe_code)]
 
@@ -12,7 +12,7 @@ pub mod limit_target;
 
 use anyhow::{Context, Result, ensure};
 
-/// Pins the calling thread.
+/// Pins the calling thread to a core.
 fn pin(core: usize) -> Result<()> {
     let mut cores = rustix::thread::CpuSet::new();
     ensure!(

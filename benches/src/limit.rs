@@ -27,9 +27,9 @@ use serde::Serialize;
 
 use crate::pin;
 
-/// A command capsule: the common header and a submission queue entry (NVMe/TCP 3.6.2.6).
+/// Bytes of a command capsule: common header and submission queue entry (NVMe/TCP 3.6.2.6).
 const COMMAND: usize = 72;
-/// A response capsule, and also the header of a C2HData PDU.
+/// Bytes of a response capsule, and of the header of a C2HData PDU.
 const ANSWER: usize = 24;
 /// Most bytes per `recv` or `send`: large enough to amortise the call, small enough for the L2
 /// cache.
@@ -91,7 +91,9 @@ pub struct Rate {
     pub requests_per_second: f64,
 }
 
-/// Runs the workload once in the given wait mode. Returns the completed requests per second.
+/// Runs the workload once in the given wait mode, after 300 ms of warm-up. Returns the completed
+/// requests per second. Fails if the depth, size or number of connections is 0, or both sides have
+/// one core.
 pub fn measure(workload: &Workload, wait: Wait) -> Result<Rate> {
     ensure!(workload.depth > 0, "a depth of 0 requests nothing");
     ensure!(

@@ -25,17 +25,17 @@ use rustix::net::sockopt;
 
 use crate::pin;
 
-/// Most bytes per receive: the size of a queue's receive buffer.
+/// Most bytes per receive.
 const BATCH: usize = 512 * 1024;
-/// Most PDUs of one send: half of the kernel's limit of 1024 slices, because a PDU has two.
+/// Most PDUs of one send: below half of the kernel's limit of 1024 slices, because a PDU has two.
 const PARTS: usize = 500;
-/// Bytes of the common header and the PSH of CapsuleResp, H2CData, C2HData and R2T.
+/// Bytes of a response capsule, an R2T, and the header of C2HData and H2CData.
 const HEADER: usize = 24;
-/// Bytes of a command capsule without its data: the common header and the SQE.
+/// Bytes of a command capsule without its data.
 const COMMAND: usize = 72;
-/// Bytes of ICReq, and of ICResp.
+/// Bytes of ICReq and ICResp.
 const INITIALISE: usize = 128;
-/// Bytes of the capsule of a Connect command, with its data.
+/// Bytes of a Connect command with its data.
 const CONNECT: usize = COMMAND + 1024;
 const IC_RESP: u8 = 1;
 const CAPSULE_CMD: u8 = 4;
@@ -43,12 +43,12 @@ const CAPSULE_RESP: u8 = 5;
 const H2C_DATA: u8 = 6;
 const C2H_DATA: u8 = 7;
 const R2T: u8 = 9;
-/// Flags of a C2HData PDU: LAST_PDU and SUCCESS.
+/// Flags of C2HData: LAST_PDU and SUCCESS.
 const LAST_AND_SUCCESS: u8 = 0x0C;
 const WRITE: u8 = 1;
 const READ: u8 = 2;
 
-/// The size of the namespace, as the real target reports it to hosts.
+/// The geometry of the namespace, as the real target reports it. Memory of this size is allocated.
 #[derive(Debug, Clone, Copy)]
 pub struct Disk {
     pub block_bytes: usize,
@@ -58,7 +58,7 @@ pub struct Disk {
 /// What the thread of the I/O queues does while no queue has bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Idle {
-    /// Tries to receive again at once. Best where the thread has a core for itself.
+    /// Polls the queues. Best where the thread has a core for itself.
     Poll,
     /// Sleeps until bytes arrive. Best where the host needs the same core.
     Sleep,
@@ -70,8 +70,8 @@ const SLEEP: Timespec = Timespec {
     tv_nsec: 50_000_000,
 };
 
-/// Accepts connections without end. Relays admin queues to `behind`, the real target. One thread on
-/// `core` serves all I/O queues.
+/// Accepts connections until `accept` fails. Relays admin queues to `behind`; one thread on `core`
+/// serves I/O queues.
 pub fn serve(
     listener: &TcpListener,
     behind: SocketAddr,

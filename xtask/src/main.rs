@@ -4,8 +4,8 @@
 //! ```text
 //! run       demonstrates Nacre: serves a namespace over NVMe/TCP, writes it and reads it back
 //! cluster   demonstrates a volume that outlives the node that serves it
-//! test      runs format check, lints, unit and model tests, tidy, and the virtual machine's tests
-//! ci        like test, but fails when a suite cannot run; last line: `N passed, M failed`
+//! test      runs every test suite, also in the virtual machine; last line: `N passed, M failed`
+//! ci        like test, but a case that the virtual machine skips fails
 //! bench     compares Nacre with a limit or a peer, in ratios
 //! deb       builds the Debian package
 //! image     builds the appliance's disk image

@@ -1,4 +1,5 @@
-//! Simulation of pools: the tests of the core at length, with optimization.
+//! `cargo xtask simulate pool`: runs the simulation tests of the pool core from a seed, with
+//! optimization.
 //!
 //! The checker and its deliberate faults are tests of `nacre-bdev-pool-core`, so that the shipped
 //! crate has none of them.

@@ -30,7 +30,7 @@ pub(crate) fn catch_interrupts() -> Result<()> {
     Ok(())
 }
 
-/// True if SIGINT or SIGTERM was received.
+/// True if SIGINT, SIGTERM or SIGHUP was received.
 pub(crate) fn interrupted() -> bool {
     INTERRUPTED
         .get()
@@ -134,7 +134,7 @@ impl Group {
         self.signal("TERM");
     }
 
-    /// Sends the leader the named signal.
+    /// Sends the leader a signal, by its name without `SIG`.
     pub(crate) fn signal(&self, name: &str) {
         signal(name, &self.child.id().to_string());
     }
@@ -168,8 +168,8 @@ fn signal(name: &str, target: &str) {
     }
 }
 
-/// Runs a command to its end. Prints both output streams line by line, and calls `line` for each
-/// line.
+/// Runs a command to its end, for at most `limit`. Prints both output streams line by line, and
+/// calls `line` for each line.
 pub(crate) fn stream(
     command: &mut Command,
     limit: Duration,

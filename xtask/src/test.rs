@@ -54,7 +54,8 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     Ok(tally.exit_code())
 }
 
-/// Runs every suite; a suite that cannot run fails. The last line of output is the count.
+/// Runs every suite; a suite that cannot run fails, and so does a case that the virtual machine
+/// skips. The last line of output is the count.
 pub(crate) fn ci(root: &Path) -> Result<ExitCode> {
     let options = Options {
         vm_only: false,
@@ -98,7 +99,7 @@ fn busy_children() -> Duration {
 }
 
 /// Runs the selected suites. A suite that cannot run counts as one failure, and the others still
-/// run. `strict`: fail if the virtual machine cannot run.
+/// run. `strict`: fail if the virtual machine cannot run, or skips a case.
 fn suites(root: &Path, options: &Options, strict: bool) -> (Tally, Vec<Stage>) {
     let mut total = Tally::default();
     let mut stages = Vec::new();

@@ -15,7 +15,7 @@ const DEFAULT_BYTES: u64 = 1 << 30;
 /// Most bytes of a string and of a map, as in the CSI specification.
 const MAX_TEXT: usize = 128;
 const MAX_TEXTS: usize = 4 << 10;
-/// Longest path of a socket or mount; Linux accepts no longer one.
+/// Longest path: Linux's PATH_MAX without the final zero.
 const MAX_PATH: usize = 4095;
 /// Most bytes of all mount flags together, as in the CSI specification.
 const MAX_FLAGS: usize = 4 << 10;
@@ -133,7 +133,8 @@ impl Capability {
     }
 }
 
-/// Checks the flags for `mount -o`: none is empty, begins with a dash, or has white space.
+/// Checks the flags for `mount -o`: none is empty, begins with a dash, or has white space or
+/// control characters, and all together have at most [`MAX_FLAGS`] bytes.
 fn check_flags(flags: &[String]) -> Result<(), Unfit> {
     if flags.iter().map(String::len).sum::<usize>() > MAX_FLAGS {
         let text = format!("mount_flags are longer than {MAX_FLAGS} bytes");
@@ -168,7 +169,7 @@ pub(crate) fn bounded<'a>(field: &str, text: &'a str, most: usize) -> Result<&'a
     Err(Status::invalid_argument(text))
 }
 
-/// Checks a required path: absolute, without `..`, at most [`MAX_PATH`] bytes.
+/// Checks a required path: absolute, without `..` and zero bytes, at most [`MAX_PATH`] bytes.
 pub(crate) fn required_path<'a>(field: &str, text: &'a str) -> Result<&'a str, Status> {
     if text.is_empty() {
         return Err(Status::invalid_argument(format!("{field} is missing")));
@@ -196,7 +197,8 @@ pub(crate) fn bounded_texts(field: &str, texts: &Texts) -> Result<(), Status> {
     Err(Status::invalid_argument(text))
 }
 
-/// Checks the name of a new volume.
+/// Checks the name of a new volume or snapshot: not empty, at most [`MAX_TEXT`] bytes, and no
+/// control characters other than tab and line ends.
 pub(crate) fn checked_name(name: &str) -> Result<&str, Status> {
     let name = required("name", name)?;
     let is_banned = |c: char| c.is_control() && !matches!(c, '\t' | '\n' | '\r');
@@ -252,7 +254,8 @@ impl Sizes {
     }
 
     /// The size of the new volume in bytes: the smallest multiple of 1 MiB in the range, or 1 GiB
-    /// (less if the limit is lower) if the request has no lower bound.
+    /// (less if the limit is lower) if the request has no lower bound. `OUT_OF_RANGE` if there is
+    /// none.
     pub(crate) fn chosen(self) -> Result<u64, Status> {
         let wanted = match (self.least, self.most) {
             (0, Some(most)) => DEFAULT_BYTES.min(most / MIB * MIB),

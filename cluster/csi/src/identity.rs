@@ -24,8 +24,8 @@ impl fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// `is_ready` says whether the services of this process can work. An error: they cannot, and a
-    /// restart of the driver may help.
+    /// `is_ready` is the answer to `Probe`: false while the services of this process cannot work
+    /// yet. An error: they cannot, and a restart of the driver may help.
     pub fn new(is_ready: impl Fn() -> Result<bool, Status> + Send + Sync + 'static) -> Self {
         Self {
             is_ready: Box::new(is_ready),
@@ -40,7 +40,8 @@ impl Identity {
         }
     }
 
-    /// The same in a process without a controller: the controller is another process.
+    /// The controller service, and online expansion. The same in a process without a controller:
+    /// the controller is another process.
     pub(crate) fn capabilities(&self) -> GetPluginCapabilitiesResponse {
         let service = PluginFeature::Service(Service {
             kind: ServiceKind::Controller.into(),

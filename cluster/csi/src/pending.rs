@@ -1,4 +1,5 @@
-//! One operation at a time per volume: a second one is refused with `ABORTED`.
+//! One operation at a time per volume, snapshot or subsystem, by its id or NQN: a second one is
+//! refused with `ABORTED`.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! gRPC paths to calls, without generated code.
+//! Routes gRPC requests to the calls of the CSI services by their paths, without generated code.
 //!
 //! Each call runs on a thread of its own and ends there, also when its caller has left: an
 //! operation that has begun is finished. The number of calls and the size of requests are bounded.
@@ -25,12 +25,12 @@ use crate::node::Node;
 /// Calls that run at the same time. More are refused with `UNAVAILABLE`. Calls of `Identity` do not
 /// count: a busy driver is healthy.
 pub(crate) const MAX_CALLS: usize = 64;
-/// Calls of `Identity` that run at the same time.
+/// Calls of `Identity` that run at the same time. More are refused with `UNAVAILABLE`.
 pub(crate) const MAX_PROBES: usize = 8;
 /// Largest request. The interface limits its fields to some KiB.
 const MAX_REQUEST: usize = 256 << 10;
 
-/// The services of this process.
+/// The CSI services of this process. Calls of a service that is `None` fail with `UNIMPLEMENTED`.
 #[derive(Debug)]
 pub struct Driver {
     pub identity: Identity,
@@ -72,7 +72,7 @@ impl Router {
         }
     }
 
-    /// True while no call runs.
+    /// True while no call runs, other than those of `Identity`.
     pub(crate) fn idle(&self) -> impl Fn() -> bool + Send + use<> {
         let places = Arc::clone(&self.places);
         move || places.available_permits() == MAX_CALLS

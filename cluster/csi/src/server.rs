@@ -30,7 +30,8 @@ const SOCKET_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// `unix:///path/csi.sock`, or the path alone.
+/// The address of the socket: `unix:///path/csi.sock`, or the path alone. The path is absolute and
+/// ends with `.sock`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint(PathBuf);
 
@@ -72,7 +73,8 @@ pub enum ServeError {
     Busy,
 }
 
-/// Serves the socket until `end`, then lets running calls end.
+/// Serves the socket until `end`, then lets running calls end, for at most 20 s
+/// ([`ServeError::Busy`]).
 pub async fn serve(
     endpoint: &Endpoint,
     driver: Arc<Driver>,
@@ -130,7 +132,7 @@ pub async fn serve(
     outcome
 }
 
-/// Waits until no call runs.
+/// Waits until no call runs, for at most [`DRAIN`], and then for [`FLUSH`].
 async fn drained(idle: &impl Fn() -> bool) -> Result<(), ServeError> {
     let until = tokio::time::Instant::now() + DRAIN;
     while !idle() {

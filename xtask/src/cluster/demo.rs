@@ -1,4 +1,5 @@
-//! The machines of the demonstration: namespaces, members of etcd, daemons and their volume.
+//! The machines of the demonstration: network namespaces, members of etcd, daemons and their
+//! volume.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -125,7 +126,7 @@ pub(super) fn on(machine: &str, program: &Path) -> Command {
     command
 }
 
-/// Repeats the question until the answer is there.
+/// Repeats the question, also after errors, until the answer is there, for at most [`PATIENCE`].
 pub(super) fn until<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let start = Instant::now();
     loop {
@@ -401,7 +402,7 @@ impl Demo {
         Ok(())
     }
 
-    /// Load, the act, and the return of the node.
+    /// Starts the load, acts on the node that serves the volume, and lets it return.
     pub(super) fn round(&mut self, act: Act, options: &Options) -> Result<Round> {
         let holder = self.wait_until_healthy("a")?;
         let asked = if holder == "a" { "b" } else { "a" };

@@ -5,7 +5,7 @@
 pub(crate) struct Command {
     pub client: usize,
     pub attempt: u64,
-    /// The node's connections at the time of sending.
+    /// `SimNode::connections` of the node at the time of sending.
     pub connection: u64,
     pub block: usize,
     /// `None`: a read.

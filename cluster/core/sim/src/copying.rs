@@ -1,4 +1,5 @@
-//! Copies between replicas: the merge of a take, and the copy to a replica that returns.
+//! Copies between replicas: the merge, which makes the in-sync replicas equal when a new holder
+//! opens the volume, and the copy to a replica that returns.
 
 use std::collections::BTreeMap;
 

@@ -7,7 +7,7 @@ use crate::client::Command;
 use crate::node::{Answer, Request};
 use crate::replica::{Io, IoResult};
 
-/// A trouble that ends.
+/// An injected failure that ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trouble {
     StoreAway,
@@ -137,7 +137,7 @@ pub(crate) enum Event {
     FenceOff {
         dead: Holder,
     },
-    /// It lasts so many milliseconds at most.
+    /// The failure begins, and lasts this many milliseconds at most.
     Begin(Trouble, u64),
     Heal(Trouble),
 }

@@ -1,4 +1,4 @@
-//! The state of a holder's data path.
+//! The state of the model of a holder's data path (`serving.rs`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

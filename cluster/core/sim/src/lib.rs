@@ -3,7 +3,7 @@
 //! response that hosts get.
 //!
 //! A *gate* is the check at a replica that admits the I/O of one holder only; it is the code of
-//! `nacre-cluster-core`, too. A *trouble* is an injected failure with an end.
+//! `nacre-cluster-core`, too. A *trouble* is an injected failure; most of them end after a time.
 //!
 //! ```text
 //!   World ── seed ──▶ troubles and their times
@@ -17,8 +17,10 @@
 //! ```
 //!
 //! The checks: every block is a linearizable register over the responses of all nodes; at most one
-//! node holds the volume with a good lease; the store's absence fences no node; the volume has a
-//! holder within 10 s after the last trouble; controller ids of one host's paths differ.
+//! node holds the volume with a good lease; the store's absence fences no node; controller ids of
+//! one host's paths differ. 10 s after the last trouble, each running node has a lease, no dead one
+//! has one, and the volume has a holder, unless all in-sync replicas are on dead nodes. 20 s later,
+//! no operation of a host is without an answer.
 //!
 //! A run is determined by its seed: [`run`] with the same number repeats it. The data path here is
 //! a model; `bdev/replica/sim` simulates the real one.

@@ -1,4 +1,5 @@
-//! Constants of the simulator, and the names of its parts.
+//! Constants of the simulator (times are nanoseconds), and the ids of its nodes and replicas, which
+//! follow from their indexes.
 
 use nacre_cluster_core::{NodeId, ReplicaId, VolumeId};
 use uuid::Uuid;
@@ -10,7 +11,7 @@ pub(crate) const SECOND: u64 = 1_000_000_000;
 /// Interval between the turns of a node's management and of its lanes.
 pub(crate) const TURN: u64 = 20 * MILLI;
 pub(crate) const VOLUME: VolumeId = VolumeId(Uuid::from_u128(0x7000));
-/// The number of a stall of all cores of a node.
+/// A stall of this core number, or of a greater one, is one of all three cores of a node.
 pub(crate) const ALL_CORES: u64 = 3;
 
 pub(crate) fn node_id(index: usize) -> NodeId {

@@ -1,4 +1,4 @@
-//! A node: its clock, its link to the store, and the shipped machines.
+//! A node: its clock, its link to the store, and the state machines of `nacre-cluster-core`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -71,11 +71,12 @@ pub(crate) struct SimNode {
     pub up: bool,
     /// Incremented by each start and end.
     pub life: u64,
-    /// Until when each core stalls.
+    /// Until when each core stalls, in the order of [`Core`](crate::events::Core).
     pub stalled: [u64; 3],
     /// The clock when the lanes' present turn began. A turn that a stall interrupts goes on with
     /// it.
     pub turn_clock: BootTime,
+    /// The rate of the node's clock in millionths of true time, and its start in nanoseconds.
     pub rate: u64,
     pub offset: u64,
     pub join: Option<Join>,
@@ -87,13 +88,13 @@ pub(crate) struct SimNode {
     pub volume: Volume,
     pub control: Control,
     pub lane: Lane,
-    /// The connection to each replica.
+    /// The number of the present connection to each replica.
     pub sessions: [u64; 8],
     /// Replicas that get every write before they are in sync.
     pub filled: BTreeSet<usize>,
     pub copy: Option<Copying>,
     pub asked_gates: BTreeMap<usize, u64>,
-    /// Hosts' connections; a fence ends all.
+    /// Incremented when all connections of hosts end.
     pub connections: u64,
     pub requests: Requests,
     pub watched: usize,

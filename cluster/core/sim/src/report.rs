@@ -4,7 +4,7 @@
 pub struct Options {
     /// Prints the events of the run.
     pub trace: bool,
-    /// Virtual seconds of load and trouble.
+    /// Virtual seconds of load and injected failures.
     pub seconds: u64,
 }
 
@@ -24,13 +24,18 @@ pub struct Report {
     pub writes: u64,
     /// Operations that a host sent again on another path.
     pub retries: u64,
+    /// Openings of the volume by a new holder.
     pub takes: u64,
+    /// Fences of a node by another one.
     pub fences: u64,
     pub handovers: u64,
+    /// Ends of nodes' processes, also of those that are lost for good.
     pub crashes: u64,
     /// Losses of two nodes at once.
     pub losses: u64,
+    /// Stops of one core of a node, or of all, for a time.
     pub stalls: u64,
+    /// Complete copies to a replica that returned, which is then to be in sync.
     pub promotions: u64,
     /// Answers that waited for a lease or for confirmation.
     pub held: u64,

@@ -17,7 +17,7 @@ use crate::world::World;
 
 /// Time after the last trouble within which the volume must have a holder.
 const RECOVERY: u64 = 10 * SECOND;
-/// Time after which the last operations must have ended.
+/// Time after [`RECOVERY`] within which the last operations must have ended.
 const COMPLETION: u64 = 20 * SECOND;
 
 /// A run of one world.

@@ -1,4 +1,5 @@
-//! The troubles of a run.
+//! Injects the failures (*troubles*) of a run at random times, most often at the holder, and ends
+//! them.
 
 use nacre_cluster_core::slots::controller_ids;
 use nacre_cluster_core::volume::HoldingState;
@@ -202,8 +203,9 @@ impl Troubles<'_> {
         }
     }
 
-    /// A node leaves the publication, and another one joins. Hosts keep the controllers of the
-    /// removed node for some seconds.
+    /// Removes two nodes from those that show the volume, and adds both again. Hosts keep the
+    /// controllers of the first one for 1 to 5 s. Fails the run if controller ids of two nodes are
+    /// equal meanwhile.
     fn publish(&mut self, node: usize) {
         let id = node_id(node);
         if let Some(slot) = self.0.slots.of(id) {

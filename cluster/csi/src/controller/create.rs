@@ -1,7 +1,8 @@
 //! `CreateVolume`, `DeleteVolume`.
 //!
 //! The id of a volume follows from its name, so that a repeated request finds the volume that an
-//! earlier one made. The volume's description ends with a digest of the parameters.
+//! earlier one made. The volume's description has a digest of the parameters, and ends with the
+//! source of the contents, if there is one.
 
 use tonic::{Code, Status};
 use tracing::warn;
@@ -143,7 +144,8 @@ impl Controller {
     }
 }
 
-/// The daemon's names have fewer characters than the interface's.
+/// The volume's name at the daemon: the name of the request if the daemon accepts it, else
+/// `csi-ID`.
 fn volume_name(id: Uuid, name: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
     // A name that reads as an id could be taken for another volume's id.

@@ -1,4 +1,5 @@
-//! `ListVolumes`, `GetCapacity`.
+//! `ListVolumes`: all volumes with the hosts that may use them, in pages. `GetCapacity`: the size
+//! of the largest volume that can be made.
 
 use tonic::Status;
 use uuid::Uuid;
@@ -22,7 +23,7 @@ pub(super) fn page_size(asked: i32) -> Result<usize, Status> {
     }
 }
 
-/// The id after which a page begins.
+/// The id after which a page begins: the token of the page before. `ABORTED` for another text.
 pub(super) fn after(token: &str) -> Result<Option<Uuid>, Status> {
     if token.is_empty() {
         return Ok(None);

@@ -124,7 +124,8 @@ impl Controller {
         Err(Status::aborted(text))
     }
 
-    /// Waits until the host, or all hosts, have no connection.
+    /// Waits until the host, or each host if it is `None`, has no connection, for at most
+    /// [`CUT_OFF`].
     ///
     /// This daemon is asked. In a cluster, each node that serves or could serve the volume confirms
     /// it, by its lease, for the present publication. A node that is silent is fenced by the others
@@ -172,7 +173,8 @@ fn refuse_unremovable(volume: &Volume, found: &Publication) -> Result<(), Status
     Err(Status::failed_precondition(text))
 }
 
-/// True if the host may use the volume already. Refuses a second host of a volume for one.
+/// True if the host may use the volume already. Refuses a second host unless `is_shared`, and a
+/// volume as [`refuse_unremovable`] does.
 fn refuse_others(
     volume: &Volume,
     found: &Publication,

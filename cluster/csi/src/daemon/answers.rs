@@ -1,4 +1,5 @@
-//! The daemon's answers as the driver reads them.
+//! Converts the daemon's answers to the volumes, publications, capacities and error texts of the
+//! driver.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ use super::calls::{
 use super::{Publication, Volume, VolumeOrigin};
 use crate::capability::Parameters;
 
-/// Bytes of the largest volume of the cluster, without regard to labels of nodes.
+/// Bytes of the largest volume that the cluster could make, without regard to labels of nodes.
 pub(super) fn cluster_room(pools: &[ClusterPoolAnswer], parameters: &Parameters) -> u64 {
     let mut nodes: BTreeMap<&str, (bool, u64)> = BTreeMap::new();
     let online = pools

@@ -125,7 +125,7 @@ pub(super) struct UnconfirmedAnswer {
     pub since: Option<String>,
 }
 
-/// A word that this driver knows.
+/// Deserializes a value of an enum. `None`: a value that this driver does not know.
 fn known<'de, D: Deserializer<'de>, T: DeserializeOwned>(from: D) -> Result<Option<T>, D::Error> {
     let word = Value::deserialize(from)?;
     Ok(T::deserialize(word).ok())

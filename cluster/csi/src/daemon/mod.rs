@@ -1,5 +1,5 @@
-//! The CSI driver's client of a Nacre daemon: creates, lists, publishes and deletes volumes by
-//! JSON-RPC, and translates errors to gRPC statuses. Each call opens a connection.
+//! The CSI driver's client of a Nacre daemon: creates, lists, grows, publishes and deletes volumes
+//! and snapshots by JSON-RPC, and translates errors to gRPC statuses. Each call opens a connection.
 
 mod answers;
 mod calls;
@@ -338,7 +338,8 @@ impl Daemon {
         self.ask::<Create>(&params).map(Volume::from)
     }
 
-    /// The pools that the parameters name, else those with the most free space.
+    /// The online pools that the parameters name, else those with the most free space, one per
+    /// replica. `RESOURCE_EXHAUSTED` if there are too few.
     pub(crate) fn pools_for(&self, parameters: &Parameters) -> Result<Vec<Pool>, Status> {
         let found = self.ask::<ListPools>(&NoParams {})?;
         let online = found.into_iter().filter(|pool| pool.state == "online");
@@ -505,7 +506,7 @@ impl Daemon {
         }
     }
 
-    /// The hosts of all volumes.
+    /// The NQNs of the hosts that may use each volume, in the order of `volumes`.
     pub(crate) fn publications(&self, volumes: &[Volume]) -> Result<Vec<Vec<String>>, Status> {
         match self.deployment()? {
             Deployment::Alone { .. } => {
@@ -527,7 +528,7 @@ impl Daemon {
         }
     }
 
-    /// Allows these hosts, and no others, to use the volume.
+    /// Allows these hosts, and no others, to use the volume. `before` is its present publication.
     pub(crate) fn publish(
         &self,
         volume: &Volume,
@@ -592,7 +593,7 @@ impl Daemon {
 }
 
 /// Puts the pool of the snapshot first: a clone is there. It takes the place of the pool with the
-/// least space, unless the parameters name the pools.
+/// least space. Refused if the parameters name other pools.
 fn put_first(
     pools: &mut Vec<Pool>,
     snapshot: &Snapshot,
@@ -624,7 +625,7 @@ fn by_id(volume: Uuid) -> NameParams {
     }
 }
 
-/// Text with the first few of these hosts.
+/// The first four of these texts, and the number of the others.
 pub(crate) fn listed(hosts: &[String]) -> String {
     let more = hosts.len().saturating_sub(NAMED);
     let shown = hosts

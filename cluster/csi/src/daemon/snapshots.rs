@@ -5,7 +5,7 @@
 //! has the facts:
 //!
 //! ```text
-//!   csi-KIND-VOLUME,SECONDS,SECTORS,TAG     in hexadecimal digits: 32, 8, 10, 4
+//!   csi-KIND-{VOLUME}{SECONDS}{SECTORS}{TAG}     hexadecimal, of 32, 8, 10 and 4 digits
 //!   cut       just made: the replica may have left the volume at that moment
 //!   snap      the replica was in sync all the time
 //!   copy      the same, for one clone of the volume
@@ -59,7 +59,7 @@ impl SnapshotKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Snapshot {
     pub id: Uuid,
-    /// The pool that has it.
+    /// The pool that has it; empty in a cluster.
     pub pool: String,
     pub facts: SnapshotFacts,
     pub state: MadeState,
@@ -75,12 +75,13 @@ pub(crate) enum MadeState {
     NotMade,
 }
 
-/// The facts in the name of the lvol.
+/// The facts in the name of the lvol. In a cluster, the daemon's answer replaces all but `kind` and
+/// `tag`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SnapshotFacts {
     pub kind: SnapshotKind,
     pub volume: Uuid,
-    /// Since 1970.
+    /// The time of the snapshot in seconds since 1970.
     pub seconds: u32,
     /// The size of the volume.
     pub bytes: u64,
@@ -147,7 +148,7 @@ impl Snapshot {
         })
     }
 
-    /// A copy or cut whose call has ended.
+    /// A copy or cut that is older than [`GIVEN_UP`]: its call has ended.
     pub(super) fn is_given_up(&self) -> bool {
         let age = now().saturating_sub(self.facts.seconds);
         self.facts.kind != SnapshotKind::Snap && age > GIVEN_UP
@@ -159,7 +160,8 @@ impl Snapshot {
 }
 
 impl Daemon {
-    /// The snapshot that this driver made under the id.
+    /// The snapshot that this driver made under the id. `UNAVAILABLE` if a pool that is not open
+    /// may have it.
     pub(crate) fn snapshot(&self, id: Uuid) -> Result<Option<Snapshot>, Status> {
         if self.deployment()?.is_cluster() {
             return self.snapshot_in_cluster(id);
@@ -171,7 +173,8 @@ impl Daemon {
         }
     }
 
-    /// The same, as far as pools are open.
+    /// Like [`Daemon::snapshot`], but `None` also if the snapshot may be in a pool that is not
+    /// open.
     pub(crate) fn snapshot_in_open_pools(&self, id: Uuid) -> Result<Option<Snapshot>, Status> {
         if self.deployment()?.is_cluster() {
             return self.snapshot_in_cluster(id);

@@ -61,7 +61,8 @@ impl AccessError {
 }
 
 impl<K: Ord + Clone + Send + 'static> Bounded<K> {
-    /// Does the work on a thread, and waits for it no longer than `patience`.
+    /// Does the work on a thread, and waits for it no longer than `patience`. Fails at once while
+    /// an earlier access with this key runs, or [`MOST`] accesses do.
     pub(crate) fn run<T: Send + 'static>(
         &self,
         key: &K,
@@ -99,7 +100,7 @@ impl<K: Ord + Clone + Send + 'static> Bounded<K> {
         })
     }
 
-    /// An access in progress that fits.
+    /// The key of an access in progress for which `fits` is true.
     pub(crate) fn find(&self, fits: impl Fn(&K) -> bool) -> Option<K> {
         let all = self.0.lock();
         all.iter().find(|key| fits(key)).cloned()

@@ -1,4 +1,5 @@
-//! The publish context: the facts about a volume that the controller gives to a node.
+//! The publish context: the subsystem NQN, namespace UUID and addresses of a volume, which the
+//! controller gives to a node (`publish_context` of CSI).
 
 use std::net::SocketAddr;
 
@@ -16,7 +17,7 @@ const FORMER_ADDRESSES: &str = "portals";
 /// Most addresses of a volume: 16 nodes with 4 each.
 const MAX_ADDRESSES: usize = 64;
 
-/// An address of a volume.
+/// A transport address at which hosts reach a volume; as text `tcp://IP:PORT` or `rdma://IP:PORT`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Address {
     /// `tcp` or `rdma`.
@@ -50,8 +51,8 @@ pub struct Context {
     pub addresses: Vec<Address>,
 }
 
-/// A context has at most [`MAX_ADDRESSES`]. Of more, it has some in equal distances: the list is in
-/// the order of nodes, and each node keeps some.
+/// Makes a context, which has each address once, and at most [`MAX_ADDRESSES`]. Of more, it has
+/// some in equal distances: the list is in the order of nodes, and each node keeps some.
 pub(crate) fn write(nqn: &str, uuid: Uuid, addresses: &[String]) -> Texts {
     let mut distinct: Vec<&str> = Vec::new();
     for one in addresses {
@@ -72,8 +73,8 @@ pub(crate) fn write(nqn: &str, uuid: Uuid, addresses: &[String]) -> Texts {
     .into()
 }
 
-/// True for an NQN that can be an option of the kernel: it takes them as one text, separated by
-/// commas.
+/// True for an NQN that can be an option of `/dev/nvme-fabrics`, which takes its options as one
+/// text, separated by commas.
 pub(crate) fn is_option(nqn: &str) -> bool {
     let is_plain = nqn.chars().all(|c| c.is_ascii_graphic() && c != ',');
     Nqn::foreign(nqn).is_ok() && nqn.starts_with("nqn.") && is_plain

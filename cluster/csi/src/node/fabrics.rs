@@ -98,9 +98,9 @@ fn address(controller: &Path) -> Option<Address> {
     })
 }
 
-/// The device of the namespace with this UUID. With native multipath there is one for all paths.
-/// With several, the error is `FAILED_PRECONDITION`: native multipath is off, so each path has a
-/// device with a page cache of its own; or another target has a copy of the volume.
+/// The device of the namespace with this UUID, if any. With native multipath there is one for all
+/// paths. With several, the error is `FAILED_PRECONDITION`: native multipath is off, so each path
+/// has a device with a page cache of its own; or another target has a copy of the volume.
 pub(crate) fn device(host: &dyn Host, uuid: Uuid) -> Result<Option<Device>, Status> {
     let mut found = devices(host, uuid)?;
     if found.len() < 2 {
@@ -139,8 +139,8 @@ pub(crate) fn host_nqns(host: &dyn Host, nqn: &str) -> Result<BTreeSet<String>, 
     Ok(names(&dir)?.into_iter().filter_map(of).collect())
 }
 
-/// The namespaces whose directory in `/sys/class/block` fits. One that appears or disappears now is
-/// the error `UNAVAILABLE`.
+/// The namespaces whose directory in `/sys/class/block` fits. `UNAVAILABLE` if one of them appears
+/// or disappears meanwhile.
 fn all_devices(host: &dyn Host, fits: impl Fn(&Path) -> bool) -> Result<Vec<Device>, Status> {
     let dir = host.sys().join("class/block");
     let fits = |name: &String| is_namespace(name) && fits(&dir.join(name));

@@ -1,5 +1,6 @@
-//! File systems of volumes. Only a device that reads blank is formatted: without a signature that
-//! `blkid` knows, and with zeroes in its first and last MiB.
+//! Finds, makes and grows the file systems of volumes. A *blank* device has no signature that
+//! `blkid` knows, and zeroes in its first and last MiB. `stage.rs` formats blank devices, and those
+//! whose format this node began and did not finish.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -26,7 +27,7 @@ const XFS_IN_PROGRESS: u64 = 126;
 pub(crate) enum Content {
     Blank,
     FileSystem(String),
-    /// A file system whose making did not end.
+    /// A file system whose `mkfs` did not end.
     HalfMade(String),
     /// A signature of something else.
     Other(String),
@@ -120,7 +121,8 @@ fn is_half_made_xfs(device: &mut File) -> io::Result<bool> {
     Ok(byte != [0])
 }
 
-/// Without a discard of the device: it is blank, and a large one would take minutes.
+/// Makes the file system, without a discard of the device, which would take minutes for a large
+/// one.
 pub(crate) fn make(host: &dyn Host, device: &Device, fs_type: &str) -> Result<(), Status> {
     let path = device.path.to_string_lossy();
     match fs_type {
@@ -133,7 +135,7 @@ pub(crate) fn make(host: &dyn Host, device: &Device, fs_type: &str) -> Result<()
     Ok(())
 }
 
-/// Takes the rest of a device that has grown into its mounted file system.
+/// Grows the file system that is mounted at `mounted` to the size of its device.
 pub(crate) fn grow(
     host: &dyn Host,
     bounded: &Bounded<PathBuf>,

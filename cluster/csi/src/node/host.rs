@@ -1,5 +1,5 @@
 //! This machine: the kernel's NVMe host, its files, and the programs that make and mount file
-//! systems. Tests have another one.
+//! systems. Tests have a simulated one.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -10,12 +10,12 @@ use std::time::Duration;
 use nacre_engine_values::run::{Programs, RunError};
 use rustix::fs::OFlags;
 
-/// Time for a program.
+/// Time limit of a program.
 const PROGRAM: Duration = Duration::from_secs(300);
 /// Largest file of the kernel that is read whole: the mounts of a machine with many pods.
 const MOST_MOUNTS: u64 = 16 << 20;
 
-/// The end of a program, with its output.
+/// The exit code (`None`: killed by a signal) and the output of a program that has ended.
 #[derive(Debug, Clone)]
 pub struct Ran {
     pub code: Option<i32>,
@@ -31,10 +31,10 @@ impl Ran {
 
 /// The machine that a node service works on.
 pub trait Host: Send + Sync + std::fmt::Debug {
-    /// Directories of sysfs and devices.
+    /// The directories of sysfs and of devices: `/sys` and `/dev`.
     fn sys(&self) -> &Path;
     fn dev(&self) -> &Path;
-    /// The identifier of this start of the machine. Connections and mounts end with it.
+    /// The boot id of the kernel. Connections and mounts do not outlive a boot.
     fn boot_id(&self) -> io::Result<String>;
     /// The contents of `/proc/self/mountinfo`.
     fn mounts(&self) -> io::Result<String>;
@@ -43,13 +43,13 @@ pub trait Host: Send + Sync + std::fmt::Debug {
     fn connect(&self, options: &str) -> io::Result<()>;
     /// Deletes a controller, by its name in sysfs. May wait as long as the controller does.
     fn disconnect(&self, controller: &str) -> io::Result<()>;
-    /// Opens a device that no mount and no other exclusive user has, and writes the data that the
-    /// kernel caches for it. `EBUSY`: it is in use. May wait as long as the device does.
+    /// Opens a device exclusively (`O_EXCL`), and flushes the data that the kernel caches for it.
+    /// `EBUSY`: it is in use. May wait as long as the device does.
     fn claim(&self, device: &Path) -> io::Result<File>;
     fn run(&self, program: &str, arguments: &[&str]) -> io::Result<Ran>;
 }
 
-/// The real one.
+/// The machine that this process runs on. A program may run for 300 s.
 #[derive(Debug, Clone)]
 pub struct Machine {
     sys: PathBuf,

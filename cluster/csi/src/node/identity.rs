@@ -1,7 +1,8 @@
-//! The identity of this host to targets. Its NQN is also the node's id.
+//! The identity of this host to targets: host NQN and host identifier. The NQN is also the node's
+//! id.
 //!
-//! The driver keeps the first identity that it finds in its state directory. `/etc/nvme` may change
-//! later, and connections with a new NQN would be those of another host.
+//! The driver stores the first identity that it finds in its state directory, and keeps it.
+//! `/etc/nvme` may change later, and connections with a new NQN would be those of another host.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -74,7 +75,8 @@ impl HostIdError {
 }
 
 impl HostId {
-    /// The given values, else the kept ones, else those of this machine.
+    /// The given values, else the kept ones, else those of this machine. Stores them in the
+    /// directory `state`. Refuses another identity than the kept one while volumes are staged.
     pub fn find(
         host: &dyn Host,
         state: &Path,

@@ -1,7 +1,7 @@
 //! `csi.v1.Node`: volumes on this machine.
 //!
 //! ```text
-//!   context   facts of the controller about a volume             parse
+//!   context   NQN, UUID and addresses of a volume                parse
 //!   host      the kernel, its files and programs                 perform
 //!   identity  the NQN of this host, which is the node's id       perform
 //!   bounded   calls of the kernel, with deadlines                perform
@@ -12,6 +12,7 @@
 //!   records   staged volumes, kept over a restart                perform
 //!   stage     NodeStageVolume, NodeUnstageVolume
 //!   publish   NodePublishVolume, NodeUnpublishVolume
+//!   usage     NodeGetVolumeStats, NodeExpandVolume
 //!   reconnect connects missing paths again
 //! ```
 
@@ -57,23 +58,23 @@ pub struct Node {
     host: Arc<dyn Host>,
     me: HostId,
     records: Records,
-    /// The present start of the machine.
+    /// The boot id of the kernel.
     boot_id: String,
     devices: Bounded<PathBuf>,
     /// Time for the cached data of a device to be written.
     flush_time: Duration,
     paths: Paths,
-    /// The volumes that a call works on.
+    /// The volumes with a running call.
     pending: Pending,
-    /// The kernel could connect volumes at some time.
+    /// `/dev/nvme-fabrics` was present at some time.
     was_ready: AtomicBool,
 }
 
-/// Default of [`Node::with_flush_time`]. The orchestrator calls again.
+/// Default of [`Node::with_flush_time`]. The orchestrator repeats a call that fails.
 const FLUSH: Duration = Duration::from_secs(60);
 
 impl Node {
-    /// `state` is a directory of this service, kept over restarts.
+    /// `state` is a directory for the records of staged volumes, kept over restarts.
     pub fn new(host: Arc<dyn Host>, me: HostId, state: &Path) -> std::io::Result<Self> {
         let boot_id = host.boot_id()?;
         Ok(Self {
@@ -89,21 +90,23 @@ impl Node {
         })
     }
 
-    /// Waits so long for the cached data of a device to be written.
+    /// Sets the time limit for a device to write its cached data, 60 s by default.
     #[must_use]
     pub fn with_flush_time(self, flush_time: Duration) -> Self {
         Self { flush_time, ..self }
     }
 
-    /// Waits so long for the kernel to connect a path, and to delete those of a volume.
+    /// Sets the time limits for the kernel to connect a path (15 s by default), and to delete the
+    /// paths of a subsystem (30 s by default).
     #[must_use]
     pub fn with_path_time(self, time: Duration) -> Self {
         let paths = self.paths.with_time(time);
         Self { paths, ..self }
     }
 
-    /// False: the kernel of this machine cannot connect volumes, because its module is missing. It
-    /// stays true if the module goes later: a restart of the driver would not load the module.
+    /// False: the kernel of this machine cannot connect volumes, because the module `nvme-fabrics`
+    /// is not loaded. It stays true if the module is unloaded later: a restart of the driver would
+    /// not load it.
     pub fn is_ready(&self) -> bool {
         if self.host.dev().join("nvme-fabrics").exists() {
             self.was_ready.store(true, Ordering::Relaxed);
@@ -141,7 +144,7 @@ impl Node {
         Ok(found.filter(|staged| staged.boot_id == self.boot_id))
     }
 
-    /// Another staged volume of this subsystem.
+    /// Another volume of this subsystem with a record.
     fn other_of(&self, nqn: &str, volume: Uuid) -> Result<Option<Uuid>, Status> {
         let volumes = self.records.volumes().map_err(|error| {
             Status::internal(format!("cannot list the records of volumes: {error}"))

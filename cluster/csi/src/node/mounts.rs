@@ -68,7 +68,7 @@ pub(crate) fn all(host: &dyn Host) -> Result<Vec<Mount>, Status> {
     Ok(text.lines().filter_map(parse).collect())
 }
 
-/// The mount at this path: the last one covers the others.
+/// The mount at this path; of several, the last one, which covers the others.
 pub(crate) fn at(host: &dyn Host, target: &Path) -> Result<Option<Mount>, Status> {
     let mut found = all(host)?;
     found.retain(|mount| mount.target == target);
@@ -129,8 +129,8 @@ pub(crate) fn unmount(host: &dyn Host, target: &Path, devices: &[Device]) -> Res
     Err(Status::internal(text))
 }
 
-/// True for a mount whose device is gone: of a file system, or of a namespace's file in devtmpfs.
-/// The kernel marks the latter.
+/// True for a mount whose device is gone: of a file system, or of a namespace's file in devtmpfs,
+/// which the kernel marks with `//deleted`.
 fn is_dead(host: &dyn Host, mount: &Mount) -> bool {
     if !fabrics::is_present(host, &mount.number) {
         return true;

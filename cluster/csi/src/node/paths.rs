@@ -1,4 +1,4 @@
-//! Connects and disconnects the paths of subsystems.
+//! Connects and disconnects the paths of subsystems: the controllers of the kernel's NVMe host.
 //!
 //! Volumes may share a subsystem, so that one call at a time connects or disconnects it. The kernel
 //! may not end a connection, or a deletion, for long. Each has a deadline. The kernel makes one
@@ -91,7 +91,8 @@ impl Paths {
         Ok(missing.cloned().collect())
     }
 
-    /// Starts to change the paths of a subsystem. No other call does, until the result is dropped.
+    /// Starts to change the paths of a subsystem. No other call does, until the result is dropped:
+    /// it is refused with `ABORTED`.
     pub(crate) fn change(&self, nqn: &str) -> Result<PathChange<'_>, Status> {
         self.try_change(nqn).ok_or_else(|| {
             Status::aborted(format!(
@@ -158,7 +159,7 @@ impl PathChange<'_> {
         }
     }
 
-    /// Deletes all controllers of the subsystem.
+    /// Deletes all controllers of this host for the subsystem.
     pub(crate) fn disconnect(&self) -> Result<(), Status> {
         let nqn = &self.nqn;
         // Its controller would come after this call, and stay.

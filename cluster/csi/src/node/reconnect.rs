@@ -1,5 +1,5 @@
-//! Connects the missing paths of staged volumes again. Some failed while the volume was staged. The
-//! kernel gave others up, because a target refused them.
+//! Connects the missing paths of staged volumes again: those that failed while the volume was
+//! staged, and those that the kernel gave up, because a target refused them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use uuid::Uuid;
 use super::Node;
 use super::context::Address;
 
-/// Time between two looks.
+/// Time between two rounds, and the first pause of a path that fails.
 const LOOK: Duration = Duration::from_secs(5);
-/// Time of one look. Its last connection may take some seconds more: the kernel waits for a silent
-/// address. The next look goes on with the other paths, because the failed ones pause.
+/// Time of one round. Its last connection may take some seconds more: the kernel waits for a silent
+/// address. The next round continues with the other paths, because the failed ones pause.
 const ROUND: Duration = Duration::from_secs(30);
-/// Longest time between two tries of one path.
+/// Longest pause between two tries of one path. Each failure doubles the pause.
 const LONGEST: Duration = Duration::from_secs(60);
 
 type Path = (Uuid, Address);
@@ -30,7 +30,7 @@ pub struct Reconnector {
 
 #[derive(Debug, Clone, Copy)]
 struct Wait {
-    /// The last try, or the first look that missed the path.
+    /// The time of the last try, or of the first round that found the path missing.
     since: Instant,
     /// The time of the next try.
     next: Instant,
@@ -38,7 +38,8 @@ struct Wait {
 }
 
 impl Reconnector {
-    /// Tries the missing paths whose time has come. Returns the number of new connections.
+    /// One round: tries the missing paths whose pause is over, for about 30 s. Returns the number
+    /// of new connections.
     pub fn connect_missing(&mut self, node: &Node, now: Instant) -> usize {
         self.note_missing(node, now);
         let mut connected = 0;
@@ -112,7 +113,8 @@ impl Reconnector {
         }
     }
 
-    /// Looks until the node is dropped elsewhere. Each look ends before the next one begins.
+    /// Starts a thread that runs a round and pauses 5 s, until no other reference to the node is
+    /// left.
     pub fn watch(node: &Arc<Node>) {
         let node = Arc::downgrade(node);
         let mut reconnector = Self::default();

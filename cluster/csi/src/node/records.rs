@@ -1,8 +1,8 @@
 //! The volumes that this node has staged, one file for each. A restart of the driver keeps the
 //! files: the reconnector needs the addresses, and an interrupted format is finished by its mark.
 //!
-//! A record ends with the start of the machine that wrote it. Connections and mounts are gone then,
-//! and another node may have used the volume.
+//! A record is valid for one boot of the machine. Connections and mounts are gone after it, and
+//! another node may have used the volume.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read};
@@ -25,7 +25,7 @@ pub(crate) struct Staged {
     /// [`VERSION`]. The first release wrote none, which is version 0.
     #[serde(default)]
     v: u32,
-    /// The start of the machine in which the volume was staged. The first release wrote none.
+    /// The boot id of the kernel when the volume was staged. The first release wrote none.
     #[serde(default)]
     pub boot_id: String,
     pub nqn: String,
@@ -47,8 +47,8 @@ pub(crate) struct Staged {
     /// A format has begun and has not ended: the device is not blank, and holds no data.
     #[serde(default)]
     pub is_formatting: bool,
-    /// Target paths that are published for reading. A writable mount at one of them is half a
-    /// publication: the remount for reading is missing.
+    /// Target paths that are published for reading. A writable mount at one of them is an
+    /// unfinished publication: the remount for reading is missing.
     #[serde(default)]
     pub read_only_targets: Vec<PathBuf>,
 }
@@ -139,8 +139,8 @@ pub(crate) struct Records(PathBuf);
 const END: &str = "json";
 
 impl Records {
-    /// Ends the records of earlier starts of the machine. Records of the first release do not name
-    /// their start: they count as of this one, without the mark of a format.
+    /// Opens the directory, and removes the records of earlier boots. Records of the first release
+    /// do not name their boot: they count as of this one, and `is_formatting` becomes false.
     pub(crate) fn open(dir: &Path, boot_id: &str) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         let records = Self(dir.to_owned());
@@ -202,7 +202,7 @@ impl Records {
         }
     }
 
-    /// Durable when it returns.
+    /// Writes the record, which is durable when this returns.
     pub(crate) fn write(&self, volume: Uuid, staged: &Staged) -> Result<(), Status> {
         let path = self.path(volume);
         let bytes = serde_json::to_vec(staged);

@@ -29,7 +29,8 @@ use crate::messages::node::{NodeStageVolumeRequest, NodeUnstageVolumeRequest};
 
 /// Time for the device of a connected volume to appear.
 const DEVICE: Duration = Duration::from_secs(20);
-/// No connection begins later than this: one to a silent address takes the kernel some seconds.
+/// No connection begins later than this after the first one: one to a silent address takes the
+/// kernel some seconds.
 const CONNECTS: Duration = Duration::from_secs(30);
 /// Interval at which the device is looked for.
 const LOOK: Duration = Duration::from_millis(50);

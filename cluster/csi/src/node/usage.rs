@@ -1,4 +1,5 @@
-//! `NodeGetVolumeStats`, `NodeExpandVolume`.
+//! `NodeGetVolumeStats`: used and free space of a volume's file system, or the size of its block
+//! device. `NodeExpandVolume`: grows the file system to the size of its volume.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,14 +16,15 @@ use crate::messages::node::{
     NodeGetVolumeStatsResponse, Unit, VolumeUsage,
 };
 
-/// Time for the numbers of a file system, which the kernel has in memory.
+/// Time for `statvfs`, whose numbers the kernel has in memory.
 const STATISTICS: Duration = Duration::from_secs(10);
 /// Time for the kernel to see the new size of a volume.
 const SEEN: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(50);
 
 impl Node {
-    /// The volume's device, which must be at this path.
+    /// The volume's device, which must be mounted or published at this path, and whether the volume
+    /// is a block volume there. `NOT_FOUND` otherwise.
     fn at_path(&self, id: Option<Uuid>, text: &str, path: &Path) -> Result<(Device, bool), Status> {
         let absent = || Status::not_found(format!("volume {text} is not at {}", path.display()));
         let host = &*self.host;
