@@ -1,5 +1,6 @@
 //! The suite `deploy` of `cargo xtask test`: the manifests for Kubernetes, the Debian package, the
-//! container image and the appliance's image. Needs root for its namespaces; skips aloud without.
+//! container image and the appliance's image. All but the manifests need root, and are skipped
+//! without.
 //!
 //! All tests of the appliance's image take an hour. `NACRE_TEST_IMAGE` says when to run them: `1`
 //! always, `changed` if its sources have changed since this machine tested it last. Without it, the

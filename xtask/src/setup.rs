@@ -21,8 +21,8 @@ pub(crate) const fn need(program: &'static str, package: &'static str) -> Need {
     Need { program, package }
 }
 
-/// The length of randomised tests, and of cases in the guest: the pool's core knows `ci`, others
-/// only if it is set.
+/// Environment variable: if it is set, randomised tests, and cases in the guest, run at full
+/// length. The tests of the pool core run shorter with the value `ci`.
 pub(crate) const AT_LENGTH: &str = "NACRE_TEST_AT_LENGTH";
 
 /// Programs that the virtual machine and the tests inside it need.

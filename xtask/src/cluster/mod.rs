@@ -13,8 +13,8 @@
 //!   └────────────┴────────────┴────────────┘      bridge hosts  10.77.2.0/24
 //! ```
 //!
-//! The command restarts itself in a network and a mount namespace of its own, so that nothing of
-//! the machine's network changes and nothing stays. Without root these are in a user namespace.
+//! The command restarts itself in network, mount and process namespaces of its own, so that nothing
+//! of the machine's network changes and nothing stays. Without root these are in a user namespace.
 
 mod demo;
 mod partitions;
@@ -260,7 +260,8 @@ fn demonstrate(options: &Options, dir: &Path, nacre: &Path, etcd: &Path) -> Resu
     Ok(is_good)
 }
 
-/// False: blocks are wrong, or an I/O took longer than `--bar`.
+/// Does one act after the other, and prints the results. False: blocks are wrong, or an I/O took
+/// longer than `--bar`.
 fn act_all(demo: &mut Demo, acts: &[Act], options: &Options) -> Result<bool> {
     let mut results = Vec::new();
     for act in acts {

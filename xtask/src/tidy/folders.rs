@@ -2,7 +2,8 @@
 //! each crate is named after its folder. Test modules and folders of modules must have one style.
 //!
 //! [`LAYERS`] orders the top folders, each with all crates in it. `nvmf/wire` is a layer of its
-//! own, because the NVMe driver in `bdev` uses it. Dev-dependencies do not count.
+//! own, because the NVMe driver in `bdev` uses it. `cluster/csi` is in the layer `engine`, of whose
+//! management socket it is a client. Dev-dependencies do not count.
 //!
 //! CONTRIBUTING.md states the convention for test modules.
 

@@ -35,7 +35,8 @@ pub(super) enum Media {
     Zeroes,
 }
 
-/// Creates the drives' images in OUT and returns QEMU's options for them.
+/// Creates the drives' images in OUT, for [`Media::Files`], and returns QEMU's options for the
+/// drives.
 pub(super) fn prepare(out: &Path, accelerated: bool, media: Media) -> Result<String> {
     let files = match media {
         Media::Files => &IMAGES[..],

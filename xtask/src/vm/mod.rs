@@ -212,7 +212,7 @@ pub(crate) struct Vm {
 }
 
 impl Vm {
-    /// Installs and downloads missing parts.
+    /// A machine with the usual kernel. Installs and downloads missing parts.
     pub(crate) fn prepare() -> Result<Self> {
         Self::with_kernel(Series::default())
     }
@@ -350,7 +350,8 @@ impl Vm {
 }
 
 /// True if hardware virtualisation is usable. Some hypervisors provide the device without the CPU
-/// extension, and a stock kernel does not boot there; so require the CPU flag as well.
+/// extension, and a stock kernel does not boot there; so require the CPU flag as well. The
+/// environment variable `NACRE_VM_KVM` (0 or 1) overrides the check.
 fn accelerated() -> bool {
     match std::env::var("NACRE_VM_KVM").as_deref() {
         Ok("1") => return true,
@@ -387,7 +388,8 @@ fn counter_khz(cpuinfo: &str) -> Option<u64> {
     (mhz > 0.0).then(|| (mhz * 1000.0).round() as u64)
 }
 
-/// Cache for kernels and tools; outlives a clone of the repository.
+/// The cache for kernels and tools, which outlives a clone of the repository: `NACRE_VM_CACHE`, or
+/// `nacre-vm` in the user's cache folder.
 pub(crate) fn cache_dir() -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os("NACRE_VM_CACHE") {
         return Ok(dir.into());

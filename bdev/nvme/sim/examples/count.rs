@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Rounds of: DEPTH submits, the poll that rings the doorbell, the drive's turn, the poll that
-//! collects all completions. With a depth of 0: one I/O at a time, and `IOS` polls while it is in
-//! flight.
+//! collects all completions. DEPTH is at most 256. With a depth of 0: one read, and `IOS` polls
+//! while it is in flight.
 
 use std::process::ExitCode;
 use std::sync::Arc;

@@ -168,8 +168,8 @@ impl World {
         }
     }
 
-    /// Enlarges a disk. A disk that no holder has seen smaller appears unchanged, until the store
-    /// has the cut.
+    /// Restores the size of a truncated disk, once the record has the truncation: a holder that has
+    /// not seen the smaller size could not detect it later.
     fn enlarge(&mut self, disk: usize) {
         let name = &self.disks[disk].name;
         let replica = self.record.replicas.iter().find(|m| m.device == *name);
@@ -184,7 +184,7 @@ impl World {
         self.log_line(|| format!("disk{disk} has its end again"));
     }
 
-    /// A truncated replica that is the only one to continue from.
+    /// The device of a replica that was truncated, is in sync in the record, and has its size back.
     pub(crate) fn cut_replica(&self) -> Option<String> {
         let mut replicas = self.record.replicas.iter();
         let cut = replicas.find(|m| m.cut && m.state == ReplicaState::InSync);

@@ -38,7 +38,7 @@ pub struct Report {
     pub power_losses: u64,
     /// Replicas put out of sync (the event `ReplicaOut`).
     pub retired: u64,
-    /// Those of `retired` whose disk was silent for less than the I/O deadline, while the holder
+    /// Replicas of `retired` whose disk was silent for less than the I/O deadline, while the holder
     /// believed that the disk's node has a lease.
     pub silent: u64,
     /// Events of volumes: `ResyncEnded`, `Fenced`, `Grown` and `Salvaged`.

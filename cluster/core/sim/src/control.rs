@@ -16,7 +16,8 @@
 //!                     └── another holder ──┴─ no replica ─▶ Failed, reported as not opened
 //! ```
 //!
-//! The control sees the record only in the answers to its own changes.
+//! The control gets the record when it opens the volume, and then sees it only in the answers to
+//! its own changes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -82,7 +83,7 @@ enum ControlStep {
         number: Option<u64>,
     },
     Open,
-    /// Another node is the holder, or this node reaches no in-sync replica.
+    /// Another node is the holder or has a later key, or this node acquired no gate in time.
     Failed,
 }
 
@@ -337,8 +338,9 @@ impl Control {
         in_sync.all(|replica| self.has_gate(replica.id))
     }
 
-    /// Puts a replica that does not answer, or answers with errors, out of sync in the record. A
-    /// write is acknowledged without it only when [`Control::may_be_in_sync`] no longer has it.
+    /// Puts a replica that does not answer, or answers with errors, out of sync in the record,
+    /// while the volume is open, unless it is the last one in sync. A write is acknowledged without
+    /// it only when [`Control::may_be_in_sync`] no longer has it.
     pub(crate) fn put_out(&mut self, replica: ReplicaId) {
         self.lost_gate(replica);
         if self.step == ControlStep::Open {

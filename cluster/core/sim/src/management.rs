@@ -1,4 +1,5 @@
-//! The management core of a node: drives the machines, and performs their intents.
+//! The management core of a node: drives the state machines of `nacre-cluster-core` and the model
+//! of the control, and performs their intents.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +23,7 @@ use crate::node::{Ask, Request, Target};
 use crate::requests::Purpose;
 use crate::world::World;
 
-/// Time without an answer after which a replica is lost while its node's lease stands.
+/// Time without an answer after which a replica goes out of sync while its node has a lease.
 const PATIENCE: u64 = 2 * SECOND;
 /// The same, when its node has no lease.
 const OWED: u64 = 500 * MILLI;
@@ -152,7 +153,7 @@ impl World {
         }
     }
 
-    /// The incarnation is gone: the node gets another one.
+    /// Another node has ended the incarnation: drops the volume, and joins with a new one.
     fn rejoin(&mut self, node: usize) {
         self.drop_volume(node);
         let place = &mut self.nodes[node];
@@ -325,7 +326,7 @@ impl World {
         self.nodes[to].up && !self.cut[from][to] && !self.cut[to][from]
     }
 
-    /// Loses silent replicas, and copies to replicas that return.
+    /// Puts replicas out of sync that do not answer, and copies to replicas that return.
     fn upkeep(&mut self, node: usize) {
         let place = &self.nodes[node];
         let mut owed = self.owed(node);
@@ -389,7 +390,7 @@ impl World {
         self.forget_replica(node, replica);
     }
 
-    /// A gate has another key, or none.
+    /// Handles a refusal of a gate, which has the key `current`: a later holder's, or none.
     pub(crate) fn gate_said_no(&mut self, node: usize, replica: usize, current: Option<Key>) {
         let place = &mut self.nodes[node];
         let Some(own) = place.control.key() else {

@@ -1,4 +1,4 @@
-//! `csi.v1.Controller`.
+//! The messages of the service `csi.v1.Controller`.
 
 use super::{CapacityRange, Int64Value, Texts, Timestamp, Topology, VolumeCapability};
 

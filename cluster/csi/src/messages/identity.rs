@@ -1,4 +1,4 @@
-//! `csi.v1.Identity`.
+//! The messages of the service `csi.v1.Identity`.
 
 use super::{BoolValue, Texts};
 

@@ -10,7 +10,7 @@ pub mod node;
 
 use std::collections::BTreeMap;
 
-/// Parameters and contexts.
+/// A `map<string, string>` of the interface, such as parameters and contexts.
 pub type Texts = BTreeMap<String, String>;
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -1,4 +1,4 @@
-//! `csi.v1.Node`.
+//! The messages of the service `csi.v1.Node`.
 
 use super::{CapacityRange, Texts, Topology, VolumeCapability};
 

@@ -39,14 +39,14 @@ const SILENCE: Duration = Duration::from_secs(8);
 const IDLE: Duration = Duration::from_secs(2);
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
-/// What one partition did.
+/// The result of one partition.
 struct Outcome {
     split: Split,
     holder: &'static str,
     next: &'static str,
-    /// Of the host's multipath.
+    /// The longest I/O through the host's multipath.
     longest: Duration,
-    /// Between answers of writes, on whatever path.
+    /// The longest time between answers of writes, on any path.
     pause: Duration,
     healthy: Duration,
     ios: u64,
@@ -70,7 +70,7 @@ pub(super) fn run(demo: &Demo, nqn: &str, list: &str, rate: u64) -> Result<bool>
     Ok(outcomes.iter().all(|outcome| outcome.findings.is_empty()))
 }
 
-/// One round after the other, until one cannot go on. Its findings are printed too.
+/// Runs one round after the other, until one cannot go on. Its findings are printed too.
 fn rounds(
     splits: Vec<Split>,
     mut round: impl FnMut(Split, &mut Vec<String>) -> Result<Outcome>,
@@ -116,7 +116,8 @@ fn print_table(outcomes: &[Outcome]) {
     }
 }
 
-/// An error: the next partition cannot begin, or the observers failed.
+/// Runs one partition: both loads, the cut, and the return to health. Adds missed bars to
+/// `findings`. An error: the next partition cannot begin, or the observers failed.
 fn round(
     demo: &Demo,
     nqn: &str,
