@@ -92,8 +92,8 @@ pub struct Rate {
 }
 
 /// Runs the workload once in the given wait mode, after 300 ms of warm-up. Returns the completed
-/// requests per second. Fails if the depth, size or number of connections is 0, or both sides have
-/// one core.
+/// requests per second. Fails if the depth, size or number of connections is 0, or if both sides
+/// have the same core.
 pub fn measure(workload: &Workload, wait: Wait) -> Result<Rate> {
     ensure!(workload.depth > 0, "a depth of 0 requests nothing");
     ensure!(

@@ -1,6 +1,6 @@
 //! Sizes with units (`4k`, `64MiB`), parsed and formatted. As for `truncate`(1), `K` and `KiB` are
-//! 1024, and `KB` is 1000; so is `Ki` 1024. Units go up to `E`, in letters of either case. An error
-//! is a sentence for the user.
+//! 1024, and `KB` is 1000; `Ki` is 1024, too. Units go up to `E`, in letters of either case. An
+//! error is a sentence for the user.
 
 const UNITS: [char; 6] = ['K', 'M', 'G', 'T', 'P', 'E'];
 

@@ -50,8 +50,8 @@ impl Drive {
     }
 
     /// Inserts the drive and returns its PCI function. A drive that is inserted is removed first,
-    /// and its cache loses a random half of its unflushed blocks. All registers of an earlier
-    /// function read as all ones.
+    /// as by [`Drive::pull`] with [`CacheSurvival::Some`]. All registers of an earlier function
+    /// read as all ones.
     pub fn plug(&self) -> Arc<SimFunction> {
         let mut state = self.shared.state.lock();
         if state.present {
@@ -274,7 +274,8 @@ impl Drive {
         }
     }
 
-    /// Raises an asynchronous event, which is dropped unless the driver enabled it.
+    /// Raises an asynchronous event, which is dropped if it is one of Asynchronous Event
+    /// Configuration and the driver did not enable it.
     pub fn raise(&self, event: AsyncEvent) {
         self.shared.state.lock().raise(event);
     }
@@ -288,8 +289,8 @@ impl Drive {
     }
 
     /// Changes the configuration without an event. The next Identify command or register read shows
-    /// the change. `namespaces`, and the parameters of the PCI function (address, NUMA node, slot,
-    /// vectors, doorbell registers, IOMMU), have no effect.
+    /// the change. `namespaces` and `seed` have no effect, and the PCI function (address, NUMA
+    /// node, slot, number of vectors, size of the registers, IOMMU) stays as it is.
     pub fn reconfigure(&self, change: impl FnOnce(&mut Config)) {
         change(&mut self.shared.state.lock().exec.config);
     }

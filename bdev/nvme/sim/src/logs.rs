@@ -15,7 +15,7 @@ use nacre_nvmf_wire::{Sqe, StatusCode};
 use crate::executor::Executor;
 use crate::state::State;
 
-/// Bytes of the telemetry log: more than one Get Log Page command reads.
+/// Bytes of the telemetry log: with the default MDTS, more than one Get Log Page command reads.
 const TELEMETRY_BYTES: usize = 300 << 10;
 
 /// The contents of the Telemetry Host-Initiated log page, which never change; neighbouring pages of
