@@ -12,7 +12,7 @@ use anyhow::{Result, bail};
 use crate::process::{self, Group};
 
 const BUILD_LIMIT: Duration = Duration::from_secs(1800);
-/// After the build. The test gives up its start after 15 minutes.
+/// Time limit of the test, without its build. The test gives up its start after 15 minutes.
 const LIMIT: Duration = Duration::from_secs(1500);
 const TEST: [&str; 5] = [
     "--locked",

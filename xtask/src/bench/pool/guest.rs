@@ -14,7 +14,7 @@ use crate::vm::{self, Vm};
 
 const NEEDS: &[Need] = &[setup::need("dmsetup", "dmsetup")];
 const BOOT_ALLOWANCE: Duration = Duration::from_secs(600);
-/// Of an emulated machine, beyond the measured seconds.
+/// Seconds of a round beyond the measured ones, in an emulated machine.
 const SECONDS_PER_ROUND: u64 = 240;
 
 const FLUSH: &str = "4 KiB write and FLUSH, depth 1, allocated";

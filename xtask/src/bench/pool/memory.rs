@@ -15,7 +15,7 @@ const BARE_BYTES: u64 = 256 * MIB;
 /// Larger than the caches of most processors, on both sides.
 const ALLOCATED: u64 = 64 * MIB;
 const SNAPSHOTS: usize = 64;
-/// 4 KiB writes between two of them.
+/// 4 KiB writes between two snapshots.
 const WRITES_BETWEEN: u64 = 32;
 /// First writes are random with repetition. With a quarter of the blocks, seven in eight are first.
 const FIRST_SHARE: u64 = 4;
@@ -36,7 +36,7 @@ struct Memory<'a> {
 
 type Group = fn(&Memory) -> Result<Vec<Row>>;
 
-/// Each with the names of its rows.
+/// The measurements, each with the names of its rows.
 const GROUPS: &[(&[&str], Group)] = &[
     (
         &[
@@ -143,7 +143,7 @@ fn allocated(memory: &Memory) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// The same with snapshots below, beside a volume without.
+/// Like [`allocated`], for a volume with 64 snapshots beside one without.
 fn under_snapshots(memory: &Memory) -> Result<Vec<Row>> {
     let scene = &memory.scene;
     let free = scene.free(POOL)?;

@@ -27,11 +27,11 @@ use crate::process;
 /// The first block: beyond the range of `nacre perf`.
 const FIRST_LBA: u64 = 8192;
 const MAGIC: u64 = u64::from_le_bytes(*b"NACREHIS");
-/// Between I/Os of a thread.
+/// Pause between two I/Os of a thread.
 const PACE: Duration = Duration::from_millis(3);
-/// After an I/O that the node does not serve, and between attempts to connect.
+/// Pause after an I/O that the node does not serve, and between attempts to connect.
 const RETRY: Duration = Duration::from_millis(50);
-/// For the reads after the last writes.
+/// Longest time of the reads after the last writes.
 const LAST_READS: Duration = Duration::from_secs(5);
 
 /// The result of the load, as JSON.
@@ -41,19 +41,19 @@ pub(super) struct Report {
     pub(super) reads: u64,
     pub(super) unanswered: u64,
     pub(super) longest_pause_ms: u64,
-    /// From the last answered write to the end.
+    /// The time from the last answered write to the end.
     pub(super) idle_ms: u64,
     pub(super) nodes: BTreeMap<String, NodeReport>,
     pub(super) findings: Vec<String>,
 }
 
-/// The paths to one node.
+/// The result of the paths to one node.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub(super) struct NodeReport {
     /// I/Os that succeeded, and those that the node refused, by status.
     pub(super) answers: u64,
     pub(super) refusals: BTreeMap<String, u64>,
-    /// From the start of the load to the first of them.
+    /// The time from the start of the load to the first answer.
     pub(super) first_ms: Option<u64>,
     /// The last reason for which a path was lost.
     pub(super) lost: Option<String>,
