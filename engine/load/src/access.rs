@@ -11,7 +11,7 @@ pub(crate) struct Place {
     pub units: u32,
 }
 
-/// The generator of places in one area.
+/// Generates the operations and block ranges of one area.
 #[derive(Debug)]
 pub(crate) struct Access {
     random: Random,
@@ -50,7 +50,7 @@ impl Access {
     }
 
     #[inline]
-    /// The place of the next I/O.
+    /// The range of the next I/O.
     pub(crate) fn next(&mut self) -> Place {
         let units = match self.spread {
             0 => self.least,
@@ -67,7 +67,7 @@ impl Access {
         Place { unit, units }
     }
 
-    /// The place that follows `place`, with the same size; wraps around at the end of the area.
+    /// The range that follows `place`, with the same size; wraps around at the end of the area.
     #[inline]
     pub(crate) fn after(&self, place: Place) -> Place {
         let units = u64::from(place.units);

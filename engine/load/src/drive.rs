@@ -18,8 +18,9 @@ use super::run::{Watch, memory};
 /// Time limit for the initialisation of a drive. CAP.TO is up to 127.5 s.
 const PATIENCE: Duration = Duration::from_secs(150);
 
-/// Runs `job` on a namespace of the drive, which must be bound to vfio-pci. The drive is released
-/// at the end.
+/// Runs `job` on namespace `nsid` of the drive at PCI address `address`, which must be bound to
+/// vfio-pci. Without `nsid`, uses the only namespace. Shuts the drive down and releases it at the
+/// end.
 pub fn run_drive(
     job: &Job,
     address: &str,

@@ -40,7 +40,7 @@ pub enum PerfError {
     Drive(#[from] DriveError),
 }
 
-/// The owner of the namespaces, for messages: a controller or a drive.
+/// The owner of the namespaces, for messages: an NVMe-oF subsystem or a local drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner {
     Subsystem,
@@ -75,7 +75,7 @@ fn names(nsids: &[u32]) -> String {
     }
 }
 
-/// The error of opening a drive.
+/// The error of opening a local drive or block device, or of its DMA memory.
 #[derive(Debug, thiserror::Error)]
 pub enum DriveError {
     #[error(transparent)]

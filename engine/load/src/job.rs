@@ -91,11 +91,13 @@ impl fmt::Display for Sizes {
     }
 }
 
-/// The condition that ends a run.
+/// The condition that ends the load. The filling and reading back of a verification, and a run with
+/// [`Verify::Only`], end after all units.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Limit {
+    /// Duration of the measured part, after the warm-up.
     Time(Duration),
-    /// Number of I/Os of all queues together.
+    /// Number of I/Os of all queues together, with those of the warm-up.
     Ios(u64),
 }
 
@@ -104,7 +106,8 @@ pub enum Limit {
 #[serde(rename_all = "lowercase")]
 pub enum Verify {
     Off,
-    /// Write patterns, and read all of them back.
+    /// Write patterns, check every read, and read all written blocks back at the end. A job with
+    /// reads writes all blocks first.
     On,
     /// Only read, and check the patterns of an earlier run with `On`.
     Only,
@@ -151,15 +154,15 @@ pub struct Job {
     /// is at most [`Job::VERIFY_RANGE`].
     pub options: JobOptions,
     pub sizes: Sizes,
-    /// I/O queues, each with its own connection.
+    /// I/O queues; over a fabric each has its own connection.
     pub queues: u16,
-    /// Cores with a pinned thread each. Empty: one thread, not pinned.
+    /// Cores with a pinned thread each, at most one per queue. Empty: one thread, not pinned.
     pub cores: Vec<usize>,
     pub limit: Limit,
     pub verify: Verify,
     /// Seed of the random block addresses, sizes and data.
     pub seed: u64,
-    /// How long to wait for I/O in flight at the end.
+    /// How long to wait for I/O in flight at the end of each phase.
     pub drain: Duration,
 }
 
@@ -211,7 +214,8 @@ pub enum JobError {
 impl Job {
     /// Default range of a verification, in bytes: large enough to matter, and quickly read back.
     pub const VERIFY_RANGE: u64 = 1 << 30;
-    /// Most units that [`Verify::On`] can track, of all queues. Each costs 4 bytes of memory.
+    /// Most units ([`Job::unit_blocks`]) that [`Verify::On`] can track, of all queues. Each costs 4
+    /// bytes of memory.
     pub const MAX_UNITS: u64 = 64 << 20;
 
     pub fn read_percent(&self) -> u8 {
@@ -226,7 +230,8 @@ impl Job {
         }
     }
 
-    /// Blocks per unit: the size of an I/O if it is fixed, otherwise one block.
+    /// Blocks per unit, the granularity of the LBAs: the I/O size if it is fixed, otherwise one
+    /// block.
     pub fn unit_blocks(&self, block_size: u32) -> u32 {
         if self.sizes.is_fixed() {
             self.sizes.min / block_size
@@ -284,7 +289,7 @@ impl Job {
     fn check_lanes(&self, range: u64, block: u64) -> Result<(), JobError> {
         let size = self.sizes.max;
         let lanes = if self.is_split() { self.queues } else { 1 };
-        // Places in flight are not reused, so some must remain.
+        // Units with an I/O in flight are not used again, so some must remain.
         let depth = match self.verify {
             Verify::On => 2 * u64::from(self.options.depth),
             _ => 1,

@@ -1,5 +1,5 @@
-//! A lane: one I/O queue at a constant depth. It submits I/O, collects completions, and verifies
-//! data. A [`crate::worker::Worker`] polls its lanes.
+//! A lane: one I/O queue, kept at the depth of the job as far as its rate allows. It submits I/O,
+//! collects completions, and verifies data. A [`crate::worker::Worker`] polls its lanes.
 
 use nacre_bdev::{Busy, Completion, Done, Io, Op, Queue};
 use nacre_hugepages::{Buf, Pool};
@@ -11,14 +11,14 @@ use super::ledger::Ledger;
 use super::pattern::Stamp;
 use super::report::Tally;
 
-/// Attempts to find a place that is not in use.
+/// Attempts to find a range without an I/O in flight.
 const TRIES: u32 = 64;
 
 /// Total bytes of the write buffers that a lane uses in turn if contents do not matter. They fit
 /// into the core's cache, so that the run measures the target and not this machine's memory.
 const SOURCES: usize = 256 << 10;
 
-/// The number of these buffers.
+/// The number of these buffers; 0 with verification, and for jobs that only read.
 pub(crate) fn sources(job: &Job) -> usize {
     match (job.verify, job.read_percent()) {
         (Verify::Off, 0..100) => {
@@ -31,13 +31,13 @@ pub(crate) fn sources(job: &Job) -> usize {
 /// The current activity of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Write every place once, so that later reads can be verified.
+    /// Write every unit once, so that later reads can be verified.
     Fill,
     /// Run the requested load.
     Run,
-    /// Read every place that was written.
+    /// Read every unit whose contents are known: it was written, and its last write succeeded.
     ReadBack,
-    /// Read every place, whatever run wrote it.
+    /// Read every unit, and check it against the pattern of any run.
     Scan,
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct ConnectionCounts {
     pub losses: u64,
     /// I/Os resent.
     pub resent: u64,
-    /// Moves to another transport with no I/O in flight.
+    /// Moves to another transport (RDMA or TCP) with no I/O in flight.
     pub moves: u64,
 }
 
@@ -114,7 +114,7 @@ pub(crate) struct Lane<Q> {
     sources: Vec<Buf>,
     /// An I/O that the full queue handed back.
     held: Option<Io>,
-    /// The next place, in a phase that visits all places.
+    /// The next unit, in a phase that visits all units.
     cursor: u64,
 }
 
@@ -158,8 +158,7 @@ impl<Q: Load> Lane<Q> {
         &self.queue
     }
 
-    /// Progress of a phase that visits all places: the number of all units, and of the visited
-    /// ones.
+    /// Progress of a phase that visits all units: `(all units, visited units)`.
     pub(crate) fn position(&self) -> (u64, u64) {
         (self.access.units(), self.cursor)
     }
@@ -188,7 +187,7 @@ impl<Q: Load> Lane<Q> {
         count
     }
 
-    /// Starts up to `budget` I/Os. Returns their number, and whether the phase has more.
+    /// Starts up to `budget` I/Os. Returns their number, and true if the phase has more.
     #[inline]
     pub(crate) fn submit(&mut self, phase: Phase, now: Nanos, budget: u64) -> (u64, bool) {
         let mut left = budget;
@@ -207,7 +206,7 @@ impl<Q: Load> Lane<Q> {
                         }
                     };
                     let Some(io) = self.prepare(slot, op, place, now) else {
-                        // Retry this place later.
+                        // Retry this range later.
                         self.cursor = self.cursor.min(place.unit);
                         break;
                     };
@@ -451,7 +450,7 @@ fn blank(buf: &mut Buf) {
 
 enum Next {
     Io(Op, Place),
-    /// No free place found; try later.
+    /// No range without an I/O in flight was found; try later.
     Later,
     Over,
 }

@@ -1,12 +1,12 @@
-//! Tracks the writes of each unit, for the verification: its generation, and whether an I/O uses
-//! it.
+//! Tracks each unit ([`Job::unit_blocks`](crate::Job::unit_blocks)) for the verification: the
+//! generation of its last write, and whether an I/O uses it.
 //!
 //! A unit is in use while an I/O on it is in flight. I/Os of a lane never overlap, so the expected
 //! contents of every read are known exactly.
 
 use super::access::Place;
 
-/// The generations of the units of one lane.
+/// The state of each unit of one lane, in 32 bits.
 pub(crate) struct Ledger {
     places: Box<[u32]>,
 }
@@ -24,7 +24,7 @@ impl Ledger {
         }
     }
 
-    /// Marks a place as in use. Returns false if part of it is in use already.
+    /// Marks the units of an I/O as in use. Returns false if any of them is in use already.
     #[inline]
     pub(crate) fn take(&mut self, place: Place) -> bool {
         let places = self.slice(place);
@@ -43,11 +43,11 @@ impl Ledger {
     /// The generation of the next write of `unit`.
     #[inline]
     pub(crate) fn next_generation(&self, unit: u64) -> u32 {
-        // The generation restarts at 1 after a billion writes of one place.
+        // The generation restarts at 1 after a billion writes of one unit.
         (self.places[unit as usize] & GENERATION) % GENERATION + 1
     }
 
-    /// The expected generation in `unit`; `None` if it is unknown.
+    /// The generation of the last write of `unit`. `None`: no write, or the last write failed.
     #[inline]
     pub(crate) fn generation(&self, unit: u64) -> Option<u32> {
         let place = self.places[unit as usize];
@@ -64,7 +64,7 @@ impl Ledger {
         }
     }
 
-    /// The next place from `unit`, of at most `most` units with known contents.
+    /// The next range at or after `unit`, of at most `most` units with known contents.
     pub(crate) fn next_known(&self, unit: u64, most: u32) -> Option<Place> {
         let known = |unit: &u64| self.generation(*unit).is_some();
         let first = (unit..self.places.len() as u64).find(known)?;

@@ -1,22 +1,24 @@
-//! The load generator behind `nacre perf` and `nacre bench`. It submits I/O as an NVMe-oF host, or
-//! directly to a local block device or drive.
+//! The load generator behind `nacre perf`, `nacre bench` and `nacre test`. It submits I/O as an
+//! NVMe-oF host, or directly to a local block device or drive.
 //!
 //! ```text
 //!   remote.rs   a namespace of a target: connects, polls the controller            (main thread)
 //!   local.rs    a block device of this process                                     (main thread)
 //!   drive.rs    a namespace of a local drive, which it attaches                    (main thread)
 //!     run.rs      starts the workers, adds up                                      (main thread)
-//!     worker.rs   a thread, pinned if cores are given, that polls its lanes without sleeping
+//!     worker.rs   a thread, pinned if cores are given, that polls its lanes
 //!       lane.rs     one I/O queue kept full: submissions and completions
 //!         access.rs   chooses blocks: random or in order, of one size or several
 //!         pattern.rs  contents of written blocks, and verification of read ones
-//!         ledger.rs   tracks the writes of each place, for the verification
-//!   multipath/    several paths of one namespace, for tests of paths                  (one thread)
+//!         ledger.rs   tracks the writes of each unit, for the verification
+//!   multipath/    several paths to one namespace, for `nacre test`                    (one thread)
 //!   job.rs      parameters          report.rs   results          error.rs   errors of a run
 //! ```
 //!
-//! The path of one I/O allocates nothing, takes no lock, and reads no clock: time is read once per
-//! turn of a worker, which is also the resolution of the latencies.
+//! A unit is the granularity of the LBAs: the I/O size if it is fixed, otherwise one block.
+//!
+//! In a worker, the path of one I/O takes no lock and reads no clock: time is read once per poll of
+//! all lanes, which is also the resolution of the latencies. Buffers are allocated at the start.
 
 #![forbid(unsafe_code)]
 

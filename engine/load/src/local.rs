@@ -48,7 +48,7 @@ impl Load for LocalQueue {
     }
 }
 
-/// A device, and the memory of its I/O.
+/// A device, and the DMA memory of its I/O.
 pub(super) struct Local {
     pub device: Arc<dyn Bdev>,
     pub arena: Arena,
@@ -77,7 +77,7 @@ impl Stage for Local {
     }
 }
 
-/// Runs `job` on a block device of this process.
+/// Runs `job` on a block device of this process. The report has the NSID 1.
 pub fn run_device(
     job: &Job,
     device: Arc<dyn Bdev>,

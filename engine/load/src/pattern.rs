@@ -1,12 +1,13 @@
-//! The contents of a written block: its namespace and LBA, and the generation of the write.
+//! The contents of a written block: a header with NSID, LBA, write generation and run, then a
+//! pseudo-random payload that these determine. Offsets are in bytes, numbers little-endian.
 //!
 //! ```text
-//!   0        8        16       24       32
-//!   magic    LBA      nsid,gen run      payload: a sequence that LBA, generation and run determine
+//!   0           8     16     20           24    32
+//!   "NACREPRF"  LBA   NSID   generation   run   payload
 //! ```
 //!
 //! This distinguishes misplaced blocks, stale blocks, blocks of another run and damaged blocks.
-//! `--verify-only` can verify blocks long after the run, also with a later version. So the sequence
+//! `--verify-only` can verify blocks long after the run, also with a later version. So the payload
 //! is a format on disk, which a test pins.
 
 use nacre_random::mix;
@@ -15,28 +16,29 @@ use serde::Serialize;
 const MAGIC: u64 = u64::from_le_bytes(*b"NACREPRF");
 const HEADER: usize = 32;
 
-/// The expected identity of a block.
+/// The identity of a written block: the values in its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Stamp {
     pub lba: u64,
     pub nsid: u32,
-    /// Counts the writes of its place from 1.
+    /// Counts the writes of the block by the run, from 1.
     pub generation: u32,
-    /// A number that differs in every run.
+    /// A number that distinguishes runs.
     pub run: u64,
 }
 
-/// Actual contents of a block that differ from the expected ones.
+/// How the contents of a block differ from the expected ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Wrong {
     /// Only zeroes: never written, or deallocated.
     Zeroes,
-    /// Not a block of this program.
+    /// Not a block of this program; `first` has its first 8 bytes.
     Foreign { first: u64 },
-    /// A valid block of this program, but another one.
+    /// A valid block of this program with another stamp.
     Other { found: Stamp },
-    /// This block, damaged from `offset` on.
+    /// A damaged block. `offset` is that of the first wrong word in bytes, a multiple of 8;
+    /// `expected` and `actual` are the word.
     Damaged {
         offset: u32,
         expected: u64,
@@ -45,7 +47,7 @@ pub enum Wrong {
 }
 
 impl Stamp {
-    /// Writes the block.
+    /// Fills a block of at least 512 bytes with the header and the payload.
     pub fn fill(&self, block: &mut [u8]) {
         let words = self.header();
         for (word, out) in words.iter().zip(block.chunks_exact_mut(8)) {
@@ -78,7 +80,7 @@ impl Stamp {
         self.check_payload(block)
     }
 
-    /// The stamp in a block's header.
+    /// The stamp in a block's header; `None` if the block does not begin with `NACREPRF`.
     pub fn read(block: &[u8]) -> Option<Self> {
         if word(block, 0) != MAGIC {
             return None;

@@ -82,7 +82,8 @@ impl Stage for Remote<'_> {
     }
 }
 
-/// Runs `job` on namespace `nsid`. `None`: the controller's only namespace.
+/// Runs `job` on namespace `nsid` of the connected controller `session`; `None`: its only one.
+/// `connector` opens the connections of the I/O queues; `target` is the address for the report.
 pub fn run(
     job: &Job,
     session: &mut Session,

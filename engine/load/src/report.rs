@@ -40,21 +40,22 @@ pub struct Report {
     pub bytes_per_second: f64,
     pub read: Direction,
     pub write: Direction,
-    /// Failed I/Os by status, in all phases.
+    /// Failed I/Os in all phases, by the kind of their status.
     pub errors: BTreeMap<String, u64>,
     pub first_error: Option<IoFailure>,
+    /// `None` with [`Verify::Off`].
     pub verification: Option<VerifyReport>,
     #[serde(flatten)]
     pub losses: Losses,
     /// I/Os without a completion at the end.
     pub unfinished: u64,
-    /// The user ended the run early.
+    /// True if the user ended the run early.
     pub interrupted: bool,
-    /// The use of transports, if the run had a choice of them.
+    /// The changes of the transport, if the run had a choice of RDMA and TCP.
     pub paths: Option<PathReport>,
 }
 
-/// Losses of connections, by all queues.
+/// Losses of connections, and their effect, of all I/O queues.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Losses {
     pub connections_lost: u64,
@@ -62,18 +63,22 @@ pub struct Losses {
     pub resent: u64,
 }
 
-/// The changes between the transports of a connection: RDMA, and TCP as the fallback.
+/// The changes between the transports of an association: RDMA, and TCP as the fallback.
 #[derive(Debug, Clone, Serialize)]
 pub struct PathReport {
     /// The final transport: `rdma` or `tcp`.
     pub transport: String,
+    /// Changes to the fallback.
     pub fallbacks: u64,
     /// Cause of the latest fallback.
     pub fallback_cause: Option<String>,
+    /// Changes back to the preferred transport.
     pub returns: u64,
+    /// Failed attempts to connect, with connections that ended soon after.
     pub failed_attempts: u64,
+    /// Failed probes of the preferred transport.
     pub failed_probes: u64,
-    /// Moves of a queue with no I/O in flight.
+    /// Moves of an I/O queue to another transport with no I/O in flight.
     pub moves: u64,
 }
 
@@ -102,7 +107,8 @@ pub struct Direction {
     pub latency_ns: Latency,
 }
 
-/// Latencies in nanoseconds; all zero if no I/O was measured.
+/// Latencies in nanoseconds, with three significant digits and at most 600 s; all zero if no I/O
+/// was measured.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Latency {
     pub min: u64,
@@ -131,7 +137,7 @@ pub struct IoFailure {
 pub struct VerifyReport {
     pub blocks_written: u64,
     pub blocks_checked: u64,
-    /// Blocks that were read although their contents were unknown.
+    /// Blocks that were read and not checked: never written by this run, or a write of them failed.
     pub blocks_unknown: u64,
     pub blocks_wrong: u64,
     pub first_mismatch: Option<Mismatch>,
@@ -152,9 +158,9 @@ pub(crate) struct Tally {
     pub errors: BTreeMap<&'static str, u64>,
     pub first_error: Option<IoFailure>,
     pub verify: VerifyReport,
-    /// Time from the first to the last measured moment.
+    /// Duration of the measured part.
     pub measured: Duration,
-    /// Processor time of the thread in between.
+    /// Processor time of the thread in the measured part.
     pub cpu: Duration,
     pub connections_lost: u64,
     pub resent: u64,

@@ -20,14 +20,20 @@ const TICK: Duration = Duration::from_millis(10);
 /// Progress of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Progress {
+    /// The phase of the slowest worker: `filling`, `running`, `reading back` or `verifying`.
     pub phase: &'static str,
+    /// Progress of that worker in the phase, in thousandths.
     pub permille: u64,
+    /// Completed I/Os of the current phase.
     pub ios: u64,
+    /// Bytes of the measured I/Os.
     pub bytes: u64,
+    /// Failed I/Os and wrong blocks of all phases.
     pub errors: u64,
     /// True while every load thread is in the measured part.
     pub measuring: bool,
-    /// Set while a lost controller reconnects: the number of attempts.
+    /// Set while the admin queue is not connected: the number of the next attempt, from 1; 0 while
+    /// an attempt runs.
     pub reconnecting: Option<u32>,
 }
 
@@ -53,12 +59,12 @@ pub(super) trait Stage: Sync {
     /// Opens the queue of lane `lane`, on the thread that will use it.
     fn open(&self, lane: u16, pool: &Pool, now: Nanos) -> Result<Self::Queue, PerfError>;
 
-    /// Limit for connecting a queue.
+    /// Time limit for connecting all queues of a worker.
     fn patience(&self) -> Duration;
 }
 
 /// Runs `job` on an area of a namespace. `look` is called about a hundred times a second; `false`
-/// ends the run.
+/// ends the run. Returns the sum of all workers, and true if `look` ended the run.
 pub(super) fn run_on<S: Stage>(
     job: &Job,
     stage: &S,
@@ -108,7 +114,7 @@ pub(super) fn run_on<S: Stage>(
     Ok((sum, interrupted))
 }
 
-/// Distinguishes this run's blocks from those of other runs.
+/// The number of a run, for [`Stamp`](super::pattern::Stamp): of clock, process id and seed, not 0.
 pub(super) fn run_id(job: &Job) -> u64 {
     let run = Clock::real().now().0 ^ u64::from(std::process::id()) << 32 ^ job.seed;
     run.max(1)
@@ -124,7 +130,8 @@ pub fn memory(job: &Job) -> usize {
 /// Overhead per pool, if there are several.
 const PER_POOL: usize = 64 << 10;
 
-/// The buffers for every I/O that `lanes` queues can have in flight, and for Connect.
+/// The buffers for every I/O that `lanes` queues can have in flight, for shared write data, and for
+/// Connect.
 fn classes(job: &Job, lanes: usize) -> [ClassSpec; 2] {
     let size = (job.sizes.max as usize).next_multiple_of(4096);
     let count = lanes * (usize::from(job.options.depth) + super::lane::sources(job));

@@ -21,11 +21,15 @@ const SHOW_EVERY: Duration = Duration::from_millis(10);
 /// Progress of a running worker, read by the main thread.
 #[derive(Debug, Default)]
 pub(crate) struct Shown {
+    /// Completed I/Os of the phase.
     pub ios: AtomicU64,
+    /// Bytes of the measured I/Os.
     pub bytes: AtomicU64,
+    /// Failed I/Os and wrong blocks of all phases.
     pub errors: AtomicU64,
-    /// The index of the [`Phase`] in the run, and its progress per mille.
+    /// The index of the [`Phase`] in [`phases`].
     pub phase: AtomicUsize,
+    /// Progress of the phase, in thousandths.
     pub permille: AtomicU64,
     /// True during the measured part of the run.
     pub measuring: AtomicBool,
@@ -35,7 +39,7 @@ pub(crate) struct Shown {
 pub(crate) struct RunState {
     /// Ends the run early: set by the user, or by a worker after a failure.
     pub stop: AtomicBool,
-    /// A worker could not start: the others must not wait for it.
+    /// A worker ended early: the others must not wait for it.
     pub broken: AtomicBool,
     arrived: AtomicUsize,
     members: usize,
@@ -72,7 +76,8 @@ impl RunState {
     }
 }
 
-/// Dropped at the end of a worker. If it ended early, also by a panic, releases the others.
+/// Guards the thread of a worker. Dropped before `finished` is set (an error or a panic), it stops
+/// the run and releases the other workers from the barrier.
 pub(crate) struct Member<'a> {
     pub crew: &'a RunState,
     pub finished: bool,
@@ -127,13 +132,13 @@ pub(crate) fn phases(job: &Job) -> &'static [Phase] {
     match job.verify {
         Verify::Off => &[Phase::Run],
         Verify::Only => &[Phase::Scan],
-        // Mixed runs fill first, so that the contents are known before they are read.
+        // Runs with reads fill first, so that the contents are known before they are read.
         Verify::On if job.read_percent() > 0 => &[Phase::Fill, Phase::Run, Phase::ReadBack],
         Verify::On => &[Phase::Run, Phase::ReadBack],
     }
 }
 
-/// The lanes of one thread, and the parameters that they share.
+/// The lanes of one thread, and the parameters that they share. `index` counts the threads from 0.
 pub(crate) struct Worker<'a, Q> {
     pub index: usize,
     pub job: &'a Job,
@@ -251,7 +256,7 @@ impl<Q: Load> Worker<'_, Q> {
                     under_way += lane.inflight();
                 }
             }
-            // A phase that visits all places ends when all I/Os have completed.
+            // A phase that visits all units ends when all I/Os have completed.
             over |= !more && under_way == 0;
             if pace.is_used_up() && under_way == 0 {
                 over = true;

@@ -8,11 +8,12 @@ use nacre_reactor::Nanos;
 pub(super) struct Candidate {
     /// `None`: not connected.
     pub access: Option<AnaState>,
-    /// A target refused I/O here: not used before this time.
+    /// The path is not used before this time, because it refused I/O.
     pub avoid_until: Nanos,
 }
 
-/// The first optimized path, else the first non-optimized one.
+/// The index of the first optimized path, else of the first non-optimized one, among those that
+/// need not be avoided. `None`: there is no such path.
 pub(super) fn choose(candidates: &[Candidate], now: Nanos) -> Option<usize> {
     [AnaState::Optimized, AnaState::NonOptimized]
         .into_iter()

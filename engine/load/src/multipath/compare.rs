@@ -8,13 +8,13 @@ use super::contents::{Contents, checksum_at};
 use super::mount::Mount;
 use super::pass::{Data, PassPlan, PassReport};
 
-/// Reads of a place over every path before a difference counts: another host may write there.
+/// Reads of a unit over every path before a difference counts: another host may write there.
 const COMPARISONS: u32 = 8;
 
 /// Ends a pass early with `false`.
 pub(super) type KeepGoing<'a> = &'a mut dyn FnMut() -> bool;
 
-/// Units that paths returned differently: unit and path.
+/// Units that a path returned with other data than the reference: unit and index of the path.
 pub(super) type Unequal = Vec<(u64, usize)>;
 
 /// The passes over some paths of a mount.
@@ -32,8 +32,10 @@ impl Compare<'_> {
             .pass(Op::Write, plans, self.depth, &mut pattern, watch)
     }
 
-    /// Reads the plans' units at the same time. Without writes, data of the path `reference` is the
-    /// reference for the others. Also returns a checksum of each plan.
+    /// Reads the plans' units at the same time, and compares them with the written patterns. In a
+    /// test that does not write, the data of the path `reference` becomes the expected data, and
+    /// units that other paths return differently are added to `unequal`. Also returns a checksum
+    /// of each plan.
     pub(super) fn read(
         &mut self,
         plans: &[PassPlan],
@@ -55,7 +57,7 @@ impl Compare<'_> {
         (passes, sums.collect())
     }
 
-    /// Reads unequal places again over the paths, and records those that stay unequal.
+    /// Reads unequal units again over the paths, and records those that stay unequal.
     pub(super) fn recheck(&mut self, mut unequal: Unequal, paths: &[usize], watch: KeepGoing) {
         unequal.sort_unstable();
         unequal.dedup_by_key(|(unit, _)| *unit);
@@ -67,8 +69,8 @@ impl Compare<'_> {
         }
     }
 
-    /// Reads a place over the paths in turn until a round of them agrees. A round with a failed
-    /// read does not.
+    /// Reads a unit over the paths in turn, in up to [`COMPARISONS`] rounds. Returns true when all
+    /// reads of a round succeed and return the same data.
     fn agrees(&mut self, unit: u64, paths: &[usize], watch: KeepGoing) -> bool {
         (0..COMPARISONS).any(|_| {
             let mut unequal = Vec::new();

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::pattern::{Stamp, Wrong};
 
-/// The known contents of the range, in units of one I/O.
+/// The expected contents of the tested block range, by unit (the blocks of one I/O).
 #[derive(Debug)]
 pub struct Contents {
     nsid: u32,
@@ -17,9 +17,10 @@ pub struct Contents {
     unit_blocks: u32,
     run: u64,
     writes: bool,
-    /// With writes the generation of each unit, else its checksum. 0: unknown.
+    /// In a test that writes, the number of writes of each unit (0: none); else the checksum of the
+    /// last read (0: none).
     known: Vec<u64>,
-    /// An I/O of this run is in flight.
+    /// True for a unit with an I/O of this run in flight.
     busy: Vec<bool>,
     report: ContentsReport,
 }
@@ -29,13 +30,16 @@ pub struct Contents {
 pub struct ContentsReport {
     pub units_written: u64,
     pub units_compared: u64,
-    /// Without writes: units that differ from the earlier read. Another host wrote them.
+    /// In a test that only reads: units that differ from the earlier read. Another host wrote them.
     pub units_changed: u64,
     pub units_wrong: u64,
     pub first_wrong: Option<String>,
 }
 
 impl Contents {
+    /// For a namespace with this NSID and block size in bytes; a range of `units` units of
+    /// `unit_blocks` blocks from block `first` on; a test that `writes` or only reads; and the
+    /// number `run` that distinguishes runs.
     pub fn new(
         (nsid, block_size): (u32, u32),
         (first, units, unit_blocks): (u64, u64, u32),
@@ -55,10 +59,12 @@ impl Contents {
         }
     }
 
+    /// Number of units in the range.
     pub fn units(&self) -> u64 {
         self.known.len() as u64
     }
 
+    /// True if the test writes patterns, false if it only reads.
     pub fn writes(&self) -> bool {
         self.writes
     }
@@ -85,13 +91,14 @@ impl Contents {
         }
     }
 
+    /// Records a completed write of the pattern of [`Contents::fill`].
     pub fn wrote(&mut self, unit: u64) {
         self.known[unit as usize] += 1;
         self.report.units_written += 1;
     }
 
-    /// Compares data that was read with the pattern of the last write. Without writes, compares it
-    /// with the last read of the unit, and counts a difference as a change.
+    /// Compares data that was read with the pattern of the last write. In a test that only reads,
+    /// compares it with the last read of the unit, and counts a difference as a change.
     pub fn read(&mut self, unit: u64, data: &[u8]) {
         let known = self.known[unit as usize];
         self.report.units_compared += 1;
@@ -116,11 +123,12 @@ impl Contents {
         }
     }
 
+    /// Counts a unit that the caller compares with [`Contents::is_known`].
     pub fn count_compared(&mut self) {
         self.report.units_compared += 1;
     }
 
-    /// Records a unit that two paths return differently.
+    /// Records a unit that `path` returns with other data than the other paths.
     pub fn differs(&mut self, unit: u64, path: &str) {
         let lba = self.first + unit * u64::from(self.unit_blocks);
         self.wrong(format!("LBA {lba} over {path}: not as over other paths"));

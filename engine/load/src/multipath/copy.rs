@@ -1,13 +1,5 @@
-//! The test of `nacre test copy`: all paths to a namespace must return the same data.
-//!
-//! ```text
-//!   only reads     each path alone reads the range, then all paths read it at once
-//!   with writes    each path alone writes the range; each of the others reads it, then this path;
-//!                  all paths write at once, a part of the range each; then all read all of it
-//! ```
-//!
-//! A *unit* is the range of one I/O, and a *pass* is one walk over units in order. Other hosts may
-//! write meanwhile: a test without writes reads different units again before they count as wrong.
+//! `nacre test copy`: each path alone reads, and on request writes, the whole block range; then all
+//! paths at once.
 
 use serde::Serialize;
 
@@ -20,15 +12,16 @@ use super::pass::PassReport;
 #[derive(Debug, Clone, Serialize)]
 pub struct CopyPath {
     pub path: String,
-    /// The passes while the other paths are idle.
+    /// The write pass over this path alone; `None` in a test that only reads.
     pub write: Option<PassReport>,
+    /// The read pass over this path alone; `None` if the test ended before it.
     pub read: Option<PassReport>,
-    /// Sum of the checksums of all units in the pass `read`. `None` with writes, because each path
-    /// then reads its own data, and if the pass failed or was interrupted.
+    /// Sum of the checksums of all units, as this path alone read them. `None` if the read failed,
+    /// and in a test that writes, because each path then reads its own data.
     pub checksum: Option<String>,
     /// A pass for each other path, with writes: reads over this path the data that the other wrote.
     pub cross_reads: Vec<PassReport>,
-    /// This path's part of the passes over all paths at once.
+    /// The passes over all paths at once; each path writes an equal share, and reads all.
     pub write_together: Option<PassReport>,
     pub read_together: Option<PassReport>,
     /// I/Os of all passes that completed without an error.
@@ -36,12 +29,13 @@ pub struct CopyPath {
     pub bytes_read: u64,
     pub bytes_written: u64,
     pub connections_lost: u64,
-    /// The reason why the path is not connected at the end. `None`: the path is connected, or has
-    /// no failed attempt to report.
+    /// The reason why the path is not connected at the end. `None` if it is, or if no attempt to
+    /// reconnect has failed.
     pub failure: Option<String>,
 }
 
 impl CopyPath {
+    /// All passes of the path that took place.
     pub fn passes(&self) -> impl Iterator<Item = &PassReport> {
         self.write
             .iter()
@@ -65,14 +59,16 @@ impl CopyPath {
 pub struct CopyReport {
     pub paths: Vec<CopyPath>,
     pub contents: ContentsReport,
+    /// Number of units in the range, and their size.
     pub units: u64,
     pub unit_bytes: u64,
+    /// True if the caller ended the test early.
     pub interrupted: bool,
 }
 
-/// Runs the test; it overwrites the range if `writes` is set. `depth` I/Os are in flight on each
-/// path. `seed` changes the written data. `log` is called with the name of each pass. `watch` is
-/// called often; `false` ends the test.
+/// Runs the test, which overwrites the range if `writes` is true. Up to `depth` I/Os are in flight
+/// on each path; `seed` distinguishes the patterns of runs. `log` is called with the name of each
+/// pass. `watch` is called often; `false` ends the test.
 pub fn copy(
     mount: &mut Mount,
     (writes, depth, seed): (bool, u16, u64),

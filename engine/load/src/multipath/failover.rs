@@ -16,11 +16,11 @@ use super::pass::PassReport;
 use super::record::{Record, TestPhase};
 use crate::report::describe;
 
-/// How long a path that refused I/O is not used, unless its ANA state changes.
+/// How long a path that refused I/O is not used.
 const AVOID: Duration = Duration::from_millis(100);
 /// Refusals of one I/O before it counts as failed.
 const MOST_REFUSALS: u32 = 300;
-/// Attempts to find a place without an I/O in flight.
+/// Attempts to find a unit without an I/O in flight.
 const TRIES: u32 = 16;
 
 /// The parameters of the I/O.
@@ -30,12 +30,13 @@ pub struct FailoverJob {
     pub writes: bool,
     /// Most I/Os in flight, over all paths.
     pub depth: u16,
-    /// I/Os per second, over all paths.
+    /// Most I/Os started per second, over all paths.
     pub rate: u64,
     pub seed: u64,
 }
 
-/// The load. Call [`FailoverLoad::turn`] again and again to run it.
+/// The load. The caller repeats [`FailoverLoad::turn`] to run it. An I/O that a path refuses
+/// because of its ANA state, or that a lost connection returns, is started again on the best path.
 pub struct FailoverLoad {
     mount: Mount,
     job: FailoverJob,
@@ -85,6 +86,7 @@ impl FailoverLoad {
         &self.record
     }
 
+    /// Begins a phase of the record.
     pub fn enter(&mut self, phase: TestPhase) {
         self.record.enter(phase, self.mount.now());
     }
@@ -97,7 +99,8 @@ impl FailoverLoad {
         }
     }
 
-    /// Writes or reads every place once, and compares the paths. Returns the passes with failures.
+    /// In a test that writes, writes each unit once over the best path. Then compares the paths as
+    /// [`FailoverLoad::compare`], and begins a new record. Returns the passes with failures.
     pub fn prepare(&mut self, watch: KeepGoing) -> Vec<PassReport> {
         let mut bad = Vec::new();
         if self.job.writes
@@ -114,7 +117,8 @@ impl FailoverLoad {
         bad
     }
 
-    /// Reads every place over every accessible path. Returns the passes with failures.
+    /// Reads each unit over each accessible path. Wrong and unequal units are counted in
+    /// [`FailoverLoad::contents`]. Returns the passes with failures.
     pub fn compare(&mut self, watch: KeepGoing) -> Vec<PassReport> {
         let mut bad = Vec::new();
         let mut unequal = Vec::new();
@@ -150,12 +154,13 @@ impl FailoverLoad {
         choose(&self.candidates(), now)
     }
 
-    /// Completes and starts I/O; sleeps for a moment if there was none.
+    /// Completes I/Os and starts those that are due; sleeps 50 µs if none completed.
     pub fn turn(&mut self) {
         self.step(true);
     }
 
-    /// Waits for the I/O in flight. Returns the number that did not complete in time.
+    /// Waits for the I/O in flight, and for refused I/Os, which it starts again. Returns the number
+    /// of those that did not complete within `limit`.
     pub fn drain(&mut self, limit: Duration) -> usize {
         let begin = self.mount.now();
         while (self.mount.inflight() > 0 || !self.refused.is_empty())
@@ -210,7 +215,7 @@ impl FailoverLoad {
         self.started < due
     }
 
-    /// Chooses a place without an I/O in flight.
+    /// Chooses the next operation, and a unit without an I/O in flight.
     fn next(&mut self) -> Option<(Op, u64)> {
         let op = if self.job.writes && self.random.draw() & 1 == 0 {
             Op::Write
@@ -267,6 +272,7 @@ impl FailoverLoad {
         self.mount.now()
     }
 
+    /// Disconnects all paths.
     pub fn finish(self) {
         self.mount.disconnect();
     }

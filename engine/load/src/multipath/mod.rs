@@ -1,18 +1,18 @@
-//! Verified I/O over several paths of one namespace, for `nacre test failover` and `nacre test
-//! copy`.
+//! Verified I/O over several paths to one namespace, for `nacre test failover` and `nacre test
+//! copy`. A path is a controller with one I/O queue. A unit is the block range of one I/O.
 //!
 //! ```text
-//!   mount.rs      the paths, and their I/O in flight            perform
-//!   failover.rs   random I/O that follows the ANA states        perform
-//!   copy.rs       every path alone, then all at once          perform
-//!   compare.rs    passes that write, or read and compare      perform
-//!   pass.rs       every place in order, over chosen paths       perform
-//!   choice.rs     the path of the next I/O                      decide
-//!   contents.rs   the data of each place                        decide
-//!   record.rs     I/Os per second and path, pauses, errors      decide
+//!   mount.rs      the paths, and their I/O in flight
+//!   failover.rs   random I/O over the path with the best ANA state
+//!   copy.rs       passes over each path alone, then over all at once
+//!     compare.rs    passes that write, or read and compare
+//!     pass.rs       each unit in order, over chosen paths
+//!   choice.rs     the path of the next I/O                                (no I/O)
+//!   contents.rs   the expected data of each unit                          (no I/O)
+//!   record.rs     I/Os per second and path, pauses, errors                (no I/O)
 //! ```
 //!
-//! One thread polls all paths and sleeps when idle: a test, not a benchmark.
+//! One thread polls all paths, and sleeps 50 µs when no I/O completes: a test, not a benchmark.
 
 mod choice;
 mod compare;

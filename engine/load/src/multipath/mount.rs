@@ -1,4 +1,4 @@
-//! Several paths of one namespace, each a controller with one I/O queue, and the I/O in flight on
+//! Several paths to one namespace, each a controller with one I/O queue, and the I/O in flight on
 //! them.
 
 use std::sync::Arc;
@@ -69,7 +69,7 @@ impl From<JobError> for MountError {
     }
 }
 
-/// One path.
+/// One path to the namespace: a connected controller with one I/O queue.
 pub struct Path {
     name: String,
     session: Session,
@@ -84,7 +84,8 @@ pub struct Path {
 }
 
 impl Path {
-    /// Connects an I/O queue to namespace `nsid`, or to the only one.
+    /// Connects an I/O queue of the controller `session`, for namespace `nsid` or the only one.
+    /// Waits up to `connect_timeout` of the session's options. `name` is for reports.
     pub fn open(
         name: String,
         mut session: Session,
@@ -157,7 +158,7 @@ impl Path {
         self.access
     }
 
-    /// True if the target executes I/O here now.
+    /// True if the ANA state of the namespace is optimized or non-optimized on this path.
     pub fn is_accessible(&mut self) -> bool {
         let access = self.access();
         matches!(access, Some(AnaState::Optimized | AnaState::NonOptimized))
@@ -167,18 +168,19 @@ impl Path {
         self.session.controller().link().state().cntlid
     }
 
-    /// Fallbacks of the path, if it has a choice of transports.
+    /// Fallbacks from RDMA to TCP; `None` if the path has no choice of transports.
     pub fn fallbacks(&self) -> Option<PathReport> {
         let paths = self.session.controller().paths()?;
         Some(PathReport::new(paths, self.queue.stats().moves))
     }
 
-    /// Connections that were lost.
+    /// Number of times that the connection of the I/O queue was lost.
     pub fn losses(&self) -> u64 {
         self.queue.stats().losses
     }
 
-    /// The reason why the path is not connected; `None`: it is, or no attempt failed.
+    /// The error of the controller, or of the I/O queue's latest failed attempt to connect. `None`
+    /// if both are connected, or if no attempt has failed.
     pub fn failure(&self) -> Option<String> {
         match self.session.controller().state() {
             ControllerState::Waiting { error, .. } | ControllerState::Failed(error) => {
@@ -208,7 +210,7 @@ pub(super) struct Ended {
     pub data: Option<Buf>,
 }
 
-/// The paths, and the range of the namespace in units of one I/O.
+/// The paths, and the tested block range of the namespace in units of one I/O.
 pub struct Mount {
     paths: Vec<Path>,
     first: u64,
@@ -221,8 +223,9 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Uses `range` bytes from byte `offset` on; without `range`, all bytes from there on, at most
-    /// `most`.
+    /// Uses `range` bytes from byte `offset` on, rounded down to whole I/Os; without `range`, all
+    /// bytes from there on, at most `most`. Fails if the paths differ in the UUID, NGUID or block
+    /// size of the namespace, or if the I/O size or the range does not fit.
     ///
     /// # Panics
     /// Without paths.
@@ -310,14 +313,17 @@ impl Mount {
         )
     }
 
+    /// True if the namespace is write protected on any path.
     pub fn is_read_only(&self) -> bool {
         self.paths.iter().any(|path| path.info.read_only)
     }
 
+    /// Number of units in the range.
     pub fn units(&self) -> u64 {
         self.units
     }
 
+    /// Size of a unit, which is that of an I/O.
     pub fn unit_bytes(&self) -> u64 {
         u64::from(self.paths[0].shape.io_bytes)
     }
@@ -330,7 +336,7 @@ impl Mount {
         self.slots.len() - self.free.len()
     }
 
-    /// Starts an I/O of one unit. `false`: the path has no room now.
+    /// Starts an I/O of one unit. Returns false if the path has no free buffer or queue entry.
     pub(super) fn start(
         &mut self,
         path: usize,
@@ -348,7 +354,7 @@ impl Mount {
         let data = buf.bytes_mut().expect("just acquired");
         match op {
             Op::Write => fill(data),
-            // What an earlier I/O left there must not pass for read data.
+            // Data of an earlier I/O must not pass for read data.
             _ => data.fill(0x5a),
         }
         let lba = self.first + unit * u64::from(self.unit_blocks);
@@ -366,7 +372,7 @@ impl Mount {
         true
     }
 
-    /// Polls every path and hands out the completed I/Os.
+    /// Polls every path, and appends the completed I/Os to `ended`.
     pub(super) fn poll(&mut self, ended: &mut Vec<Ended>) {
         for path in &mut self.paths {
             path.session.poll();

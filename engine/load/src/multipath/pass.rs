@@ -1,4 +1,5 @@
-//! Reads or writes every block range in order, over chosen paths, and measures each path.
+//! A pass: reads or writes each unit (the blocks of one I/O) in order, over chosen paths, and
+//! measures each path.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,10 +11,10 @@ use serde::Serialize;
 use super::mount::Mount;
 use crate::report::{Counted, Latency, describe};
 
-/// Time without any completion after which a pass ends.
+/// Time without any completion after which a pass ends, with unfinished I/Os.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// The part of one path in a pass.
+/// The units that a pass reads or writes over one path. `path` is an index.
 #[derive(Debug, Clone)]
 pub(super) struct PassPlan {
     pub path: usize,
@@ -27,6 +28,7 @@ pub struct PassReport {
     pub op: Op,
     pub ios: u64,
     pub bytes: u64,
+    /// Time from the start of the pass to the last completion on this path.
     pub seconds: f64,
     pub bytes_per_second: f64,
     pub latency_ns: Latency,
@@ -34,12 +36,12 @@ pub struct PassReport {
     pub errors: BTreeMap<String, u64>,
     /// I/Os without a completion at the end.
     pub unfinished: u64,
-    /// True if the caller ended the pass before the last place.
+    /// True if the pass ended before all units were started.
     pub interrupted: bool,
 }
 
 impl PassReport {
-    /// True if all I/Os of the pass completed without an error.
+    /// True if the pass covered all its units, and all I/Os completed without an error.
     pub fn is_good(&self) -> bool {
         self.errors.is_empty() && self.unfinished == 0 && !self.interrupted
     }

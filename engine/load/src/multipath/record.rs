@@ -31,7 +31,7 @@ impl TestPhase {
     }
 }
 
-/// One second of a test.
+/// One second of a test; longer if [`Record::tick`] was not called in time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Second {
     /// Seconds since the start.
@@ -44,7 +44,7 @@ pub struct Second {
     pub errors: u64,
     pub longest_pause_ms: f64,
     pub longest_latency_ms: f64,
-    /// ANA state of each path at the end of the second.
+    /// ANA state of each path at the end of the second: see [`access_name`](super::access_name).
     pub access: Vec<&'static str>,
 }
 
@@ -63,11 +63,15 @@ pub struct PhaseReport {
     pub phase: TestPhase,
     pub seconds: f64,
     pub paths: Vec<PathTotals>,
+    /// Refused I/Os that were started again.
     pub moved: u64,
+    /// Failed I/Os.
     pub errors: u64,
+    /// Longest time without a completion on any path.
     pub longest_pause_ms: f64,
 }
 
+/// The I/Os, pauses and errors of a test, by second, phase and path.
 #[derive(Debug)]
 pub struct Record {
     begin: Nanos,
@@ -77,6 +81,7 @@ pub struct Record {
     now: Second,
     seconds: Vec<Second>,
     phases: Vec<PhaseReport>,
+    /// Failed I/Os by status.
     pub errors: BTreeMap<String, u64>,
 }
 
@@ -85,6 +90,7 @@ fn millis(time: Duration) -> f64 {
 }
 
 impl Record {
+    /// Begins with [`TestPhase::Before`]. `paths` is the number of paths.
     pub fn new(paths: usize, now: Nanos) -> Self {
         let phase = TestPhase::Before;
         Self {
@@ -126,6 +132,7 @@ impl Record {
         self.phases.last_mut().expect("there is a first one")
     }
 
+    /// Ends the current phase and begins `phase`.
     pub fn enter(&mut self, phase: TestPhase, now: Nanos) {
         self.pause(now);
         let paths = self.now.ios.len();
@@ -135,6 +142,7 @@ impl Record {
         self.now.phase = phase;
     }
 
+    /// Counts a successful I/O over `path` with the latency `took`.
     pub fn completed(&mut self, path: usize, now: Nanos, took: Duration) {
         self.pause(now);
         self.last = now;
@@ -147,18 +155,20 @@ impl Record {
         totals.last_ms = Some(at);
     }
 
+    /// Counts a refused I/O, which is started again.
     pub fn moved(&mut self) {
         self.now.moved += 1;
         self.current().moved += 1;
     }
 
+    /// Counts a failed I/O. `error` names its status.
     pub fn failed(&mut self, error: String) {
         self.now.errors += 1;
         self.current().errors += 1;
         *self.errors.entry(error).or_default() += 1;
     }
 
-    /// Time without a completion, so far.
+    /// Updates the longest pauses with the time since the last completion.
     fn pause(&mut self, now: Nanos) {
         let pause = millis(now.since(self.last));
         self.now.longest_pause_ms = self.now.longest_pause_ms.max(pause);
@@ -188,6 +198,7 @@ impl Record {
         &self.seconds
     }
 
+    /// The phases; the current one ends at `now`.
     pub fn phases(&self, now: Nanos) -> Vec<PhaseReport> {
         let mut phases = self.phases.clone();
         if let Some(last) = phases.last_mut() {
