@@ -1,8 +1,8 @@
 //! The secret of a host or of a controller: `DHHC-1:HH:BASE64:` (TP8006, "Secret representation").
 //!
-//! BASE64 is the secret, of 32, 48 or 64 bytes, followed by its CRC-32. HH says how both ends turn
-//! the secret into the key: 00 as it is; 01, 02 and 03 with HMAC-SHA-256, -384 and -512, keyed with
-//! the secret, over the NQN of the secret's owner and the text `NVMe-over-Fabrics`.
+//! BASE64 is the secret, of 32, 48 or 64 bytes, followed by its CRC-32. HH says how the secret
+//! becomes the key: 00 as it is, 01 to 03 with an HMAC (SHA-256, SHA-384, SHA-512) over the NQN of
+//! the secret's owner. Both ends compute the same key, with the same NQN.
 
 use std::fmt;
 
@@ -67,7 +67,7 @@ impl Secret {
         text::fingerprint(&self.to_text())
     }
 
-    /// The key. `owner` is the NQN of the host, or of the subsystem for a controller's secret.
+    /// The key of the host or controller that owns the secret, from its NQN.
     pub(super) fn key(&self, owner: &Nqn) -> Digest {
         match self.transform {
             None => Digest::new(&self.bytes),

@@ -1,5 +1,7 @@
-//! The text form of secrets: `PREFIX:HH:BASE64:`. BASE64 is the secret followed by its CRC-32, HH
-//! says how an end turns the secret into its key.
+//! The text form of secrets: `PREFIX:HH:BASE64:`. BASE64 is the secret followed by its CRC-32
+//! (little-endian). HH names the hash function that transforms the secret into the key in use; 00
+//! means none. See [`Secret`](super::Secret) for DH-HMAC-CHAP (both ends use the NQN of the owner
+//! of the secret), and [`Psk`](crate::tls::Psk) for TLS.
 
 use base64ct::{Base64, Encoding};
 use crc_fast::CrcAlgorithm;
@@ -9,7 +11,7 @@ use super::hash::Hash;
 
 const CRC_BYTES: usize = 4;
 
-/// One kind of secret.
+/// The text form of one kind of secret: DH-HMAC-CHAP or TLS PSK.
 pub(crate) struct Form {
     /// With its colon.
     pub prefix: &'static str,
@@ -19,7 +21,7 @@ pub(crate) struct Form {
     pub lengths: (&'static [usize], &'static str),
 }
 
-/// The error of a text that is no secret. It does not repeat the text.
+/// The error of a text that is no secret. Of the text it repeats at most the hash HH.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
     #[error("the text does not begin with {0:?}")]

@@ -1,5 +1,6 @@
-//! The TLS record layer of one connection, between its connection machine and its socket.
-//! [`Sealed::receive`] and [`Sealed::send`] replace the two system calls of the data path.
+//! The TLS record layer of one NVMe/TCP connection, between the socket and the state machine of its
+//! PDUs (`TargetConn` or `HostConn`). [`Sealed::receive`] and [`Sealed::send`] take the place of
+//! recvmsg(2) and sendmsg(2) of a connection without TLS.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
@@ -53,9 +54,10 @@ macro_rules! machine {
 machine!(TargetConn);
 machine!(HostConn);
 
-/// The result of [`Sealed::send`], and its system calls and bytes.
+/// The result of [`Sealed::send`], with its number of system calls (`sends`) and the bytes that it
+/// took from the machine, before encryption (`bytes`).
 pub(crate) struct Sent {
-    /// `AGAIN`: the socket's send buffer is full.
+    /// `AGAIN`: the socket's send buffer is full. `PROTO`: encryption failed.
     pub result: Result<(), Errno>,
     pub sends: u64,
     pub bytes: u64,
@@ -90,7 +92,8 @@ impl Sealed {
         self.failure.as_ref().map(Failure::to_string)
     }
 
-    /// True if the next receive returns data, an error or the end without a system call.
+    /// True if [`Sealed::receive`] has work without a system call: data, a failure, the end, or a
+    /// complete record that is not decrypted. Such a record can be without data (KeyUpdate).
     pub(crate) fn has_input(&self) -> bool {
         self.session.has_input()
     }
