@@ -15,7 +15,7 @@ use crate::{Failure, Header, Progress, Store, Volume};
 
 /// Objects that are written at the same time. Each needs up to 4 MiB of memory.
 const WRITES: usize = 4;
-/// After this time the mark is written again: sweeps ignore marks of a day.
+/// After this time the mark is written again: sweeps ignore marks older than a day.
 const REMARK: Duration = Duration::from_secs(3600);
 
 /// Time for a failed creation to remove its objects.
@@ -24,29 +24,33 @@ const UNDO: Duration = Duration::from_secs(20);
 /// The parameters of a new backup.
 #[derive(Debug, Clone)]
 pub struct Request {
+    /// The UUID of the new backup.
     pub id: Uuid,
     /// The UUID of the daemon that creates the backup.
     pub holder: Uuid,
-    /// Seconds since 1970.
+    /// Seconds since 1970. The backup gets a later time if its newest predecessor is not older.
     pub created: u64,
     pub volume: Volume,
     pub snapshot: Volume,
+    /// Size of the volume in bytes, a multiple of 512.
     pub size_bytes: u64,
     /// Write all objects, even those that an earlier backup has.
     pub full: bool,
 }
 
-/// The contents of a snapshot.
+/// Reads the contents of a snapshot. Errors are texts for users.
 #[allow(async_fn_in_trait)]
 pub trait Source {
     /// Prepares to read. Returns the number of pieces to come.
     async fn begin(&mut self) -> Result<u64, String>;
 
-    /// The next piece, in the order of the indices. Pieces that are left out read as zeroes.
+    /// The next piece, in ascending order of the indices; `None` at the end. Pieces that are left
+    /// out read as zeroes.
     async fn next(&mut self) -> Result<Option<Piece>, String>;
 }
 
-/// [`OBJECT_BYTES`](crate::OBJECT_BYTES) of a volume; the last piece can be smaller.
+/// [`OBJECT_BYTES`](crate::OBJECT_BYTES) of a volume, from byte `index * OBJECT_BYTES` on; the last
+/// piece of the volume can be shorter.
 #[derive(Debug)]
 pub struct Piece {
     pub index: u32,
@@ -61,7 +65,9 @@ pub struct Created {
     pub bad: Vec<Failure>,
 }
 
-/// Creates a backup. On failure nothing is left but objects that a later sweep removes.
+/// Creates a backup, and returns after its manifest is in the store. After a failure or a
+/// cancellation it removes the new objects, for at most 20 s; a later sweep removes the others. If
+/// the write of the manifest fails, the backup can be in the store nevertheless.
 pub async fn create(
     store: &Store,
     request: &Request,

@@ -11,10 +11,13 @@ const MOST_CAUSES: usize = 10;
 const REQUEST: &str = "Error performing ";
 const REQUEST_END: &str = " - ";
 
+/// The error of a backup operation. `name` is a path in the store, `operation` a verb (`read`).
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
+    /// The location or the endpoint is not valid.
     #[error("{0}")]
     Location(String),
+    /// The credentials of the object store are missing or incomplete.
     #[error("{0}")]
     Credentials(String),
     #[error("cannot {operation} {name}: {cause}")]
@@ -31,6 +34,8 @@ pub enum Failure {
     },
     #[error("{name} is damaged: {cause}")]
     Damaged { name: String, cause: Damage },
+    /// A file that this operation found or wrote before: another daemon deleted it, or the store is
+    /// not mounted.
     #[error("{0} is no longer in the store")]
     Gone(String),
     #[error("{name} has too many entries: at most {most} are supported")]

@@ -1,19 +1,22 @@
-//! Backups of block devices in a directory or an object store: the format, and the work on it.
+//! Backups of snapshots in a directory or an S3 object store: the format on disk; creation,
+//! listing, verification, restore and deletion.
 //!
 //! ```text
 //!   nacre-backup/<volume>/manifests/<backup>.json       written last: without one, no backup
-//!   nacre-backup/<volume>/objects/<backup>/<index>      4 MiB of the volume, compressed
+//!   nacre-backup/<volume>/objects/<backup>/<index>      4 MiB of the volume, compressed with LZ4
 //!   nacre-backup/<volume>/running/<holder>_<backup>     marks an unfinished backup
 //! ```
 //!
-//! An object is written once. A backup names its own objects, and the unchanged ones of earlier
-//! backups. Places that read as zeroes have no object. A sweep removes the objects that no
-//! manifest names.
+//! Volumes, backups and holders (the daemons that write) are named by UUIDs, objects by the hex
+//! index of their 4 MiB. An object is written once. A backup names its own objects, and the
+//! unchanged ones of earlier backups. 4 MiB of zeroes have no object. A sweep removes the objects
+//! that no manifest names.
 //!
 //! # Writers
 //!
-//! Several daemons may back up different volumes to one place. A sweep removes nothing of a volume
-//! while another holder's mark is younger than a day. This order makes it safe:
+//! Several daemons may use one store, for different volumes. A sweep removes nothing of a volume
+//! while another holder's mark (the file in `running`) is younger than a day. This order makes it
+//! safe:
 //!
 //! | creates | sweeps |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! The place where backups are stored: a directory (`file:///path`) or an S3 object store
+//! Where backups are stored: a directory (`file:///path`) or an S3 object store
 //! (`s3://bucket/prefix`) with its credentials, and how requests are retried.
 
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::{Failure, Store};
 
 /// Most bytes of a location, an endpoint or a region.
 const LONGEST: usize = 1024;
-/// Timeout of one request of at most 4 MiB.
+/// Timeout of one HTTP request. Objects have at most 4 MiB, manifests at most 128 MiB.
 const REQUEST: Duration = Duration::from_secs(60);
 const CONNECT: Duration = Duration::from_secs(10);
 /// Retries of a failed request. The pauses before them add up to at least 3 s, 18 s on average. So
@@ -36,6 +36,7 @@ pub enum Location {
     Directory(String),
     S3 {
         bucket: String,
+        /// Without slashes at its ends; empty for the whole bucket.
         prefix: String,
     },
 }
@@ -104,7 +105,8 @@ impl Credentials {
 }
 
 impl Location {
-    /// Parses a URL of at most 1024 bytes. Fails on user, password, port, query or fragment.
+    /// Parses `file:///PATH` or `s3://BUCKET/PREFIX`, of at most 1024 bytes. Fails on user,
+    /// password, port, query or fragment.
     pub fn parse(text: &str) -> Result<Self, Failure> {
         let refuse = |why: &str| Failure::Location(why.to_owned());
         if text.len() > LONGEST {
@@ -142,8 +144,8 @@ impl Location {
         }
     }
 
-    /// Opens the store, without a request to it. Reads the file system, so it may block. Call it in
-    /// a tokio runtime.
+    /// Opens the store, without a request to it. A directory must exist; an object store needs
+    /// credentials. Reads the file system, so it may block. Call it in a tokio runtime.
     pub fn open(&self, options: &S3Options) -> Result<Store, Failure> {
         match self {
             Self::Directory(path) => {

@@ -1,9 +1,14 @@
 //! The manifest of a backup: the file that lists the objects with its contents. Two lines of JSON.
 //!
-//! The first line has the [`Header`], which describes the backup; a list of backups needs no more.
-//! The second line has an entry per object: `[index, source, bytes, digest]`. `source` is an index
-//! in `sources`, the ids of the backups that wrote the objects. The first line has the SHA-256 of
-//! the header and of the second line.
+//! ```text
+//!   {"format": "nacre-backup", "version": 1, "sha256": of the header, "backup": the header}
+//!   {"sources": [ids], "objects": [[index, source, bytes, digest], …]}
+//! ```
+//!
+//! The [`Header`] describes the backup; a list of backups needs no more. It has the length and the
+//! SHA-256 of the second line. `bytes` is the size of an object in the store, `digest` the SHA-256
+//! of its uncompressed data in hex. `source` is an index in `sources`, the ids of the backups that
+//! wrote the objects.
 //!
 //! Every number and name is checked against its range: the store may have been changed by others.
 
@@ -63,6 +68,7 @@ pub struct Volume {
     pub name: String,
 }
 
+/// A parsed manifest, or the contents of a new one.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Manifest {
     pub(crate) header: Header,

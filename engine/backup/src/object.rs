@@ -2,12 +2,14 @@
 //!
 //! ```text
 //!   0  "NBO1"
-//!   4  encoding, u32   0: as it is; 1: LZ4 block
-//!   8  bytes of the data, u32
-//!  12  bytes that follow, u32
+//!   4  encoding, u32         0: not compressed; 1: LZ4 block
+//!   8  uncompressed size, u32
+//!  12  size of the rest, u32
+//!  16  the data
 //! ```
 //!
-//! Numbers are little-endian. The manifest has the SHA-256 of the data.
+//! Sizes and offsets are in bytes, numbers little-endian. The manifest has the SHA-256 of the
+//! uncompressed data.
 
 use crate::Damage;
 use uuid::Uuid;
@@ -19,7 +21,7 @@ pub(crate) struct ObjectName {
     pub(crate) index: u32,
 }
 
-/// Bytes of a volume that an object has. The last one can be smaller.
+/// Bytes of a volume in one object, uncompressed. The last object of a volume can be smaller.
 pub const OBJECT_BYTES: usize = 4 << 20;
 pub(crate) const HEADER: usize = 16;
 /// Data that does not get smaller is stored as it is.
@@ -28,7 +30,7 @@ const MAGIC: [u8; 4] = *b"NBO1";
 const PLAIN: u32 = 0;
 const LZ4: u32 = 1;
 
-/// SHA-256 of the data of an object.
+/// A SHA-256 digest: of the uncompressed data of an object, or of a part of a manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Digest(pub(crate) [u8; 32]);
 
@@ -60,7 +62,7 @@ impl Digest {
     }
 }
 
-/// An object with this data.
+/// The bytes of an object with this data.
 pub(crate) fn encode(data: &[u8]) -> Vec<u8> {
     let room = lz4_flex::block::get_maximum_output_size(data.len());
     let mut object = vec![0; HEADER + room];

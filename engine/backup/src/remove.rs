@@ -1,4 +1,4 @@
-//! Removes backups, and objects that no backup names.
+//! Deletes backups, and removes the objects that no manifest names (a sweep).
 
 use std::time::{Duration, SystemTime};
 
@@ -13,13 +13,17 @@ const STALE: Duration = Duration::from_secs(24 * 3600);
 /// The result of a removal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Removed {
+    /// Number of removed objects.
     pub objects: u64,
+    /// Their size in the store.
     pub bytes: u64,
-    /// Another daemon backs up the volume: a later removal removes the objects.
+    /// True if another daemon backs up the volume: then a later sweep removes the objects.
     pub deferred: bool,
 }
 
-/// Deletes a backup: its manifest, then the objects that no other backup of the volume names.
+/// Deletes a backup: its manifest, then the objects that no other backup of the volume names, also
+/// those of unfinished backups. `holder` is this daemon's UUID. If another manifest of the volume
+/// is bad, fails after the deletion of the manifest, and removes no object.
 pub async fn remove(
     store: &Store,
     volume: Uuid,

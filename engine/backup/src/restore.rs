@@ -14,10 +14,10 @@ const MOST_NAMED: usize = 100;
 /// Bytes of a pool's unit of allocation: a unit of zeroes is not written, so takes no space.
 const UNIT: usize = 64 << 10;
 
-/// A device that reads as zeroes.
+/// The device to restore to. It must read as zeroes. Errors are texts for users.
 #[allow(async_fn_in_trait)]
 pub trait Target {
-    /// Writes data that is not all zero.
+    /// Writes data from byte `offset` on: a multiple of 64 KiB, or less at the end of the volume.
     async fn write(&mut self, offset: u64, data: Vec<u8>) -> Result<(), String>;
 
     /// Makes all written data durable.
@@ -28,7 +28,7 @@ pub trait Target {
 #[derive(Debug)]
 pub struct Verified {
     pub header: Header,
-    /// Damaged objects, with the cause.
+    /// The first 100 damaged objects, with the cause.
     pub damaged: Vec<Failure>,
     /// Number of further damaged objects, which are not named.
     pub more_damaged: u64,
@@ -62,7 +62,8 @@ async fn read(store: &Store, header: &Header, entry: Entry) -> Result<Vec<u8>, F
     object::decode(&object, bytes, entry.digest).map_err(damaged)
 }
 
-/// Reads all of a backup, and compares all checksums.
+/// Reads the manifest and all objects of a backup, and checks their digests. Fails if the manifest
+/// is damaged; damaged objects are in the result.
 pub async fn verify(
     store: &Store,
     volume: Uuid,
@@ -101,7 +102,8 @@ pub async fn verify(
     progress.unless_cancelled(work).await
 }
 
-/// Writes a backup to a device of its size. Parts that are zero are not written.
+/// Writes a backup to a device of at least its size, then flushes the device. Ranges of 64 KiB that
+/// are all zero are not written. Fails at the first damaged object.
 pub async fn restore(
     store: &Store,
     volume: Uuid,

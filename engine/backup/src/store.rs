@@ -25,7 +25,7 @@ pub(crate) const MOST_MANIFESTS: usize = 4096;
 const MOST_VOLUMES: usize = 4096;
 /// Most objects of a volume that a sweep looks at.
 const MOST_OBJECTS: usize = 1 << 23;
-/// Headers that are read at once.
+/// Headers of manifests that are read at the same time.
 const READS: usize = 8;
 
 /// An open store.
@@ -100,7 +100,8 @@ impl Store {
         self.directory(volume, "running").join(name)
     }
 
-    /// All backups, of one volume or of all.
+    /// All backups, of one volume or of all. Fails with [`Failure::TooMany`] if a volume has more
+    /// than 4096, or the store has too many.
     pub async fn list(&self, volume: Option<Uuid>) -> Result<Listed, Failure> {
         let volumes = match volume {
             Some(volume) => vec![volume],
@@ -135,7 +136,7 @@ impl Store {
         Ok(listed)
     }
 
-    /// The volume of a backup.
+    /// The volume of a backup; [`Failure::Unknown`] if there is no such backup.
     pub async fn volume_of(&self, backup: Uuid) -> Result<Uuid, Failure> {
         for volume in self.volumes().await? {
             if self.has(&self.manifest_path(volume, backup)).await? {
@@ -145,7 +146,7 @@ impl Store {
         Err(Failure::Unknown(backup))
     }
 
-    /// Describes a backup.
+    /// The header of a backup; [`Failure::Unknown`] if there is no such backup.
     pub async fn describe(&self, volume: Uuid, backup: Uuid) -> Result<Header, Failure> {
         let found = self.header(volume, backup).await?;
         found.ok_or(Failure::Unknown(backup))
@@ -289,7 +290,7 @@ impl Store {
         self.delete(&self.mark_path(volume, holder, backup)).await
     }
 
-    /// The first line of a manifest.
+    /// The header in the first line of a manifest; `None` if there is no such manifest.
     pub(crate) async fn header(
         &self,
         volume: Uuid,
@@ -332,7 +333,8 @@ impl Store {
         Ok(())
     }
 
-    /// The bytes of a file of at most `most` bytes, or its first bytes. `None`: there is none.
+    /// The contents of a file, which has at most `most` bytes; with `only_start`, its first `most`
+    /// bytes. `None`: the file does not exist.
     pub(crate) async fn get(
         &self,
         path: &Path,
