@@ -4,6 +4,7 @@
 use hyper::Uri;
 use lettre::message::Mailbox;
 
+/// The error of a text that is no valid address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     #[error("not a URL")]
@@ -19,6 +20,7 @@ pub enum AddressError {
 }
 
 impl AddressError {
+    /// The form to write instead.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::NoUrl | Self::Scheme => "write https://HOST[:PORT]/PATH",
@@ -58,7 +60,7 @@ impl Server {
 }
 
 impl Server {
-    /// True for this machine: messages to it cross no network.
+    /// True for `localhost` and loopback addresses: messages to them cross no network.
     pub fn is_local(&self) -> bool {
         let address = self.host.parse::<std::net::IpAddr>();
         self.host == "localhost" || address.is_ok_and(|address| address.is_loopback())
@@ -75,7 +77,7 @@ impl std::fmt::Display for Server {
     }
 }
 
-/// The URL of a webhook.
+/// The URL of a webhook: `http` or `https`, without user and password. `Debug` hides its path.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Url {
     pub(crate) https: bool,
@@ -138,7 +140,7 @@ impl Url {
     }
 }
 
-/// Checks the address of a sender or recipient of mail.
+/// Checks a mail address: `name@example.org` or `Name <name@example.org>`.
 pub fn check_mailbox(text: &str) -> Result<(), AddressError> {
     mailbox(text).map(drop)
 }

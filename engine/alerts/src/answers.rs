@@ -1,4 +1,4 @@
-//! The connection to a mail server, with a limit for its answers.
+//! The connection to a mail server, with a limit on the bytes that the server sends.
 
 use std::io::{Error, Result};
 use std::net::SocketAddr;

@@ -15,14 +15,15 @@ use crate::{Failure, Server, Trust};
 const ADDRESSES: usize = 4;
 
 impl Server {
-    /// The addresses of the host, in the order of the resolver. Blocks.
+    /// The first four addresses of the host, in the order of the resolver. Blocks.
     pub fn resolve(&self) -> Result<Vec<SocketAddr>, Failure> {
         let found = (self.host.as_str(), self.port).to_socket_addrs();
         let found = found.map_err(|source| self.unreachable(source))?;
         Ok(found.take(ADDRESSES).collect())
     }
 
-    /// Connects to the first address that accepts the connection.
+    /// Connects to the first address that accepts the connection. Each address has an equal share
+    /// of `limit`.
     pub(crate) async fn connect(
         &self,
         addresses: &[SocketAddr],

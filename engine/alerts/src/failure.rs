@@ -7,6 +7,7 @@ use lettre::transport::smtp;
 
 use crate::one_line;
 
+/// The error of one attempt to deliver a message, or of the settings of its receiver.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     #[error("cannot connect to {server}: {source}")]
@@ -89,6 +90,7 @@ impl Failure {
         }
     }
 
+    /// The pause that a webhook asks for (`Retry-After` in seconds).
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Status { retry_after, .. } => *retry_after,

@@ -1,4 +1,4 @@
-//! Mail through an SMTP server.
+//! Sends a message as mail through an SMTP server.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::{Failure, Message, Server, Trust};
 /// The time for QUIT, whose answer decides nothing.
 const GOODBYE: Duration = Duration::from_secs(2);
 
-/// A mail server and the recipients.
+/// A mail server, the sender, and the recipients.
 #[derive(Debug)]
 pub struct Mail {
     pub server: Server,
@@ -36,14 +36,15 @@ pub struct Mail {
     pub to: Vec<String>,
 }
 
-/// The encryption of the connection to the server, with the authorities that it trusts. The setting
-/// `tls` of a receiver selects it.
+/// The encryption of the connection to the server, with the CA certificates for the server's
+/// certificate. The setting `tls` of a receiver selects it.
 #[derive(Debug)]
 pub enum MailEncryption {
     /// After the command STARTTLS (RFC 3207). A server without it is refused.
     StartTls(Trust),
     /// From the first byte on (RFC 8314).
     Implicit(Trust),
+    /// No encryption.
     Clear,
 }
 
@@ -58,7 +59,8 @@ impl std::fmt::Debug for Login {
     }
 }
 
-/// The recipients that need no further attempt of a message.
+/// The recipients of a message that need no further attempt: the server accepted the message for
+/// them, or refused it for good. Keep it from attempt to attempt.
 #[derive(Debug, Default)]
 pub struct Progress {
     accepted: Vec<String>,
@@ -68,7 +70,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// True if the message reached a recipient.
+    /// True if the server has accepted the message for at least one recipient.
     pub fn is_partial(&self) -> bool {
         !self.accepted.is_empty()
     }
@@ -84,8 +86,9 @@ impl Progress {
 }
 
 impl Mail {
-    /// Sends the message to the recipients that `progress` lacks. `Ok`: the server has accepted it
-    /// for every recipient. A final failure: for some, and it refuses the others.
+    /// Sends the message to the recipients that `progress` lacks, within `limit`. `Ok`: the server
+    /// has accepted it for every recipient. A final failure ([`Failure::is_final`]): it has refused
+    /// it for good for at least one, and no other attempt is useful.
     pub async fn send(
         &self,
         message: &Message,

@@ -10,7 +10,7 @@ pub struct Message {
     /// `events`, or `test` for a message without events.
     #[serde(rename = "type")]
     pub kind: &'static str,
-    /// RFC 3339, in UTC.
+    /// Time of the message: RFC 3339, in UTC.
     pub timestamp: String,
     /// The host name of the daemon's machine.
     pub node: String,
@@ -80,8 +80,8 @@ impl Message {
     }
 }
 
-/// At most this many characters of the text. Spaces replace control characters, separators of
-/// lines, and marks that reorder the text around them.
+/// At most `most` characters of the text, then `…` if it is longer. Spaces replace control
+/// characters, separators of lines, and marks that reorder the text around them.
 pub fn one_line(text: &str, most: usize) -> String {
     let is_unsafe =
         |c: char| c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');

@@ -1,19 +1,21 @@
-//! When to send a message again.
+//! The pauses between attempts to deliver a message.
 
 use std::time::Duration;
 
-/// Pauses between the attempts to deliver a message: doubled from the first up to the longest.
+/// Pauses between the attempts to deliver a message: each is twice the one before, from `first` up
+/// to `longest`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
     pub first: Duration,
     pub longest: Duration,
-    /// A message older than this is dropped.
+    /// Age at which a message is dropped.
     pub give_up: Duration,
 }
 
 impl Retry {
     /// The pause after failed attempt number `attempt`, from 1, of a message of this age. `asked`:
-    /// the pause that the receiver asks for. `None`: the message is dropped.
+    /// the pause that the receiver asks for, which counts up to `longest`. `None`: drop the
+    /// message, which would be older than `give_up` after the pause.
     pub fn pause(&self, attempt: u32, age: Duration, asked: Option<Duration>) -> Option<Duration> {
         let doubled = self.first.saturating_mul(1 << (attempt - 1).min(20));
         let pause = doubled.max(asked.unwrap_or_default()).min(self.longest);

@@ -1,4 +1,4 @@
-//! The certificates that sign those of webhooks and mail servers.
+//! The CA certificates for TLS connections to webhooks and mail servers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use rustls::{ClientConfig, RootCertStore};
 
 use crate::Failure;
 
-/// Certificates of authorities, for TLS 1.2 and 1.3.
+/// CA certificates that a TLS client (1.2 and 1.3) trusts.
 #[derive(Debug, Clone)]
 pub struct Trust {
     authorities: Vec<CertificateDer<'static>>,
@@ -17,7 +17,7 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// The certificates in the text of a PEM file. The path is for errors.
+    /// The certificates in the text of a PEM file. Fails if there is none. The path is for errors.
     pub fn of_pem(path: &Path, text: &[u8]) -> Result<Self, Failure> {
         let refuse = |cause: String| Failure::Authorities {
             path: path.to_owned(),
@@ -28,7 +28,7 @@ impl Trust {
         Self::of(all).map_err(refuse)
     }
 
-    /// The system's certificates. Blocks.
+    /// The CA certificates of the system. Fails if none can be read. Blocks.
     pub fn of_system() -> Result<Self, Failure> {
         // A few of many that cannot be read are no failure.
         let found = rustls_native_certs::load_native_certs().certs;

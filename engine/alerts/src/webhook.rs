@@ -1,5 +1,5 @@
-//! Webhooks: JSON by HTTP POST, signed as [Standard Webhooks](https://www.standardwebhooks.com/)
-//! says.
+//! Sends a message to a webhook: JSON by HTTP POST, signed according to
+//! [Standard Webhooks](https://www.standardwebhooks.com/).
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -26,11 +26,11 @@ pub struct Webhook {
     pub secret: Option<SigningSecret>,
     /// For the header `Authorization: Bearer`.
     pub token: Option<Zeroizing<String>>,
-    /// Only needed for https.
+    /// Required for https: without it, an https request goes out without TLS.
     pub trust: Option<Trust>,
 }
 
-/// The key that signs requests.
+/// The key that signs requests with HMAC-SHA-256.
 pub struct SigningSecret(Zeroizing<Vec<u8>>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -65,7 +65,8 @@ impl std::fmt::Debug for SigningSecret {
 }
 
 impl Webhook {
-    /// Sends the message; `Ok` after an answer of 2xx. Redirects are not followed.
+    /// Sends the message within `limit`; `Ok` after an answer of 2xx. Does not follow redirects.
+    /// Refuses to send a token without https, except to this machine.
     pub async fn send(&self, message: &Message, limit: Duration) -> Result<(), Failure> {
         if self.token.is_some() && !self.url.is_private() {
             return Err(Failure::TokenInClear);

@@ -64,7 +64,7 @@ pub struct ScopedIp {
 }
 
 impl ScopedIp {
-    /// An address of an interface. Only link-local addresses keep its name.
+    /// An address of an interface. Only IPv6 link-local addresses keep its name.
     pub fn of_interface(ip: IpAddr, interface: &str) -> Self {
         Self {
             ip,
@@ -84,7 +84,8 @@ impl ScopedIp {
         Some(Self { ip, interface })
     }
 
-    /// Queries the kernel for the index of the interface.
+    /// The socket address with this port. Queries the kernel for the index of the interface; fails
+    /// with [`AddressError::Absent`] if there is no such interface.
     pub fn socket(&self, port: u16) -> Result<SocketAddr, AddressError> {
         let mut address = SocketAddr::new(self.ip, port);
         if let (SocketAddr::V6(v6), Some(name)) = (&mut address, &self.interface) {
@@ -196,6 +197,7 @@ pub fn shown(address: &SocketAddr) -> String {
     with_port(&address.into(), address.port())
 }
 
+/// True for IPv6 link-local unicast addresses (fe80::/10). False for every IPv4 address.
 pub fn is_link_local(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
@@ -217,7 +219,7 @@ fn name_of(index: u32) -> Option<String> {
 /// The form that [`endpoint`] parses.
 pub const ENDPOINT: &str = "an IP address and a port, such as 127.0.0.1:9464 or [::1]:9464";
 
-/// A listening address: an IP address and a port; 0 is any free port.
+/// Parses a listening address: an IP address and a port; 0 is any free port.
 pub fn endpoint(text: &str) -> Result<SocketAddr, AddressError> {
     let refused = || {
         AddressError::Text(TextError::Form {
@@ -236,12 +238,14 @@ pub fn endpoint(text: &str) -> Result<SocketAddr, AddressError> {
     }
 }
 
-/// The socket address of a controller. Of several addresses of a name, the first one counts.
+/// The socket address of a controller: see [`resolve`]. `default_port` is for an endpoint without a
+/// port.
 pub fn socket_of(endpoint: &Endpoint, default_port: u16) -> Result<SocketAddr, AddressError> {
     resolve(&endpoint.host, endpoint.port.unwrap_or(default_port))
 }
 
-/// Resolves a host name or IP address. If a name has several addresses, the first one counts.
+/// Resolves a host name or IP address. If a name has several addresses, the first one counts. The
+/// lookup of a name blocks.
 pub fn resolve(host: &str, port: u16) -> Result<SocketAddr, AddressError> {
     match host.parse::<ScopedIp>() {
         Ok(ip) => return ip.socket(port),

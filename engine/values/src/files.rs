@@ -1,5 +1,5 @@
-//! Files that the daemon creates, replaces and removes: atomic replacement, pid files, and file
-//! identity. The daemon leaves every other file unchanged.
+//! Files that the daemon creates, replaces and removes: atomic replacement, pid files, the identity
+//! of a file, the default data directory. The daemon leaves every other file unchanged.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result, Seek, Write};
@@ -9,7 +9,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use uuid::Uuid;
 
-/// Default data directory; `None` if the user has no home directory.
+/// Default data directory: `/var/lib/nacre` for root, else `nacre` in `$XDG_STATE_HOME` or in
+/// `~/.local/state`. `None` if the variable in use is missing or no absolute path.
 pub fn default_data_dir() -> Option<PathBuf> {
     if rustix::process::geteuid().is_root() {
         return Some(PathBuf::from("/var/lib/nacre"));
@@ -80,7 +81,8 @@ pub fn absolute(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Replaces a file atomically: after a power failure it has the old or the new contents.
+/// Replaces or creates a file atomically: after a power failure it has the old or the new contents.
+/// They are durable on return.
 pub fn replace(path: &Path, contents: &[u8]) -> Result<()> {
     write_over(path, contents, beside(path)?)
 }
@@ -137,8 +139,8 @@ fn write_over(path: &Path, contents: &[u8], (new, mut file): (PathBuf, File)) ->
     written.and_then(|()| sync_folder(path))
 }
 
-/// Creates a new file with a unique hidden name in the folder of `path`. Returns its path and the
-/// file, open for writing.
+/// Creates a new file with a unique hidden name in the folder of `path`, with mode 0666 less the
+/// umask. Returns its path and the file, open for writing.
 pub fn beside(path: &Path) -> Result<(PathBuf, File)> {
     create_beside(path, 0o666)
 }

@@ -1,5 +1,6 @@
-//! Tables whose keys are the fields of two types. serde's own `flatten` copies values before it
-//! reads them, and so loses the place of an error and the conversion of quoted numbers.
+//! Structs (*tables*) whose JSON object also has the fields of a nested struct (its *part*).
+//! serde's own `flatten` copies values before it reads them, and so loses the path of an error and
+//! the conversion of quoted numbers.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,17 +16,17 @@ use serde_json::{Map, Value};
 
 use crate::read::{self, Texts, ValueError};
 
-/// A type whose fields are keys of a table around it. It refuses unknown fields, has a default for
-/// each field, and serialises no field without a value. A field has one name, in which it is read
-/// and written: the table would drop another one.
+/// A struct whose fields are keys of the table around it. It refuses unknown fields, has a default
+/// for each field, and serialises no field without a value. A field has one name for reading and
+/// writing: the table would drop an alias.
 pub trait Part: DeserializeOwned + Serialize {}
 
 impl<T: DeserializeOwned + Serialize> Part for T {}
 
-/// Implements `Deserialize` and `Serialize` for a table around a part. The table derives both with
-/// `remote = "Self"` and skips the field of the part. Values that the table lacks are those of its
-/// default. It is written with null for a field of the part without a value, unless `without nulls`
-/// follows.
+/// `flattened!(Table, field)` implements `Deserialize` and `Serialize` for a struct around a part.
+/// The struct implements `Default`, derives both traits with `remote = "Self"`, and skips the field
+/// of the part. Fields that the input lacks keep the value of `Default`. A field of the part
+/// without a value is written as null, or left out with `flattened!(Table, field, without nulls)`.
 #[macro_export]
 macro_rules! flattened {
     ($table:ident, $part:ident) => {
@@ -63,7 +64,7 @@ macro_rules! flattened {
     };
 }
 
-/// Writes the table with the fields of the part.
+/// Serialises a table: its own fields, then those of the part.
 pub fn serialize<S: Serializer>(
     own: &impl Serialize,
     part: Map<String, Value>,
@@ -80,7 +81,7 @@ pub fn serialize<S: Serializer>(
     Whole { own, part }.serialize(to)
 }
 
-/// The part of a table that is read.
+/// Collects the fields of the part while a table is read.
 pub struct Flattened<P> {
     given: Map<String, Value>,
     part: PhantomData<P>,
@@ -95,12 +96,13 @@ impl<P: Part> Flattened<P> {
         }
     }
 
-    /// The table for the derived function of the type around the part, which must read it.
+    /// A deserializer for the derived function of the table. It passes on the table's own fields,
+    /// and collects those of the part.
     pub fn without_part<'de, D: Deserializer<'de>>(&mut self, from: D) -> Members<'_, D, P> {
         Members { from, part: self }
     }
 
-    /// The part, after the table is read.
+    /// The part, after the table was read.
     pub fn part(self) -> P {
         P::deserialize(Value::Object(self.given)).expect("each field was read before")
     }
@@ -142,7 +144,7 @@ fn joined(own: &'static [&'static str], part: &'static [&'static str]) -> &'stat
         .or_insert_with(|| [own, part].concat().leak())
 }
 
-/// The table without the fields of the part, which it collects.
+/// The deserializer that [`Flattened::without_part`] returns.
 pub struct Members<'a, D, P> {
     from: D,
     part: &'a mut Flattened<P>,

@@ -2,8 +2,10 @@
 //! runs.
 //!
 //! ```text
-//!   requested values  ─▶  /etc/nvme/{hostnqn,hostid}  ─▶  /etc/machine-id  ─▶  a file in our state
+//!   requested values  ─▶  /etc/nvme/{hostnqn,hostid}  ─▶  /etc/machine-id  ─▶  <data dir>/hostid
 //! ```
+//!
+//! The first source that exists counts. The file in the data directory is generated if none does.
 //!
 //! Targets (and Linux) refuse one identifier with two NQNs. So if only one of the two is
 //! configured, the other is derived from it.
@@ -18,7 +20,7 @@ use crate::identity_file;
 /// Namespace for identifiers derived from a secret such as machine-id(5).
 const NAMESPACE: Uuid = Uuid::from_u128(0x4e61_6372_6500_5e1f_8000_6e76_6d65_6f66);
 
-/// A host's name and identifier.
+/// A host NQN and a host identifier (HOSTID of Connect).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     pub nqn: Nqn,
@@ -29,13 +31,15 @@ pub struct Identity {
 /// The source of an identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
+    /// Options of the command or parameters of the call.
     Given,
-    /// The files of nvme-cli.
+    /// The files of nvme-cli in `/etc/nvme`.
     Nvme,
+    /// Derived from machine-id(5), which it does not reveal.
     MachineId,
-    /// Generated once and kept in our state directory.
+    /// Generated once and kept in the data directory.
     State,
-    /// Generated now and lost with the process, because there is no place to keep it.
+    /// Generated now and lost with the process, because the data directory cannot keep it.
     Random,
 }
 
@@ -86,7 +90,9 @@ impl Default for Places {
 }
 
 impl Identity {
-    /// The requested values, completed from the identity of this machine.
+    /// The requested values; if only one is given, the other is derived from it. Without both, the
+    /// identity of this machine. `names` is for errors. Fails on a requested value, or one in
+    /// `/etc/nvme`, that is not valid.
     pub fn find(names: Names, nqn: Option<&str>, id: Option<&str>) -> Result<Self, IdentityError> {
         Self::find_in(&Places::default(), names, nqn, id)
     }

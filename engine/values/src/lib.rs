@@ -7,12 +7,12 @@
 //!   size           512, 4k, 64MiB, 1.5GiB, 100GB
 //!   time           250ms, 5s, 1h 30m; a plain number has the unit of its key
 //!   read           parses any of these from JSON, with errors in plain English
-//!   flatten        tables whose keys are the fields of two types
+//!   flatten        structs whose JSON object also has the fields of a nested struct
 //!   options        options with defaults, and the parameters that set some of them, from one list
 //!   suggest        the known word nearest to an unknown one
-//!   files          lock and PID files, replacing a file, the data directory
+//!   files          PID files, atomic replacement of a file, the default data directory
 //!   identity_file  an identity that is generated once and kept
-//!   host_identity  NQN and identifier of this host to targets
+//!   host_identity  host NQN and host identifier of this machine
 //!   run            programs of the system, each with a deadline
 //! ```
 
@@ -32,7 +32,7 @@ pub mod suggest;
 
 pub use nacre_units::time;
 
-/// `1 warning`, `2 warnings`.
+/// A number with its noun, which takes an s except for 1: `1 warning`, `2 warnings`.
 pub fn count(number: u64, noun: &str) -> String {
     match number {
         1 => format!("1 {noun}"),

@@ -186,10 +186,10 @@ fn plain(expected: &str) -> String {
     }
 }
 
-/// The place of an error: keys and indexes, outermost first.
+/// The path to a value in a document: keys and indexes, outermost first.
 pub type Place = Vec<Segment>;
 
-/// Formats a place for a message: `nvmf.listener[0].port`. Indexes count from 0.
+/// Formats a path for a message: `nvmf.listener[0].port`. Indexes count from 0.
 pub fn path(place: &[Segment]) -> String {
     let mut path = String::new();
     for segment in place {
@@ -208,7 +208,7 @@ pub fn path(place: &[Segment]) -> String {
 }
 
 /// Parses JSON text. The outer `Err` holds `Err` for invalid JSON, and `Ok` for a duplicate
-/// member of an object, with its place.
+/// member of an object, with its path.
 pub fn json(text: &str) -> Result<Value, Result<(Place, ValueError), serde_json::Error>> {
     let mut twice = None;
     let seed = Distinct {
@@ -305,7 +305,7 @@ impl<'de> Visitor<'de> for Distinct<'_> {
     }
 }
 
-/// Parses a value; fails with the first error and its place.
+/// Parses a value; fails with the first error and its path.
 pub fn first<T: DeserializeOwned>(value: &Value, texts: Texts) -> Result<T, (Place, ValueError)> {
     serde_path_to_error::deserialize(Reader { value, texts }).map_err(|error| {
         let place = error.path().iter().cloned().collect();
@@ -313,8 +313,9 @@ pub fn first<T: DeserializeOwned>(value: &Value, texts: Texts) -> Result<T, (Pla
     })
 }
 
-/// Parses a value without required members. The list has every wrong member, which keeps its
-/// default. The result is `None` if the value as a whole is wrong.
+/// Parses a value of a type without required members. The list has the path and error of each
+/// wrong member, which is left out, so it has its default. The result is `None` if the value as a
+/// whole is wrong.
 pub fn all<T: DeserializeOwned>(
     mut value: Value,
     texts: Texts,
@@ -361,8 +362,9 @@ fn remove(value: &mut Value, place: &[Segment]) -> bool {
 /// How the parser treats quoted text where a number or boolean is expected, and the reverse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Texts {
-    /// Converts between text and number: `"8"` is the number 8, and 8 is the name "8".
-    /// Environment variables are text, and files may quote numbers.
+    /// Converts: the text `"8"` to the number 8, the number 8 to the text "8"; `yes`, `on` and `1`
+    /// to true, `no`, `off` and `0` to false. Environment variables are text, and files may quote
+    /// numbers.
     Read,
     /// Refuses a value of another type, as RPC calls do.
     Keep,

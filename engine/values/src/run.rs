@@ -1,8 +1,8 @@
-//! Programs of the system, each with a deadline and bounded output.
+//! Runs programs of the system, each with a time limit and bounded output.
 //!
-//! A program that waits for a dead device ends only when the device answers, also after a kill. The
-//! same command line is refused until then, so that retries add no processes. Other command lines
-//! run: they may be for another device.
+//! A program that waits for a dead device does not end before the device answers, even if it is
+//! killed. The same command line is refused until then, so that retries add no processes. Other
+//! command lines run: they may be for another device.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 /// Runs programs. Tests have one that only records.
 pub trait Run {
-    /// The standard output of a program that ended well.
+    /// Runs a program. Returns its standard output after an exit status of 0. Blocks.
     fn run(&self, program: &str, arguments: &[&str]) -> Result<String, RunError>;
 }
 
@@ -30,7 +30,7 @@ pub enum RunError {
     Failed {
         program: String,
         status: ExitStatus,
-        /// The end of its standard error.
+        /// The last three lines of its standard error.
         text: String,
     },
     #[error("{program}: no end after {} s", .patience.as_secs())]
@@ -44,7 +44,8 @@ pub enum RunError {
     Crowded { program: String },
 }
 
-/// The end of a program, with its output.
+/// The exit status of a program, and its standard output and standard error: at most 64 KiB of
+/// each, as UTF-8.
 #[derive(Debug)]
 pub struct Ended {
     pub status: ExitStatus,
@@ -52,7 +53,7 @@ pub struct Ended {
     pub errors: String,
 }
 
-/// Runs programs of this machine, with messages in English.
+/// Runs programs of this machine, with the locale C and a time limit (`patience`) for each.
 #[derive(Debug, Clone)]
 pub struct Programs {
     patience: Duration,
@@ -73,7 +74,8 @@ impl Programs {
         Self { patience }
     }
 
-    /// Waits for the end of the program, whatever its status. A program that is late is killed.
+    /// Runs a program, and waits for its end, whatever its exit status. Kills it after the time
+    /// limit.
     pub fn finish(&self, program: &str, arguments: &[&str]) -> Result<Ended, RunError> {
         let line = command_line(program, arguments);
         STUCK.refuse(&line)?;

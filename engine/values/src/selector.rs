@@ -11,8 +11,9 @@ pub enum Selector {
     Name(String),
     Mac([u8; 6]),
     Ip(IpAddr),
-    /// A link-local address of an interface.
+    /// An IPv6 link-local address, and the name of its interface.
     Link(IpAddr, String),
+    /// An address in the subnet, and the length of the prefix in bits.
     Subnet(IpAddr, u8),
     /// The interfaces of an RDMA device.
     Rdma(String),
@@ -31,6 +32,7 @@ pub enum SelectorError {
 }
 
 impl Selector {
+    /// The forms, for help and errors.
     pub const FORMS: &'static str = "write name:eth0, mac:02:00:5e:00:53:01, ip:10.0.0.4, \
         subnet:10.0.0.0/24 (or IPv6), or rdma:mlx5_0";
 
