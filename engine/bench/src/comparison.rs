@@ -23,15 +23,17 @@ pub struct Comparison {
     pub started: u64,
     pub machine: Machine,
     pub rounds: u32,
-    /// Seconds of each measurement, and of the load before each.
+    /// Duration of each measurement.
     pub seconds: f64,
+    /// Duration of the load before each measurement.
     pub warmup_seconds: f64,
-    /// I/O queues, and the cores of this machine's load threads.
+    /// Number of I/O queues to each side.
     pub queues: u16,
+    /// The cores of this machine's load threads; empty if they are not pinned.
     pub cores: Vec<usize>,
     /// The cores of the target, if the command started it.
     pub target_cores: Option<Vec<usize>>,
-    /// Facts that limit what the figures show.
+    /// Facts that limit the meaning of the figures.
     pub notes: Vec<String>,
     pub sides: Vec<Side>,
     pub lines: Vec<LineResult>,
@@ -143,7 +145,7 @@ pub struct Latency {
     pub p99_9_us: f64,
 }
 
-/// Medians over the rounds.
+/// Medians over the rounds that succeeded, each figure for itself.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Figures {
     /// I/O per second.
@@ -153,7 +155,7 @@ pub struct Figures {
     pub iops_per_target_core: Option<f64>,
     /// 10^6 bytes per second.
     pub megabytes_per_second: f64,
-    /// Share of the link's speed; `None` without a link.
+    /// Throughput as a fraction of the link's speed; `None` without a link.
     pub link_share: Option<f64>,
     pub read_latency: Option<Latency>,
     pub write_latency: Option<Latency>,
@@ -174,8 +176,8 @@ pub struct Ratio {
     pub latency: Option<f64>,
     /// Ratio of the target's processor time per byte: below 1, `side` needs less.
     pub target_cpu: Option<f64>,
-    /// RDMA emulated in software, or no network between: the ratio says nothing about RDMA
-    /// hardware.
+    /// True if `side` uses RDMA, and not over a network card (as far as known): the ratio says
+    /// nothing about RDMA hardware.
     pub emulated: bool,
 }
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   workload.rs     the workloads: pattern, block size, queue depth
-//!   processor.rs    processor time in /proc
+//!   processor.rs    parses processor times of /proc
 //!   comparison.rs   measurements by line and side; medians and ratios
 //!     median.rs
 //!   table.rs        for a terminal

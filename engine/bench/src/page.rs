@@ -1,5 +1,5 @@
-//! Writes the results of `nacre bench`, a [`Comparison`], as one HTML page. Styles and plots are
-//! inside it, so it opens without a network.
+//! Writes the results of `nacre bench` as one HTML page. Styles and plots (SVG) are inside it, so
+//! it opens without a network.
 
 use super::comparison::{Comparison, Figures, Latency, LineResult, Setting};
 use super::plot::{Group, Row, bars, escaped, ranges};
@@ -26,7 +26,7 @@ svg text.group{font-weight:600}svg text.value{fill:var(--soft)}svg line{stroke-w
 .s4{fill:var(--c4);stroke:var(--c4);background:var(--c4)}.s5{fill:var(--c5);stroke:var(--c5);background:var(--c5)}
 ";
 
-/// The whole page.
+/// The page: machine, sides, plots of the medians, and a table of all figures per line.
 pub fn page(comparison: &Comparison) -> String {
     let mut html = format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n\

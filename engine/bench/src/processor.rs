@@ -1,6 +1,7 @@
-//! Reads the CPU time of a process and of the machine from `/proc`, in clock ticks.
+//! Parses the processor time of a process and of the machine in files of `/proc`, in clock ticks.
 
-/// The time of a process in user mode and in the kernel, from `/proc/PID/stat`.
+/// The time of a process in user mode and in the kernel. `stat`: the text of `/proc/PID/stat`.
+/// `None`: it has another form.
 pub fn process_ticks(stat: &str) -> Option<u64> {
     // The name, in parentheses, may contain anything.
     let (_, fields) = stat.rsplit_once(')')?;
@@ -9,8 +10,8 @@ pub fn process_ticks(stat: &str) -> Option<u64> {
     Some(next()? + next()?)
 }
 
-/// The busy time of all processors, from `/proc/stat`. It includes interrupts and the kernel's own
-/// threads. Time that a hypervisor took away does not count.
+/// The busy time of all processors together. `stat`: the text of `/proc/stat`. Includes interrupts
+/// and the kernel's own threads, not time that a hypervisor took away (steal).
 pub fn machine_ticks(stat: &str) -> Option<u64> {
     let line = stat.lines().next()?.strip_prefix("cpu ")?;
     let ticks: Option<Vec<u64>> = line

@@ -208,7 +208,7 @@ pub(crate) fn ratios(line: &LineResult) -> Vec<String> {
     each.chain(links).collect()
 }
 
-/// The number of failed runs of the whole comparison.
+/// The number of failed rounds, of all lines and sides.
 pub fn failed_runs(comparison: &Comparison) -> usize {
     let outcomes = comparison.lines.iter().flat_map(|line| &line.results);
     outcomes

@@ -26,8 +26,8 @@ const fn random(read_percent: u8, kib: u32, depth: u16) -> Workload {
 }
 
 impl Workload {
-    /// The usual lines. The sequential read and the random write with 128 in flight are the
-    /// columns that others publish.
+    /// The workloads of a run without a choice. Other projects publish the sequential read and the
+    /// random write with 128 I/Os in flight.
     pub const ALL: [Self; 10] = [
         random(100, 4, 1),
         random(0, 4, 1),

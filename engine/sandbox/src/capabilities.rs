@@ -35,7 +35,7 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// The capabilities, in this process.
+    /// The capabilities that these features need in this process, with its limit on locked memory.
     pub fn set(self) -> CapabilitySet {
         self.set_with(getrlimit(Resource::Memlock).current)
     }
@@ -49,8 +49,9 @@ impl Needs {
     }
 }
 
-/// Gives up all capabilities outside `keep`, for this process and its future threads and children.
-/// Changes nothing if there is a second thread, which would keep its own.
+/// Gives up all capabilities outside `keep`, for this process and its future threads and children,
+/// and sets no_new_privs. Fails without a change if there is a second thread, which would keep its
+/// own.
 ///
 /// Returns the capabilities that remain: those of `keep` that the process had.
 pub fn restrict(keep: CapabilitySet) -> Result<CapabilitySet, SandboxError> {

@@ -1,4 +1,4 @@
-//! The errors of setting up the sandbox.
+//! The errors of setting up the sandbox, or of reading its state.
 
 use std::io;
 

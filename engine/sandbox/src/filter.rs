@@ -1,7 +1,7 @@
 //! Compiles and installs the seccomp filter, from the lists in [`calls`](crate::calls) and rules
 //! about arguments.
 //!
-//! The filter consists of three programs, because one program has only two results:
+//! In the mode `enforce` the filter has three programs, because one program has only two results:
 //!
 //! | program | its list | another call | the kernel logs |
 //! |---|---|---|---|
@@ -11,6 +11,8 @@
 //!
 //! The kernel runs all three and takes the strictest result. Since Linux 5.11 it remembers the
 //! numbers that a program always allows, so calls without rules about arguments cost nothing.
+//!
+//! The mode `log` has one program, which allows every call and logs those that the three refuse.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,7 +27,8 @@ use seccompiler::{
 use crate::calls::{DENIED, DENIED_HERE, allowed};
 use crate::{Mode, SandboxError};
 
-/// Installs the filter on all threads. It stays until the process ends.
+/// Installs the filter of a mode on all threads, and sets no_new_privs; nothing with [`Mode::Off`].
+/// The filter stays until the process ends.
 pub fn install(mode: Mode) -> Result<(), SandboxError> {
     let programs = match mode {
         Mode::Off => return Ok(()),

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     Off,
-    /// Refuses nothing; the kernel logs calls that [`Mode::Enforce`] would refuse.
+    /// Refuses nothing; the kernel logs calls that [`Mode::Enforce`] would refuse, except those for
+    /// memory that is both writable and executable.
     #[default]
     Log,
     Enforce,

@@ -8,12 +8,11 @@ use rustix::thread::CapabilitySet;
 
 use crate::SandboxError;
 
-/// The capabilities and the seccomp state of one thread, from its `status` file in `/proc`.
+/// The lines about capabilities and seccomp of `/proc/PID/status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
     pub no_new_privs: bool,
-    /// Number of seccomp filters; a container runtime may have installed one of its own. Kernels
-    /// before 5.9 do not report the number: 1 then means one or more.
+    /// Number of seccomp programs; a container runtime may have installed one of its own.
     pub filters: u32,
     pub effective: CapabilitySet,
     pub permitted: CapabilitySet,
@@ -22,14 +21,12 @@ pub struct Status {
 }
 
 impl Status {
-    /// Reads the status of the calling thread. After the daemon's start, all its threads have the
-    /// same capabilities and filters.
+    /// The status of the calling thread; all threads of a daemon are equal after its start.
     pub fn read() -> Result<Self, SandboxError> {
         Self::of("/proc/thread-self/status".as_ref())
     }
 
-    /// Reads a `status` file: `/proc/PID/status` for the main thread of a process, or
-    /// `/proc/PID/task/TID/status` for any thread.
+    /// The status in `/proc/PID/status` (the main thread) or `/proc/PID/task/TID/status`.
     pub fn of(file: &Path) -> Result<Self, SandboxError> {
         let text = std::fs::read_to_string(file).map_err(|source| SandboxError::System {
             what: "reading the status of a process",

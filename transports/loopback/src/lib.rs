@@ -1,8 +1,8 @@
-//! The loopback transport: connects hosts and targets of one process in memory, for tests in
-//! virtual time without a network.
+//! The loopback transport: connects NVMe-oF hosts and targets of one process in memory, for tests
+//! in virtual time without a network.
 //!
 //! ```text
-//!   LoopbackPlug   named listeners                                   (shared)
+//!   LoopbackPlug   named listeners                                   (shared by all cores)
 //!     └ LoopbackTransport   the target's end of a core's connections
 //!            ▲  Link: capsules one way, fetched data and completions the other
 //!            ▼

@@ -8,7 +8,8 @@ use nacre_hugepages::Buf;
 use nacre_nvmf::transport::{Closed, HostEvent, ReqTag};
 use nacre_nvmf_wire::sqe::Sqe;
 
-/// A command that the host has submitted and that is not complete.
+/// A command that the host has submitted and that is not complete: the data to write, or the buffer
+/// to read into.
 pub(crate) struct Command {
     pub write: Option<Buf>,
     pub read: Option<Buf>,
@@ -34,7 +35,9 @@ pub(crate) struct Link {
     pub to_host: VecDeque<HostEvent>,
     /// Number of commands that the target received and has not completed.
     pub outstanding: usize,
+    /// Size of the submission queue, from its Connect command.
     pub entries: usize,
+    /// True while [`Faults::stall`] holds all messages back.
     pub stalled: bool,
     pub host: End,
     pub target: End,
@@ -98,7 +101,8 @@ impl Faults {
         (self.notify)();
     }
 
-    /// While `stalled` is true, neither end receives anything, not even the end of the connection.
+    /// While `stalled` is true, neither end receives anything, not even the end of the connection;
+    /// only the target's own close completes.
     pub fn stall(&self, stalled: bool) {
         self.link.borrow_mut().stalled = stalled;
         (self.notify)();

@@ -1,4 +1,4 @@
-//! The control side of the loopback transport: listeners, by name.
+//! The control side of the loopback transport: its limits, and its listeners by name.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -46,7 +46,7 @@ impl Default for LoopbackConfig {
     }
 }
 
-/// The loopback plug.
+/// The [`Plug`] of the loopback transport: creates listeners, and the transport of each core.
 pub struct LoopbackPlug {
     /// Distinguishes this plug's cores from those of another plug on the same thread.
     id: u64,
@@ -64,7 +64,8 @@ impl LoopbackPlug {
         }
     }
 
-    /// Connects a host to the listener `name`, on the core of the calling thread.
+    /// Connects a host to the listener `name`. The calling thread must have a transport of this
+    /// plug; of several it takes the one with the fewest connections.
     pub fn connect_host(&self, name: &str) -> Result<LoopbackHost, ConnectError> {
         let listener = *self
             .listeners()

@@ -18,7 +18,7 @@ use nacre_reactor::{Idle, Nanos};
 use crate::error::ConnectError;
 use crate::link::{End, Link};
 
-/// Events of one connection in one turn.
+/// Most events of one connection in one poll.
 const EVENTS_PER_TURN: usize = 256;
 
 struct Conn {
@@ -93,7 +93,7 @@ impl Core {
         Ok((index, generation))
     }
 
-    /// True if this connection has pending work.
+    /// Puts the connection on the list of those to poll, and wakes the core if the list was empty.
     pub(crate) fn notify(&mut self, index: u32, generation: u32) {
         let slot = &mut self.slots[index as usize];
         if slot.generation != generation {
