@@ -42,11 +42,14 @@ pub struct Comparison {
 /// The machine that generates the load.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Machine {
+    /// The kernel's release.
     pub kernel: String,
+    /// Model of the processor; the architecture if that is not known.
     pub processor: String,
+    /// Number of processors that this process may use.
     pub processors: usize,
     pub memory_bytes: Option<u64>,
-    /// A hypervisor runs this machine.
+    /// True if a hypervisor runs this machine.
     pub is_virtual: bool,
 }
 

@@ -62,7 +62,7 @@ impl FromStr for ListenUrl {
     }
 }
 
-/// The host name that --hostnqn or the URI names.
+/// The host NQN that --hostnqn or the URI names.
 pub(crate) fn hostnqn(
     option: Option<&str>,
     endpoint: &Endpoint,

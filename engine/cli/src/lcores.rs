@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! 0-2            three threads on processors 0, 1 and 2
-//! 0@4,1@6        two, on processors 4 and 6
-//! (0-1)@(4-7)    two, on two of four: pinned each, to the first of them
+//! 0@4,1@6        two threads on processors 4 and 6
+//! (0-1)@(4-7)    two threads on processors 4 and 5: DPDK lets both use all four, Nacre pins each
 //! ```
 
 use nacre_reactor::CoreSet;
 
-/// The processors that `list` names, one for each thread as far as they suffice.
+/// The first processors that `list` names, one for each thread. Fewer if an entry has fewer
+/// processors than threads.
 pub(crate) fn processors(list: &str) -> Result<CoreSet, String> {
     let mut all = Vec::new();
     for item in items(list) {

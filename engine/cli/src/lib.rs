@@ -1,6 +1,7 @@
-//! The commands of `nacre`, one file per subcommand. `nacre help` is the reference.
+//! The commands of `nacre`, one file or folder per subcommand. `nacre help` is the reference.
 //!
-//! Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no daemon running, 4 the daemon refused.
+//! Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the daemon cannot be reached, 4 the daemon
+//! refused the call. Some commands have codes of their own, which their help explains.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Prints one JSON object as lines of path and value.
+//! Prints one JSON object as lines of key and value; keys of nested objects are joined to a path.
 
 use serde_json::Value;
 

@@ -133,7 +133,7 @@ pub(crate) struct Needs {
     pub memory: usize,
 }
 
-/// The connectors, and the options for choosing among them.
+/// The connector of a target, and the options for its choice between RDMA and TCP, if it has one.
 type Ways = (Arc<dyn Connector>, Option<PathOptions>);
 
 impl RemoteArgs {

@@ -1,4 +1,4 @@
-//! `nacre --tls`: the commands call the daemon of another machine, over TLS.
+//! `nacre --tls`: commands call the daemon of another machine over TLS, with a client certificate.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;

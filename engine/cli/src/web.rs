@@ -21,7 +21,7 @@ use nacre_engine::methods::web::{
 use nacre_engine_rpc::Role;
 use nacre_engine_rpc::method::NoParams;
 
-/// Longest password in bytes that is read.
+/// Most bytes of a password.
 const MAX_BYTES: u64 = 1024;
 
 #[derive(Debug, Args)]

@@ -1,4 +1,5 @@
-//! `nacre appliance install`: the system of a USB disk to a disk of the machine.
+//! `nacre appliance install`: writes the system of the USB disk that started this machine to
+//! another disk.
 
 use std::io::{self, BufRead, IsTerminal, Read};
 use std::time::Duration;
@@ -16,7 +17,7 @@ use super::super::{Failure, output};
 const PATIENCE: Duration = Duration::from_secs(1800);
 /// Most bytes of a typed serial number.
 const MOST_TYPED: u64 = 256;
-/// A line of progress per this many percent.
+/// Percent of a step between two lines of progress.
 const PERCENT: u64 = 10;
 
 #[derive(Debug, Args)]

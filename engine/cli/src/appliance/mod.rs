@@ -1,5 +1,5 @@
-//! `nacre appliance`: installation, updates, rollback, backup, reset and network of a machine that
-//! runs Nacre from its image. Runs on the appliance itself, as root.
+//! `nacre appliance`: installation, updates, rollback, backup, reset, name, drives and network of a
+//! machine that runs Nacre from its image. Runs on the appliance itself, as root.
 
 mod drive;
 pub(crate) mod install;

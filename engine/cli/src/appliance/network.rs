@@ -1,4 +1,5 @@
-//! `nacre appliance network`: settings of interfaces, undone after a minute unless confirmed.
+//! `nacre appliance network`: changes the settings of network interfaces, and undoes the change
+//! after a minute unless it is confirmed.
 
 use std::net::IpAddr;
 

@@ -37,7 +37,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
-/// The route to a target, and the device that it begins with.
+/// The path to a target: its kind, and the network or RDMA device of this machine that it uses.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Route {
     pub setting: Setting,

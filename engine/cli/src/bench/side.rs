@@ -49,7 +49,7 @@ pub(super) enum RunError {
     Interrupted,
 }
 
-/// The way to a side's blocks.
+/// How to reach the blocks of a side.
 pub(super) enum BlockSource {
     Memory(Arc<dyn Bdev>),
     /// A file or block device, opened for each measurement.

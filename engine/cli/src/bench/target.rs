@@ -62,7 +62,7 @@ pub(super) enum TargetError {
     NoListener(&'static str),
 }
 
-/// The device to serve.
+/// The device that the private daemon serves.
 #[derive(Debug, Clone)]
 pub(super) enum Served {
     Memory {
@@ -82,7 +82,7 @@ pub(super) struct PrivateTarget {
     client: Client,
     device: Served,
     nqn: String,
-    /// The only host that the daemon admits.
+    /// The identifier of the only host that the daemon admits.
     hostid: Uuid,
     // Removed last.
     _folder: tempfile::TempDir,

@@ -1,4 +1,4 @@
-//! Measures the CPU time of a process and of this machine during a measurement.
+//! Measures the processor time of a process and of this machine during a measurement.
 
 use std::fs;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ impl Usage {
         }
     }
 
-    /// Takes a sample, unless the last one is very young.
+    /// Takes a sample, unless the last one is younger than [`EVERY`].
     pub(super) fn sample(&mut self) {
         let at = Instant::now();
         if let Some((_, last)) = &self.samples

@@ -1,4 +1,5 @@
-//! `nacre cluster backup` and `restore`, without a daemon.
+//! `nacre cluster backup` and `restore`: the cluster's keys in etcd to a file and back, without a
+//! daemon.
 
 use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};

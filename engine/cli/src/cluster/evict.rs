@@ -1,4 +1,5 @@
-//! `nacre cluster evict`, `repair`, `upgrade`.
+//! `nacre cluster evict` (empties a node), `repair` (replaces lost replicas after a large failure)
+//! and `upgrade` (names the next node of a rolling upgrade).
 
 use clap::Args;
 use serde_json::Value;

@@ -1,5 +1,5 @@
-//! The keys of a node in the configuration file: `[cluster]`, `[store]`, and the listeners. Other
-//! keys and comments stay.
+//! Adds the keys that make a daemon a node to its configuration file: `[cluster]`, `[store]`, and
+//! the listeners. Other keys and comments stay.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;

@@ -1,4 +1,5 @@
-//! `nacre cluster rebuild-store`, without a daemon on this machine.
+//! `nacre cluster rebuild-store`: makes the cluster's keys in etcd again, from the labels of
+//! replicas and the nodes' copies of the keys, without a daemon on this machine.
 
 use std::time::Duration;
 

@@ -87,7 +87,7 @@ fn stage(kernel: &[String]) -> &'static str {
 pub(super) struct Attempt {
     pub path: Path,
     pub failures: u64,
-    /// `Ok(true)`: the path was connected before.
+    /// `Ok(true)`: the path was connected before this command.
     pub outcome: Result<bool, Cause>,
 }
 

@@ -1,5 +1,5 @@
-//! The [`HostCommands`] for this machine: runs commands with a deadline, and reads the kernel log
-//! meanwhile.
+//! The [`HostCommands`] of this machine: runs programs with a time limit, and collects the kernel's
+//! log lines about NVMe meanwhile.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -115,7 +115,7 @@ pub(super) fn sentence(said: &str) -> String {
         .join("; ")
 }
 
-/// True for success; none if it did not end in time.
+/// True if the exit status is 0; `None` if the program did not end in time.
 fn wait(child: &mut Child, timeout: Duration) -> Option<bool> {
     let deadline = Instant::now() + timeout;
     loop {

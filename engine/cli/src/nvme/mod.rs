@@ -1,5 +1,6 @@
-//! `nacre nvme`: lists the NVMe drives of this machine and binds them to vfio-pci. Only `show` and
-//! `update-firmware` call the daemon.
+//! `nacre nvme`: lists the NVMe drives of this machine, binds them to vfio-pci and back to the
+//! kernel's driver, switches the locate lights of disks. Only `show` and `update-firmware` call the
+//! daemon.
 
 mod show;
 

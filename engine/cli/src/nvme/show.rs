@@ -7,7 +7,7 @@ use super::super::{Connection, Failure, output};
 use nacre_engine::methods::bdev::nvme::health::{DriveParams, GetHealth, GetLogs};
 use nacre_engine::methods::bdev::nvme::list::{GetNvmeControllers, NvmeControllersParams};
 
-/// One drive with all details, or all of them in a table.
+/// Prints one drive with all details, or all drives in a table.
 pub(super) fn run(connection: &Connection, name: Option<&str>) -> Result<(), Failure> {
     let controllers = connection.call_for_json::<GetNvmeControllers>(&NvmeControllersParams {
         name: name.map(str::to_owned),

@@ -1,4 +1,5 @@
-//! `nacre pool`: lists, creates, imports, exports, grows, checks and deletes storage pools.
+//! `nacre pool`: lists, creates, imports, exports, renames, grows, checks and deletes storage
+//! pools; adds and removes their disks.
 
 mod removal;
 

@@ -1,5 +1,5 @@
-//! The limits of devices. The kernel reports them only through verbs, so this needs libibverbs and
-//! access to the device.
+//! The limits of RDMA devices (`ibv_query_device`). The kernel reports them only through verbs, so
+//! this needs libibverbs and access to the device.
 
 use nacre_transport_rdma_verbs::{DeviceAttributes, Provider, VerbsProvider};
 

@@ -1,6 +1,6 @@
-//! `nacre rdma`: this machine's RDMA devices, as the kernel shows them. Does not call the daemon.
-//! Only the limits of devices come from libibverbs, if it is installed; only `perf` uses the
-//! devices.
+//! `nacre rdma`: this machine's RDMA devices, as the kernel shows them. Only the limits of devices
+//! come from libibverbs, if it is installed; only `perf` and `soak` move data. Only changes by
+//! `qos` call the daemon: they look for its connections.
 
 mod counters;
 mod devices;

@@ -300,7 +300,7 @@ pub(super) fn source(system: &System, selector: &str, server: IpAddr) -> Result<
     })
 }
 
-/// Addresses of one link, which a peer cannot name.
+/// True for link-local addresses, which a peer on another link cannot use.
 fn is_link_local(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }

@@ -1,4 +1,5 @@
-//! `nacre rdma tune`: the tuning profile of each RDMA card, beside the settings found.
+//! `nacre rdma tune`: compares the settings of each RDMA card and of this machine with the tuning
+//! profile of the card. Changes nothing.
 
 use nacre_transport_rdma_link::{Device, Fabric, Roots, Setting, Verdict, tuning};
 use serde_json::json;

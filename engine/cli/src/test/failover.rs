@@ -1,4 +1,5 @@
-//! `nacre test failover`: makes a listener inaccessible for a time, under verified I/O.
+//! `nacre test failover`: sets the ANA state of a listener to inaccessible for a time and restores
+//! it, under verified I/O of this program; checks that this I/O and that of the hosts moves.
 
 use std::collections::BTreeSet;
 use std::panic::resume_unwind;
@@ -395,7 +396,7 @@ impl Run<'_> {
         self.during(|| daemon.snapshot(&own))
     }
 
-    /// Runs a call to the daemon on another thread: I/O does not wait for it.
+    /// Runs a call to the daemon on another thread, so that the I/O continues meanwhile.
     fn during<T: Send>(
         &mut self,
         call: impl FnOnce() -> Result<T, Failure> + Send,
@@ -409,7 +410,7 @@ impl Run<'_> {
         })
     }
 
-    /// Runs for a time; `false` if the user interrupts it.
+    /// Runs the I/O for a time. Returns false if the user interrupts it.
     fn go_on(&mut self, time: Duration) -> Result<bool, Failure> {
         let begin = self.load.now();
         while self.load.now().since(begin) < time {

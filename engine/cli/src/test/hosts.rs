@@ -21,7 +21,8 @@ struct Queue {
 }
 
 impl HostIo {
-    /// Reads the answer of `nvmf_subsystem_get_qpairs`, without the controllers `own`.
+    /// Reads the reply of `nvmf_subsystem_get_qpairs`, without the controllers `own`: the CNTLIDs
+    /// of this program.
     pub(super) fn read(qpairs: &Value, own: &BTreeSet<u64>, listeners: &[ListenUrl]) -> Self {
         let queue = |qpair: &Value| {
             let cntlid = qpair["cntlid"].as_u64()?;
@@ -107,7 +108,7 @@ pub(super) struct HostReport {
     pub before: (u64, u64),
     pub withdrawn: (u64, u64),
     pub after: (u64, u64),
-    /// The I/O is on the listener again.
+    /// True if the I/O is on the listener again.
     pub returned: bool,
 }
 
@@ -120,7 +121,7 @@ pub(super) struct Snapshots {
     pub after: (HostIo, HostIo),
 }
 
-/// Judges each host by its I/O on the listener and on others.
+/// Determines the behaviour of each host from its I/O on the listener and on others.
 pub(super) fn host_reports(snapshots: &Snapshots, listener: &str) -> Vec<HostReport> {
     let phases = [&snapshots.before, &snapshots.withdrawn, &snapshots.after];
     let [before, withdrawn, after] = phases.map(|(from, to)| to.since(from));
@@ -177,7 +178,7 @@ mod tests {
         HostIo::read(&json!(all), &BTreeSet::from([99]), &[])
     }
 
-    /// Goal: every behaviour of a host is told apart, and this program's own queues do not count.
+    /// Goal: every behaviour of a host is distinguished; this program's own queues do not count.
     #[test]
     fn hosts_are_judged() {
         let hosts = ["moved", "stayed", "stopped", "idle", "other"];

@@ -2,11 +2,11 @@
 //! connected.
 //!
 //! ```text
-//!   failover.rs   a listener inaccessible for a time, verified I/O        perform
-//!   copy.rs       every path reads, and on request writes, a range        perform, decide
-//!   verdict.rs    the plan of a test, and its result: pass or fail        decide
-//!   hosts.rs      which listeners carry the I/O of connected hosts        decide
-//!   paths.rs      a subsystem's listeners, as paths of this host
+//!   failover.rs   makes a listener inaccessible for a time, with verified I/O
+//!   verdict.rs    the plan of a failover test, and its result: pass or fail         (no I/O)
+//!   hosts.rs      which listeners carry the I/O of connected hosts                  (no I/O)
+//!   copy.rs       each path reads, and on request writes, a block range; pass or fail
+//!   paths.rs      the listeners of a subsystem, and this program's connections to them
 //!   show.rs       output
 //! ```
 

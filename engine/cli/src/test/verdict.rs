@@ -59,10 +59,10 @@ pub(super) struct Findings {
     pub subsystem: String,
     pub listener: String,
     pub nsid: u32,
-    /// The paths of this program; those of the listener is `withdrawn_path`.
+    /// The paths of this program; `withdrawn_path` is the index of the tested listener's path.
     pub paths: Vec<String>,
     pub withdrawn_path: usize,
-    /// Transport that must take over: `tcp` or `rdma`; none: any.
+    /// Transport that must take over: `tcp` or `rdma`; `None`: any.
     pub to: Option<String>,
     pub writes: bool,
     /// Samples of each second.
@@ -71,7 +71,7 @@ pub(super) struct Findings {
     pub contents: ContentsReport,
     pub errors: std::collections::BTreeMap<String, u64>,
     pub unfinished: usize,
-    /// Passes over a whole path with failures.
+    /// Passes over the whole block range of a path that had failures.
     pub failed_passes: Vec<PassReport>,
     pub connections_lost: u64,
     pub hosts: Vec<HostReport>,

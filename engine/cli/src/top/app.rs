@@ -139,7 +139,7 @@ impl App {
         std::mem::take(&mut self.orders)
     }
 
-    /// Seconds since the poller's last update, if that is long ago.
+    /// Seconds since the poller's last update, if the data is out of date.
     pub(super) fn silence(&self) -> Option<u64> {
         let age = self.updated.elapsed();
         (age > self.interval * 3 + Duration::from_secs(2)).then_some(age.as_secs())

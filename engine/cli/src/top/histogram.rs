@@ -1,7 +1,8 @@
 //! Latency histograms from `bdev_get_histogram`, and percentiles of the I/O between two of them.
 //!
 //! The layout is SPDK's (include/spdk/histogram_data.h): each power of two ("range") in `1 <<
-//! granularity` buckets, beginning with `min_range`; the lowest two ranges are of width one.
+//! granularity` buckets, beginning with `min_range`; buckets of the lowest two ranges are one tick
+//! wide.
 
 use base64ct::{Base64, Encoding};
 use nacre_bdev::stats::GRANULARITIES;
@@ -16,7 +17,7 @@ pub(super) struct Histogram {
 }
 
 impl Histogram {
-    /// None if it is invalid.
+    /// Parses a histogram; `None` if it is invalid.
     pub(super) fn read(answer: &Value) -> Option<Self> {
         let number = |key: &str| u32::try_from(answer[key].as_u64()?).ok();
         let granularity = number("granularity").filter(|g| GRANULARITIES.contains(g))?;
@@ -52,7 +53,8 @@ impl Histogram {
         })
     }
 
-    /// The latency in seconds that `fraction` of all do not exceed, to the width of a bucket.
+    /// The latency in seconds that a fraction (0 to 1) of the I/O does not exceed: the end of its
+    /// bucket.
     pub(super) fn quantile_s(&self, fraction: f64) -> Option<f64> {
         let total: u64 = self.counts.iter().sum();
         if total == 0 {

@@ -1,12 +1,14 @@
-//! `nacre top`: shows the activity of a daemon: its block devices, reactors and listeners.
+//! `nacre top`: shows the activity of a daemon: its namespaces and block devices, reactors,
+//! listeners, connections, remote paths and pools.
 //!
 //! ```text
 //!   daemon ── RPC ──▶ poll: Sample ─┐
-//!   a moment later ── poll: Sample ─┴─▶ snapshot: rates, shares, percentiles ─▶ report (once)
+//!   an interval later poll: Sample ─┴─▶ snapshot: rates, shares, percentiles ─▶ report (once)
 //!                                                                            └▶ app + view (live)
 //! ```
 //!
-//! It calls only methods that SPDK has too, so that it works with `nvmf_tgt` as well.
+//! Missing methods are no error, so it works with SPDK's `nvmf_tgt` as well: SPDK lacks those of
+//! remote paths and pools.
 
 mod app;
 mod histogram;

@@ -45,7 +45,7 @@ pub(super) struct Sample {
     pub pools: Value,
     /// Latency histograms by device.
     pub histograms: BTreeMap<String, Histogram>,
-    /// Refused calls, and the errors: shown, to explain missing data.
+    /// Calls that the daemon refused, with the errors, to explain missing data.
     pub refused: BTreeSet<String>,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Sample {
 #[derive(Debug)]
 pub(super) enum Update {
     Sample(Box<Sample>),
-    /// No daemon, or one that does not reply; it is retried.
+    /// The daemon is not running or does not reply; the poller retries.
     Gone(String),
 }
 

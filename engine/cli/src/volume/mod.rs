@@ -277,7 +277,7 @@ struct PublishArgs {
     node: Vec<String>,
 }
 
-/// `rdma=optimized`.
+/// Parses a transport and its ANA state: `rdma=optimized`.
 fn ana_of_transport(text: &str) -> Result<(String, AnaState), String> {
     let form = "write tcp=STATE or rdma=STATE";
     let (transport, state) = text.split_once('=').ok_or(form)?;

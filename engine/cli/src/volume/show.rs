@@ -158,7 +158,7 @@ fn device(replica: &Value) -> String {
         .unwrap_or_else(|| output::cell(replica.get("lvol").or_else(|| replica.get("device"))))
 }
 
-/// `NODE:DEVICE`, in a cluster.
+/// The replica as `NODE:DEVICE`; `None` outside a cluster.
 pub(super) fn device_of_node(replica: &Value) -> Option<String> {
     let (node, device) = (replica["node"].as_str()?, replica["node_device"].as_str()?);
     Some(format!("{node}:{device}"))

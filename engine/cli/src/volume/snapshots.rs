@@ -1,4 +1,4 @@
-//! `nacre volume snapshot`: snapshots of volumes of a cluster.
+//! `nacre volume snapshot`: snapshots of the volumes of a cluster.
 
 use clap::Subcommand;
 use nacre_engine::methods::volume::snapshots::{

@@ -18,7 +18,8 @@ use nacre_engine::services::Engine;
 use nacre_engine_rpc::Method;
 
 const PAUSE: Duration = Duration::from_millis(300);
-/// How long to watch a replica without copying before giving up: it may just have returned.
+/// How long a replica may be out of sync without a running resync before the wait fails: it may
+/// just have returned.
 const STUCK: Duration = Duration::from_secs(10);
 
 /// The condition to wait for.
@@ -81,7 +82,7 @@ where
     }
 }
 
-/// Remaining differences are a failure.
+/// Fails if a verification has found differences that remain.
 fn differences(volume: &Value) -> Result<(), Failure> {
     let number = |key: &str| volume["verify"][key].as_u64().unwrap_or(0);
     match number("different_blocks").saturating_sub(number("repaired_blocks")) {
@@ -101,7 +102,7 @@ enum Progress {
     Stuck(String),
 }
 
-/// An error when it can never succeed.
+/// The progress towards `goal`. An error if it can never be reached.
 fn progress(volume: &Value, name: &str, goal: &WaitGoal) -> Result<Progress, Failure> {
     let (there, gone) = match goal {
         WaitGoal::Verified if volume["verify"]["running"] == true => return Ok(Progress::Busy),

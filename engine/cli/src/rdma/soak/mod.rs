@@ -1,10 +1,10 @@
 //! `nacre rdma soak`: runs RDMA load with several peers for a long time, and reports pass or fail.
 //!
 //! ```text
-//!   client.rs    the flows of each phase, a sample per second     perform
-//!   server.rs    a peer: serves both directions                   perform
-//!   plan.rs      phases and flows                                 decide
-//!   verdict.rs   meanings of counters, judgement, report          decide
+//!   client.rs    runs the flows of each phase, takes a sample per second
+//!   server.rs    a peer: serves both directions
+//!   plan.rs      the phases and their flows                                (no I/O)
+//!   verdict.rs   the meanings of counters, pass or fail, the report        (no I/O)
 //! ```
 
 mod client;

@@ -1,4 +1,4 @@
-//! Judges a soak test from its counters and samples, and writes its report.
+//! Decides from counters and samples whether a soak test passed, and formats its report.
 
 use std::collections::BTreeMap;
 
@@ -78,14 +78,14 @@ pub(super) struct Change {
     pub by: u64,
 }
 
-/// One second.
+/// The samples of one second.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Second {
     pub second: u64,
     pub phase: LoadKind,
     pub bytes_in: u64,
     pub bytes_out: u64,
-    /// The largest of all flows.
+    /// The largest 99th percentile of the latency, of all flows.
     pub p99_ns: u64,
     /// Flows without a completed message in this second.
     pub silent_flows: usize,
@@ -107,16 +107,16 @@ pub(super) struct FlowReport {
     pub error: Option<String>,
 }
 
-/// The thresholds.
+/// The thresholds of failures and warnings.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct SoakLimits {
     /// The network promises not to lose packets: losses fail the test.
     pub lossless: bool,
     /// Largest p99 under load, in multiples of the p99 of a peer alone.
     pub p99_factor: f64,
-    /// Pause frames of a second on one counter.
+    /// Most pause frames per second on one counter.
     pub pauses: u64,
-    /// Seconds without a completed message.
+    /// Most seconds without a completed message of a flow.
     pub silent_seconds: u64,
     /// Smallest share of a peer in the incast, in percent of the mean.
     pub share_percent: u64,
