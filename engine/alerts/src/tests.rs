@@ -263,6 +263,9 @@ fn https_needs_a_certificate_of_a_known_authority() {
             let failure = hook.send(&message(), LIMIT).await.unwrap_err();
             assert!(matches!(failure, Failure::Tls { .. }), "{failure}");
             assert!(!failure.is_final(), "the certificate may be corrected");
+            hook.trust = None;
+            let failure = hook.send(&message(), LIMIT).await.unwrap_err();
+            assert!(matches!(failure, Failure::Tls { .. }), "{failure}");
         }
         assert_eq!(*received.lock(), "");
         let nothing = Trust::of_pem(Path::new("/ca.pem"), b"text").unwrap_err();

@@ -26,7 +26,7 @@ pub struct Webhook {
     pub secret: Option<SigningSecret>,
     /// For the header `Authorization: Bearer`.
     pub token: Option<Zeroizing<String>>,
-    /// Required for https: without it, an https request goes out without TLS.
+    /// Required for https: without it, a request to an https URL fails.
     pub trust: Option<Trust>,
 }
 
@@ -123,9 +123,14 @@ impl Webhook {
     ) -> Result<Response<Incoming>, Failure> {
         let server = &self.url.server;
         let stream = server.connect(&self.addresses, limit).await?;
-        match self.trust.as_ref().filter(|_| self.url.https) {
-            Some(trust) => over(server.handshake(stream, trust).await?, request).await,
-            None => over(stream, request).await,
+        match (&self.trust, self.url.https) {
+            (Some(trust), true) => over(server.handshake(stream, trust).await?, request).await,
+            // Never in clear: the request may have a token.
+            (None, true) => Err(Failure::Tls {
+                server: server.to_string(),
+                source: std::io::Error::other("no authority is trusted"),
+            }),
+            (_, false) => over(stream, request).await,
         }
     }
 }
