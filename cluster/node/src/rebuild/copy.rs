@@ -152,7 +152,7 @@ impl From<(Cluster, Keys, u64)> for Copy {
 }
 
 impl Operator {
-    /// Waits for a change that belongs into a copy; for ever if this process is no node.
+    /// Waits until a key changes that a copy contains. Never returns if this process is no node.
     pub async fn copy_news(&self) {
         match self.seen_keys() {
             Some(seen) => seen.news().await,
