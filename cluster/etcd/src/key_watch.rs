@@ -25,15 +25,8 @@ use crate::client::{Client, KeyValue};
 use crate::error::described;
 use crate::keys::range_end;
 use crate::messages::{Empty, NO_PUT, WatchCreateRequest, WatchKind, WatchRequest, WatchResponse};
-use crate::pulse::{Pulse, QUESTION};
+use crate::pulse::{Pulse, SILENCE, StreamTimes};
 
-/// Silence of a member after which all its watches open their streams again.
-const SILENCE: Duration = Duration::from_secs(3);
-/// Silence of one stream after which it requests progress, although other streams hear the member:
-/// it may be broken alone.
-const OWN_QUESTION: Duration = Duration::from_secs(10);
-/// Silence of one stream after which it is opened again, although others hear the member.
-const OWN_SILENCE: Duration = Duration::from_secs(15);
 const PAUSE: Duration = Duration::from_millis(200);
 /// Successive streams that must find a lower revision before the store counts as another one: a
 /// read after a pause of etcd may be stale (etcd #20418).
@@ -82,8 +75,7 @@ struct Stream {
     token: Token,
     questions: mpsc::Sender<WatchRequest>,
     answers: Streaming<WatchResponse>,
-    heard: Instant,
-    asked: Instant,
+    times: StreamTimes,
 }
 
 impl Watch {
@@ -221,8 +213,7 @@ impl Watch {
                     token,
                     questions,
                     answers,
-                    heard: now,
-                    asked: now,
+                    times: StreamTimes::new(now),
                 });
             }
             Ok(Err(_)) | Err(_) => {
@@ -270,32 +261,20 @@ fn is_younger(answer: &WatchResponse, from: i64) -> bool {
 }
 
 impl Stream {
-    /// Waits for the next answer. Fails after [`SILENCE`] of the member, or after [`OWN_SILENCE`]
-    /// of this stream.
+    /// Waits for the next answer. Fails at the time that [`StreamTimes::silent`] gives.
     async fn next(&mut self, pulse: &Pulse) -> Result<WatchResponse, Status> {
         loop {
-            let own = self.own_question(pulse);
-            // A stream whose question has no answer leaves the next one to the others.
-            let is_free = self.asked <= self.heard;
-            let question = if is_free {
-                own.min(pulse.question(self.heard))
-            } else {
-                own
-            };
-            let silent = self.silent(pulse);
+            let question = self.times.question(pulse);
+            let silent = self.times.silent(pulse);
             tokio::select! {
                 answer = self.answers.message() => {
                     let ended = || Status::unavailable("the stream ended");
                     let answer = answer?.ok_or_else(ended)?;
-                    self.heard = Instant::now();
-                    pulse.hears(self.heard);
+                    self.times.heard(pulse, Instant::now());
                     return Ok(answer);
                 }
                 () = tokio::time::sleep_until(question) => {
-                    let now = Instant::now();
-                    let is_own = now >= self.own_question(pulse);
-                    if is_own || pulse.takes_question(self.heard, now) {
-                        self.asked = now;
+                    if self.times.asks(pulse, Instant::now()) {
                         let request = Some(WatchKind::Progress(Empty {}));
                         // Full: the member does not read, and will be left soon.
                         let _ = self.questions.try_send(WatchRequest { request });
@@ -303,30 +282,12 @@ impl Stream {
                 }
                 () = tokio::time::sleep_until(silent) => {
                     // Another stream may have heard the member.
-                    if Instant::now() >= self.silent(pulse) {
+                    if Instant::now() >= self.times.silent(pulse) {
                         return Err(Status::deadline_exceeded("the member is silent"));
                     }
                 }
             }
         }
-    }
-
-    /// The time at which this stream asks, whatever the others do: after [`OWN_QUESTION`], and
-    /// once when the member has not answered another stream. etcd gives no answer on a stream
-    /// whose watch has not caught up, or begins after the last change.
-    fn own_question(&self, pulse: &Pulse) -> Instant {
-        let own = self.heard.max(self.asked) + OWN_QUESTION;
-        let late = pulse.heard(self.heard) + 2 * QUESTION;
-        if self.asked < late {
-            own.min(late)
-        } else {
-            own
-        }
-    }
-
-    /// The time from which the stream counts as broken.
-    fn silent(&self, pulse: &Pulse) -> Instant {
-        (pulse.heard(self.heard) + SILENCE).min(self.heard + OWN_SILENCE)
     }
 }
 
