@@ -1,5 +1,5 @@
-//! Block devices (bdevs): the trait [`Bdev`], the layer above every device, the registry, and the
-//! modules that need no other crate: null, malloc, delay, fault, passthru and split.
+//! Block devices (bdevs): the trait [`Bdev`], the layer above every device, the registry, and some
+//! modules. The modules need no other crate: null, malloc, delay, fault, passthru and split.
 //!
 //! ```text
 //!   Registry   names, claims, events, removal          control plane

@@ -53,7 +53,7 @@ impl RateLimits {
 const BUCKETS: usize = 4;
 
 /// The cost of an operation, by bucket. Flushes and unmaps are free. Write zeroes counts as an I/O
-/// without bytes, a compare or verify as a read, and a copy as one I/O that reads and writes its
+/// without bytes, a compare or verify as a read. A copy counts as one I/O that reads and writes its
 /// bytes.
 fn costs(op: Op, bytes: u64) -> [u64; BUCKETS] {
     match op {

@@ -256,7 +256,7 @@ enum Turn {
 
 impl Side {
     /// Exchanges messages over one connection with blocking calls. This cannot deadlock at the
-    /// depths in use: one direction carries only small messages (24 or 72 bytes), and all that can
+    /// depths in use. One direction carries only small messages (24 or 72 bytes), and all that can
     /// be in flight (`depth`) fit into a socket buffer. So at least one side always reaches its
     /// `recv`.
     fn run_one_blocking(&mut self, ended: &AtomicU64, stop: &AtomicBool) -> Result<()> {

@@ -1,5 +1,5 @@
-//! When a holder may return a successful completion (an *answer*) to a host: while the lease of its
-//! node is good, or after the replicas confirmed that they still belong to this holder.
+//! When a holder may return a successful completion (an *answer*) to a host. It may while the lease
+//! of its node is good, or after the replicas confirmed that they still belong to this holder.
 //!
 //! A holder that was stopped, or cut off, may have data that a later holder has overwritten. Such a
 //! later holder acts only after the lease of the former one is over. So an answer is right if the

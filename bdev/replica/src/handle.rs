@@ -161,8 +161,8 @@ pub enum ResyncKind {
     Partial,
     /// The resync copies everything from the stored watermark on, and the dirty regions below it.
     Full,
-    /// The resync makes in-sync replicas equal: in the regions that were being written when the
-    /// volume stopped uncleanly, and in the new part of a grown volume.
+    /// The resync makes in-sync replicas equal. It covers the regions with writes in flight when
+    /// the volume stopped uncleanly, and the new part of a grown volume.
     Reconcile,
 }
 

@@ -153,8 +153,8 @@ impl Settings {
 #[serde(rename_all = "kebab-case")]
 pub enum ReadPolicy {
     /// The replicas on this machine, or all if none of these is in sync. Several share the reads by
-    /// stripes of 256 KiB, so that each caches a different part of the volume; one with clearly
-    /// more work is relieved.
+    /// stripes of 256 KiB, so that each caches a different part of the volume. The others relieve
+    /// one with clearly more work.
     #[default]
     LocalFirst,
     LeastOutstanding,

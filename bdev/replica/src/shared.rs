@@ -169,8 +169,8 @@ impl Failure {
         matches!(self, Self::Status(Status::ReadError | Status::Integrity))
     }
 
-    /// True if the replica may be unreachable or slow; false if its device itself refused the I/O
-    /// (a medium error, no space, write protection, an invalid or unsupported request, DNR).
+    /// True if the replica may be unreachable or slow. False if its device itself refused the I/O:
+    /// a medium error, no space, write protection, an invalid or unsupported request, DNR.
     pub fn is_path(self) -> bool {
         !matches!(
             self,

@@ -128,9 +128,9 @@ impl LayerQueue {
     }
 
     /// Submits a read directly to the module. Hands back an I/O that the module cannot execute
-    /// unchanged now: not a valid read without splitting, a rate limit, a full queue, a removed
-    /// device. For a submitter that keeps the same statistics of each I/O. Bits 63 and 31 of the
-    /// token must be 0. After `poll` returned the read, the submitter calls
+    /// unchanged now. Reasons: not a valid read without splitting, a rate limit, a full queue, a
+    /// removed device. For a submitter that keeps the same statistics of each I/O. Bits 63 and 31
+    /// of the token must be 0. After `poll` returned the read, the submitter calls
     /// [`LayerQueue::count_read`].
     #[inline]
     #[allow(clippy::result_large_err)]

@@ -79,8 +79,8 @@ impl HistogramSnapshot {
         self.buckets[bucket_of(nanos)] += 1;
     }
 
-    /// The smallest latency in ns that at least `fraction` (0 to 1) of all values stay within, to
-    /// bucket precision: the largest value of the bucket. `None` without values.
+    /// The smallest latency in ns that at least `fraction` (0 to 1) of all values stay within. Its
+    /// precision is a bucket: it is the largest value of the bucket. `None` without values.
     pub fn quantile(&self, fraction: f64) -> Option<u64> {
         let total = self.count();
         if total == 0 {
@@ -108,9 +108,9 @@ impl HistogramSnapshot {
     }
 
     /// The counts in the layout of SPDK's histograms with `granularity` bits (clamped to
-    /// [`GRANULARITIES`]), range by range: the reply of `bdev_get_histogram`, which sends them as
-    /// little-endian 64-bit words in base64. The result has `64 - granularity + 1` ranges of
-    /// `1 << granularity` buckets. Each bucket of this histogram counts at its lower edge.
+    /// [`GRANULARITIES`]), range by range. `bdev_get_histogram` replies with them, as little-endian
+    /// 64-bit words in base64. The result has `64 - granularity + 1` ranges of `1 << granularity`
+    /// buckets. Each bucket of this histogram counts at its lower edge.
     pub fn spdk_buckets(&self, granularity: u32) -> Vec<u64> {
         let granularity = granularity.clamp(*GRANULARITIES.start(), *GRANULARITIES.end());
         let mut out = vec![0; ((64 - granularity + 1) << granularity) as usize];

@@ -167,9 +167,9 @@ impl Default for RingOptions {
     }
 }
 
-/// Opens the file or block device. Blocks for about a second while another process uses it, and for
-/// up to 12 s while the kernel still ends the I/O of one that was killed: call it from the control
-/// plane.
+/// Opens the file or block device. Blocks for about a second while another process uses it. Blocks
+/// for up to 12 s while the kernel still ends the I/O of a killed process. So call it from the
+/// control plane.
 pub fn create(config: Config) -> Result<Arc<UringBdev>, CreateError> {
     UringBdev::create(config).map(Arc::new)
 }

@@ -289,8 +289,8 @@ impl Drive {
     }
 
     /// Changes the configuration without an event. The next Identify command or register read shows
-    /// the change. `namespaces` and `seed` have no effect, and the PCI function (address, NUMA
-    /// node, slot, number of vectors, size of the registers, IOMMU) stays as it is.
+    /// the change. `namespaces` and `seed` have no effect. The PCI function stays as it is:
+    /// address, NUMA node, slot, number of vectors, size of the registers, IOMMU.
     pub fn reconfigure(&self, change: impl FnOnce(&mut Config)) {
         change(&mut self.shared.state.lock().exec.config);
     }

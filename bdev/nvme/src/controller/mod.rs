@@ -169,8 +169,8 @@ impl Controller {
             .await
     }
 
-    /// Reads the newest entries of the Error Information log, the newest first: at most `entries`,
-    /// and no more than the drive keeps or fit in a page (64).
+    /// Reads the newest entries of the Error Information log, the newest first. It reads at most
+    /// `entries`, and no more than the drive keeps or fit in a page (64).
     pub async fn error_log(&self, entries: usize) -> Result<Vec<ErrorEntry>, ControlError> {
         self.at_home(
             move |this, core| async move { this.commands(&core).read_errors(entries).await },

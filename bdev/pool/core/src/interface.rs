@@ -120,8 +120,8 @@ pub enum Request {
     ReadOnly {
         version: VersionId,
     },
-    /// A step of [`Request::SetParent`], from the pool itself: copies granules of one place from
-    /// the volume `from` to the hidden version whose contents it will adopt. It copies those of
+    /// A step of [`Request::SetParent`], from the pool itself. It copies granules of one place from
+    /// the volume `from` to the hidden version whose contents `from` will adopt. It copies those of
     /// units above a generation.
     Copy {
         version: VersionId,

@@ -1,6 +1,6 @@
 //! The core of storage pools, which share one or more block devices (*disks*) among thin or thick
-//! volumes and snapshots: the block map of each of them, the log of metadata, checkpoints,
-//! recovery.
+//! volumes and snapshots. It has the block map of each of them, the log of metadata, checkpoints
+//! and recovery.
 //!
 //! It does no I/O, and has no clock and no thread: requests and ended I/O go in, I/O to do and
 //! answers come out. Data never passes through it.

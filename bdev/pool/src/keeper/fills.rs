@@ -1,5 +1,5 @@
-//! Copies of data that the pool makes itself: an inflation reads shared granules and writes them to
-//! a unit of the volume, and the removal of a disk moves its units to other disks.
+//! Copies of data that the pool makes itself. An inflation reads shared granules and writes them to
+//! a unit of the volume. The removal of a disk moves its units to other disks.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! The part of a lane that follows changes of the pool's disks: opens queues on disks that join the
-//! pool, and closes queues on disks that leave it or did not join after all.
+//! The part of a lane that follows changes of the pool's disks. It opens queues on disks that join
+//! the pool. It closes queues on disks that leave the pool or did not join after all.
 
 use std::sync::Arc;
 

@@ -168,8 +168,8 @@ impl World {
         }
     }
 
-    /// Restores the size of a truncated disk, once the record has the truncation: a holder that has
-    /// not seen the smaller size could not detect it later.
+    /// Restores the size of a truncated disk, once the record has the truncation. Before that, a
+    /// holder that has not seen the smaller size could not detect it later.
     fn enlarge(&mut self, disk: usize) {
         let name = &self.disks[disk].name;
         let replica = self.record.replicas.iter().find(|m| m.device == *name);

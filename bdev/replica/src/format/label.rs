@@ -262,8 +262,9 @@ pub fn next_copy(which: LabelCopy) -> LabelCopy {
 }
 
 /// Returns the newer valid one of a device's two labels, and its position. Fails if one of them is
-/// of another version, if they name different replicas, or if neither is valid: then with the more
-/// specific of the two errors, so that a damaged label does not look like an empty device.
+/// of another version, if they name different replicas, or if neither is valid. If neither is
+/// valid, it returns the more specific of the two errors. So a damaged label does not look like an
+/// empty device.
 pub fn newest(a: &[u8], b: &[u8]) -> Result<(Label, LabelCopy), LabelError> {
     match (Label::decode(a), Label::decode(b)) {
         // A newer program wrote this device last, or may have: its label must not be overlooked.

@@ -338,9 +338,9 @@ impl Control {
         in_sync.all(|replica| self.has_gate(replica.id))
     }
 
-    /// Puts a replica that does not answer, or answers with errors, out of sync in the record,
-    /// while the volume is open, unless it is the last one in sync. A write is acknowledged without
-    /// it only when [`Control::may_be_in_sync`] no longer has it.
+    /// Puts a replica that does not answer, or answers with errors, out of sync in the record. It
+    /// does so while the volume is open, unless the replica is the last one in sync. A write is
+    /// acknowledged without it only when [`Control::may_be_in_sync`] no longer has it.
     pub(crate) fn put_out(&mut self, replica: ReplicaId) {
         self.lost_gate(replica);
         if self.step == ControlStep::Open {

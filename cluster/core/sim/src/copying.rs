@@ -1,5 +1,5 @@
-//! Copies between replicas: the merge, which makes the in-sync replicas equal when a new holder
-//! opens the volume, and the copy to a replica that returns.
+//! Copies between replicas: the merge, and the copy to a replica that returns. The merge makes the
+//! in-sync replicas equal when a new holder opens the volume.
 
 use std::collections::BTreeMap;
 

@@ -148,7 +148,7 @@ impl Drive {
         Some(&self.controller.as_ref()?.serial)
     }
 
-    /// True while the kernel's driver may still identify the drive, and for a drive without a
+    /// True while the kernel's driver may still identify the drive. Also true for a drive without a
     /// driver: the kernel has not probed it yet, or its driver has failed.
     pub fn is_coming_up(&self) -> bool {
         let state = self.controller.as_ref().map(|found| found.state.as_deref());

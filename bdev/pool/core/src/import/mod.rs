@@ -104,8 +104,8 @@ pub enum ImportError {
 pub struct ImportReport {
     /// Records of the log that were applied.
     pub replayed: u64,
-    /// Records that were left out: their data is not on the disk, they depend on such a record, or
-    /// the node of the map that they change is lost.
+    /// Records that the import left out. Their data is not on the disk, they depend on such a
+    /// record, or the node of the map that they change is lost.
     pub dropped: u64,
     /// Pages of which one copy was unreadable. The first checkpoint writes them again.
     pub healed: u64,

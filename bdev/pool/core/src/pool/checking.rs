@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A *root* is a checkpoint: a superblock and the tree of pages below it. The pool reuses no page
-//! of the root while the check has it. The state at the start costs no copy: it shares the nodes of
-//! the maps with the pool, and later requests replace nodes and do not alter them.
+//! of the root while the check has it. The state at the start costs no copy, as it shares the nodes
+//! of the maps with the pool. Later requests replace nodes and do not alter them.
 //!
 //! Each turn of the pool takes at most one short step of the check, and only after an I/O of the
 //! check has ended.
@@ -368,8 +368,8 @@ impl Check {
         }
     }
 
-    /// Replaces a page whose two copies are bad: encodes a node's page from memory, or requests a
-    /// new root for a page that belongs to no map.
+    /// Replaces a page whose two copies are bad. The check encodes a node's page from memory; for a
+    /// page that belongs to no map, it requests a new root.
     fn rewrite(&mut self, store: &mut Store, target: &Target) {
         let (geometry, tag) = (&store.superblock.geometry, store.superblock.tag());
         let place = target.place;

@@ -1,5 +1,6 @@
-//! Answers that wait until a record is logged (its page and all pages before are written) or
-//! settled (a flush made it durable), and the steps of settling.
+//! Answers that wait until a record is logged or settled, and the steps of settling. A record is
+//! logged once its page and all pages before are written. It is settled once a flush made it
+//! durable.
 //!
 //! | request | answered when |
 //! |---|---|

@@ -1,7 +1,7 @@
 //! Volumes that show the contents of an external device.
 //!
 //! The pool has such a device as a snapshot whose whole map is external. So a volume on it is a
-//! clone, and has the rules of clones: a write covers the device's granules, a trim hides them for
+//! clone, and has the rules of clones. A write covers the device's granules, a trim hides them for
 //! good, a snapshot shares them. No place of the map ever returns to the device.
 //!
 //! | request | records |

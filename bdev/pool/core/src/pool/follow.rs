@@ -28,8 +28,8 @@ impl Follow<'_> {
     }
 }
 
-/// True for a token of the pool's own requests: a step of a request of many steps, or the move of a
-/// unit to another disk.
+/// True for a token of the pool's own requests. Such a request is a step of a request of many
+/// steps, or the move of a unit to another disk.
 pub fn is_own(token: Token) -> bool {
     token >= OWN_TOKENS
 }

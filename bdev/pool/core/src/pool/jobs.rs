@@ -331,8 +331,8 @@ fn has_moved(ancestor: VersionId, base: &mut Option<VersionId>, ground: &mut Gro
     has_moved
 }
 
-/// Ends a decouple with its record. Returns false if that has to wait: for the log, or while a
-/// deletion changes the owners of units between the volume and the ancestor's parent.
+/// Ends a decouple with its record. Returns false if that has to wait for the log. Also returns
+/// false while a deletion changes the owners of units between the volume and the ancestor's parent.
 fn decouple(token: Token, version: VersionId, ancestor: VersionId, ground: &mut Ground) -> bool {
     let state = &ground.store.state;
     let path = state.path_beyond(version, ancestor).unwrap_or_default();

@@ -100,8 +100,9 @@ impl Store {
     /// Begins `Request::AddDisk`: writes superblocks on the new disk, which gets the next number.
     ///
     /// `Attempt::Wait`: another change of the table of disks is not durable yet, or no root has
-    /// been written since the import. `Refusal::DiskUnfit`: the size is too small or too large, the
-    /// pool has a disk with this id, or it has as many disks as it can hold.
+    /// been written since the import. `Refusal::DiskUnfit`: the size is too small or too large, or
+    /// the pool has a disk with this id. A pool with as many disks as it can hold gives the same
+    /// refusal.
     pub(in crate::pool) fn attempt_add_disk(
         &mut self,
         token: Token,
