@@ -1,8 +1,8 @@
-//! Slots of a published volume: each node that shows it to hosts has one, and with it a range of
-//! controller ids (CNTLID) that no other node uses for this volume's subsystem.
+//! Slots of a published volume: each node that shows the volume to hosts has one. The slot gives
+//! the node a range of controller ids (CNTLID) that no other node uses for this volume's subsystem.
 //!
-//! A host may keep controllers of a removed node for a while, and Linux refuses another controller
-//! of the subsystem with the same id ("Duplicate cntlid"). So slots are assigned round-robin, which
+//! A host may keep controllers of a removed node for a while. Linux refuses another controller of
+//! the subsystem with the same id ("Duplicate cntlid"). So slots are assigned round-robin, which
 //! makes an early reuse of a slot unlikely.
 
 use std::ops::RangeInclusive;

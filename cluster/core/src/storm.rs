@@ -1,6 +1,7 @@
-//! Detects that many nodes lost their leases at once: within 10 minutes, more than a third of all
-//! nodes, or at least two nodes that are more than a third of a zone. Then the cluster replaces no
-//! lost replica: a broken switch must not fill the remaining nodes with copies.
+//! Detects that many nodes lost their leases at once, which means within 10 minutes. Many nodes are
+//! more than a third of all nodes, or at least two nodes that are more than a third of a zone. Then
+//! the cluster replaces no lost replica: a broken switch must not fill the remaining nodes with
+//! copies.
 //!
 //! No wall clock counts: the 10 minutes begin when this process first sees a node without a lease.
 

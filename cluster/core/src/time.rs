@@ -26,7 +26,7 @@ impl Add<Duration> for BootTime {
 /// The duration of a lease, and all durations derived from it.
 ///
 /// Each clock's rate may be wrong by 2.5 %. A lease of duration L, 1 to 30 s, is valid for 0.95 L
-/// on its node, and an observer waits for L: 0.95 L · 1.025 < L · 0.975.
+/// on its node. An observer waits for L: 0.95 L · 1.025 < L · 0.975.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
     lease: Duration,

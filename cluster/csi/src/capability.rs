@@ -134,7 +134,7 @@ impl Capability {
 }
 
 /// Checks the flags for `mount -o`: none is empty, begins with a dash, or has white space or
-/// control characters, and all together have at most [`MAX_FLAGS`] bytes.
+/// control characters. All flags together have at most [`MAX_FLAGS`] bytes.
 fn check_flags(flags: &[String]) -> Result<(), Unfit> {
     if flags.iter().map(String::len).sum::<usize>() > MAX_FLAGS {
         let text = format!("mount_flags are longer than {MAX_FLAGS} bytes");

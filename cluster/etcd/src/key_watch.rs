@@ -3,8 +3,8 @@
 //!
 //! When the stream ends, it is opened again at the next endpoint, from the revision after the last
 //! one seen. After 1 s without a message from the member on any stream, one stream requests its
-//! progress; after 3 s all streams are opened again, because a dead member does not answer. A
-//! stream that alone is silent requests progress after 10 s, and is opened again after 15 s.
+//! progress. After 3 s, every watch opens its stream again, because a dead member does not answer.
+//! A stream that alone is silent requests progress after 10 s, and is opened again after 15 s.
 //!
 //! If etcd's data was lost or restored from a backup, its revisions are lower than before, and a
 //! watch from the next revision would get no event for long. The first answer of a stream has the

@@ -14,8 +14,8 @@
 //! (etcd #15247), and no client can see in time that it did. [`NodeLeases`] writes keys instead,
 //! whose revisions every node watches.
 //!
-//! The keys with a prefix have one user: a daemon that owns the prefix (`owner`), or the nodes of a
-//! cluster, each with its lease (`lessee`).
+//! The keys with a prefix have one user. The user is a daemon that owns the prefix (`owner`), or
+//! the nodes of a cluster, each with its lease (`lessee`).
 //!
 //! The messages are written by hand (`messages`), so that the build needs no `protoc`.
 

@@ -1,6 +1,6 @@
 //! The time of the last message from an etcd member, on any of the watch streams that share its
-//! connection. One stream requests progress for all: with a stream for each observed node, a
-//! request on each every second would be most of the load of etcd.
+//! connection. One stream requests progress for all. Each observed node has a stream, and a request
+//! on each stream every second would be most of the load of etcd.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

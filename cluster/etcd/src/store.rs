@@ -81,8 +81,9 @@ impl EtcdStore {
     /// refuses what a fenced node still sends. `incarnation`: the present one; 0: none.
     ///
     /// A record also has fields of the cluster. A change by the holder writes this node to
-    /// `holder`. A record without a holder, the last change of a volume that closes, is stored with
-    /// the present holder and `closed`: the holder stays until the node releases the volume.
+    /// `holder`. The last change of a volume that closes is a record without a holder. The store
+    /// writes it with the present holder and `closed`. The holder stays until the node releases the
+    /// volume.
     pub fn of_node(
         endpoints: &Endpoints,
         prefix: Prefix,

@@ -1,6 +1,7 @@
-//! The value of the key `member/N/R` in etcd, as JSON: an *export*, a block device of node N that
-//! the other nodes reach over NVMe-oF, for a replica of a volume. An operator or the cluster wants
-//! it, and node N reports its state. A change keeps fields that this version does not know.
+//! The value of the key `member/N/R` in etcd, as JSON: an *export*. An export is a block device of
+//! node N that the other nodes reach over NVMe-oF, for a replica of a volume. An operator or the
+//! cluster wants the export, and node N reports its state. A change keeps fields that this version
+//! does not know.
 
 use nacre_cluster_core::placement::lvol_of;
 use nacre_cluster_core::{ExportId, Holder, Incarnation, NodeId, VolumeId};

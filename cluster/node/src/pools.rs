@@ -1,6 +1,6 @@
-//! The value of the key `pool/P` in etcd, as JSON: a storage pool as its node reports it, and the
-//! *promises*: space for replicas that the node has not made yet. A change keeps fields that this
-//! version does not know.
+//! The value of the key `pool/P` in etcd, as JSON: a storage pool as its node reports it. The value
+//! also has the *promises*: space for replicas that the node has not made yet. A change keeps
+//! fields that this version does not know.
 //!
 //! ```text
 //!   placing   member/N/R and the promise, one transaction that compares pool/P

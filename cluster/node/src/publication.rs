@@ -1,6 +1,6 @@
-//! The value of the key `pub/V` in etcd, as JSON: a *publication*, the nodes whose subsystems show
-//! volume V to hosts, and the hosts that may use it. A change keeps fields that this version does
-//! not know.
+//! The value of the key `pub/V` in etcd, as JSON: a *publication*. A publication has the nodes
+//! whose subsystems show volume V to hosts, and the hosts that may use the volume. A change keeps
+//! fields that this version does not know.
 
 use std::collections::BTreeMap;
 

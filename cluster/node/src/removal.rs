@@ -1,5 +1,5 @@
-//! Lists removals that a node has not done yet: a host that lost its permission may still be
-//! connected to the node, or the node still exports the device of a former replica.
+//! Lists removals that a node has not done yet. A host that lost its permission may still have a
+//! connection to the node. Or the node still exports the device of a former replica.
 //!
 //! ```text
 //!   hosts    lease/N names the volume: its last publication is not in effect on node N

@@ -168,7 +168,7 @@ pub enum RollbackError {
 ///
 /// The other version gets new tries. The boot menu has the newer of two versions first, and those
 /// without tries last. So a running version that is newer is marked as out of tries, which makes it
-/// the last choice. A running version that is older keeps its entry: with the mark, the machine
+/// the last choice. A running version that is older keeps its entry. With the mark, the machine
 /// would not return to it, since the newer one comes first if neither has tries.
 pub fn roll_back(
     places: &Places,

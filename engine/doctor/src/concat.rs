@@ -1,5 +1,5 @@
-//! The check of `nacre doctor` that hosts which must use secure channel concatenation (TLS with a
-//! key that DH-HMAC-CHAP generates) find a listener and algorithms for it.
+//! The check of `nacre doctor` for hosts that must use secure channel concatenation (TLS with a key
+//! that DH-HMAC-CHAP generates). Each such host must find a listener and algorithms for it.
 
 use super::{Finding, Scope};
 

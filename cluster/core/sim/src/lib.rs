@@ -18,9 +18,9 @@
 //!
 //! The checks: every block is a linearizable register over the responses of all nodes; at most one
 //! node holds the volume with a good lease; the store's absence fences no node; controller ids of
-//! one host's paths differ. 10 s after the last trouble, each running node has a lease, no dead one
-//! has one, and the volume has a holder, unless all in-sync replicas are on dead nodes. 20 s later,
-//! no operation of a host is without an answer.
+//! one host's paths differ. 10 s after the last trouble, each running node has a lease, and no dead
+//! one has one. The volume has a holder by then, unless all in-sync replicas are on dead nodes.
+//! 20 s later, no operation of a host is without an answer.
 //!
 //! A run is determined by its seed: [`run`] with the same number repeats it. The data path here is
 //! a model; `bdev/replica/sim` simulates the real one.

@@ -83,7 +83,7 @@ impl PoolFacts {
 
     /// The size in bytes of the largest replica for which the pool has room. For a thick one: the
     /// space below 85 % of the pool. For a thin one: the rest of 200 % of the pool for the sizes of
-    /// all volumes, or 0 once the pool is 85 % full.
+    /// all volumes. Once the pool is 85 % full, the room for a thin one is 0.
     pub fn room(&self, thin: bool) -> u64 {
         let most = percent(self.total, FULL).saturating_sub(self.committed());
         if !thin || most == 0 {

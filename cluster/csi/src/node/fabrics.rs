@@ -99,8 +99,8 @@ fn address(controller: &Path) -> Option<Address> {
 }
 
 /// The device of the namespace with this UUID, if any. With native multipath there is one for all
-/// paths. With several, the error is `FAILED_PRECONDITION`: native multipath is off, so each path
-/// has a device with a page cache of its own; or another target has a copy of the volume.
+/// paths. With several, the error is `FAILED_PRECONDITION`. Either native multipath is off, so each
+/// path has a device with a page cache of its own. Or another target has a copy of the volume.
 pub(crate) fn device(host: &dyn Host, uuid: Uuid) -> Result<Option<Device>, Status> {
     let mut found = devices(host, uuid)?;
     if found.len() < 2 {

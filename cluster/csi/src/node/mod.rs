@@ -96,8 +96,8 @@ impl Node {
         Self { flush_time, ..self }
     }
 
-    /// Sets the time limits for the kernel to connect a path (15 s by default), and to delete the
-    /// paths of a subsystem (30 s by default).
+    /// Sets the time limit for the kernel to connect a path (15 s by default). The method also sets
+    /// the limit for the kernel to delete the paths of a subsystem (30 s by default).
     #[must_use]
     pub fn with_path_time(self, time: Duration) -> Self {
         let paths = self.paths.with_time(time);

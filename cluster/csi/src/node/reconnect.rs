@@ -1,5 +1,5 @@
-//! Connects the missing paths of staged volumes again: those that failed while the volume was
-//! staged, and those that the kernel gave up, because a target refused them.
+//! Connects the missing paths of staged volumes again. Some paths failed while the volume was
+//! staged. The kernel gave up other paths, because a target refused them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -21,8 +21,8 @@ const GAP: Duration = Duration::from_secs(10);
 /// Time for which the node holds too many before it hands one over, and between two handovers; once
 /// more for each node that holds more.
 const EVERY: Duration = Duration::from_secs(60);
-/// Time for which a volume that was moved stays, and for which a node that did not become the
-/// holder of a moved volume gets none.
+/// Time for which a moved volume stays on its node. A node that did not become the holder of a
+/// moved volume gets none for the same time.
 const STAYS: Duration = Duration::from_secs(3600);
 
 #[derive(Default)]

@@ -1,7 +1,7 @@
 //! All volumes of a cluster, on one node. Each has a state machine
 //! ([`nacre_cluster_core::Volume`]), which decides whether this node serves it. This module passes
-//! events and the time to these machines, and executes their intents: it returns changes of records
-//! to the caller, and passes all else to the engine through [`Serving`].
+//! events and the time to these machines, and executes their intents. The module returns changes of
+//! records to the caller, and passes all else to the engine through [`Serving`].
 
 mod balance;
 

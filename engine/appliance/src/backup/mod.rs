@@ -6,9 +6,10 @@
 //! ```
 //!
 //! An export may be made while the daemon runs: every file is read twice, and an export whose files
-//! changed meanwhile begins again. It has the same secrets as the state: keys and the private key
-//! of the certificate, hashes of passwords, encrypted keys, and the file of the key that encrypts
-//! them, if the daemon does not get that key as a systemd credential.
+//! changed meanwhile begins again. An export has the same secrets as the state: keys and the
+//! private key of the certificate, hashes of passwords, and encrypted keys. The file of the key
+//! that encrypts them is also in the export, unless the daemon gets that key as a systemd
+//! credential.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};

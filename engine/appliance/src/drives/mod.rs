@@ -7,10 +7,10 @@
 //!   restore   drives.json ─▶ the same drives ─▶ vfio-pci       at each start, before the daemon
 //! ```
 //!
-//! A drive is identified by its serial number and its model, which the kernel's driver reads from
-//! the drive, because a card in another slot changes PCI addresses. So a drive is refused if
-//! another PCI function has the same two, as with a drive with two ports. A drive that is bound to
-//! vfio-pci shows no serial number, so the list also has its address.
+//! A card in another slot changes PCI addresses. Therefore the serial number and the model identify
+//! a drive, and the kernel's driver reads both from the drive. So a drive is refused if another PCI
+//! function has the same two, as with a drive with two ports. A drive that is bound to vfio-pci
+//! shows no serial number, so the list also has its address.
 //!
 //! The list is in the partition for state: a factory reset erases it, and the boot after that binds
 //! no drive.

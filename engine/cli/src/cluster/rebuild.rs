@@ -1,5 +1,6 @@
-//! `nacre cluster rebuild-store`: makes the cluster's keys in etcd again, from the labels of
-//! replicas and the nodes' copies of the keys, without a daemon on this machine.
+//! `nacre cluster rebuild-store`: makes the cluster's keys in etcd again, without a daemon on this
+//! machine. The command takes the keys from the labels of replicas and the nodes' copies of the
+//! keys.
 
 use std::time::Duration;
 

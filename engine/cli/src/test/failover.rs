@@ -1,5 +1,6 @@
 //! `nacre test failover`: sets the ANA state of a listener to inaccessible for a time and restores
-//! it, under verified I/O of this program; checks that this I/O and that of the hosts moves.
+//! it, under verified I/O of this program. The command checks that this I/O and that of the hosts
+//! moves.
 
 use std::collections::BTreeSet;
 use std::panic::resume_unwind;

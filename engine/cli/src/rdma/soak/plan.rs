@@ -1,5 +1,5 @@
-//! Plans `nacre rdma soak client`: the phases of the test in order, and the RDMA flows between this
-//! machine and its peers in each of them. This module does no I/O.
+//! Plans `nacre rdma soak client`: the phases of the test in order. Each phase has the RDMA flows
+//! between this machine and its peers. This module does no I/O.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -67,8 +67,8 @@ pub(super) struct Phase {
 const ALONE_LEAST: Duration = Duration::from_secs(2);
 const ALONE_MOST: Duration = Duration::from_secs(10);
 
-/// The phases: each peer alone for a twentieth of `time` (2 to 10 s), in addition to `time`; then
-/// incast, both directions and bursts, with a third of `time` each.
+/// The phases: each peer alone for a twentieth of `time` (2 to 10 s), in addition to `time`. Then
+/// incast, both directions and bursts follow, with a third of `time` each.
 pub(super) fn plan(peers: &[SocketAddr], time: Duration, bursts: Bursts) -> Vec<Phase> {
     let flows = |ops: &[Op]| {
         let of = |peer: &SocketAddr| {
