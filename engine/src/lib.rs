@@ -10,8 +10,8 @@
 //!                    Store (redb, helper thread)
 //! ```
 //!
-//! - Every change is an RPC method call: those of clients, of startup files, of the replay of the
-//!   store and of declared objects run through [`services::Engine`], for example
+//! - Every change is an RPC method call. The calls of clients, of startup files, of the replay of
+//!   the store and of declared objects run through [`services::Engine`]. An example is
 //!   [`services::Engine::call`].
 //! - A method is its types ([`rpc::Method`]): parameters and reply are the schema from which
 //!   reference, command line and error messages derive.

@@ -276,8 +276,8 @@ pub(crate) fn interfaces(system: &System, scope: &Scope, findings: &mut Vec<Find
     }
 }
 
-/// The reason why an address cannot be used over RDMA, as a word and a text; `None` if it can, or
-/// if this machine does not have it.
+/// The reason why an address cannot be used over RDMA, as a word and a text. The reason is `None`
+/// if the address can be used, or if this machine does not have it.
 pub fn reason_without_rdma(system: &System, ip: std::net::IpAddr) -> Option<String> {
     let interface = system.interface_of(ip)?;
     let want = CapabilityRequest::new(&interface.name, ip);

@@ -17,8 +17,9 @@
 //!
 //! A unit is the granularity of the LBAs: the I/O size if it is fixed, otherwise one block.
 //!
-//! In a worker, the path of one I/O takes no lock and reads no clock: time is read once per poll of
-//! all lanes, which is also the resolution of the latencies. Buffers are allocated at the start.
+//! In a worker, the path of one I/O takes no lock and reads no clock. The worker reads the time
+//! once per poll of all lanes, which is also the resolution of the latencies. Buffers are allocated
+//! at the start.
 
 #![forbid(unsafe_code)]
 

@@ -7,10 +7,10 @@
 //!   name   ─▶ getpwnam_r, getgrnam_r            the sources in nsswitch.conf (files, LDAP)
 //! ```
 //!
-//! Unsafe, because rustix has neither SO_PEERGROUPS nor the lookups of names, and its SO_PEERCRED
-//! cannot return the pid 0 of a process outside this PID namespace. `/proc/PID/status` also lists
-//! groups, but is not safe: after the process has ended, its pid may belong to a process with more
-//! rights.
+//! The crate has unsafe code because rustix has neither SO_PEERGROUPS nor the lookups of names.
+//! Also, the SO_PEERCRED of rustix cannot return the pid 0 of a process outside this PID namespace.
+//! `/proc/PID/status` also lists groups, but is not safe: after the process has ended, its pid may
+//! belong to a process with more rights.
 
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
 

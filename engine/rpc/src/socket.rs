@@ -17,7 +17,7 @@ use super::access::SocketAccess;
 use super::folder;
 use nacre_engine_values::files::{self, Inode};
 
-/// Attempts to get the lock or to find the old socket closed: a killed daemon takes some
+/// Attempts to get the lock or to find the old socket closed. A killed daemon takes some
 /// milliseconds to exit, and so does its child before exec.
 const ATTEMPTS: u32 = 25;
 const PAUSE: Duration = Duration::from_millis(10);

@@ -1,5 +1,5 @@
-//! The audit log: one JSON line for each call of a client that is of an audited class or may change
-//! something, and for each act on the administration page.
+//! The audit log: one JSON line for each audited call of a client, and for each act on the
+//! administration page. A call is audited if it is of an audited class or may change something.
 //!
 //! ```text
 //!   call ─▶ AuditRecord ─▶ (a secret call: "started", or the call is refused) ─▶ the method runs
@@ -364,8 +364,8 @@ impl AuditLog {
         }
     }
 
-    /// Writes the line of an act on the page. The number of lines is limited by account or API
-    /// token, and by address for refused acts, so that many sign-ins do not fill the file.
+    /// Writes the line of an act on the page. A limit on the number of lines applies by account or
+    /// API token, and by address for refused acts. Many sign-ins therefore do not fill the file.
     pub async fn act(&self, act: Act) {
         let mut line = AuditLine {
             account: act.account,
@@ -421,8 +421,8 @@ impl AuditLog {
     }
 }
 
-/// Writes the line on a helper thread, one line at a time, so that a disk that does not respond
-/// holds up one helper thread only.
+/// Writes the line on a helper thread, one line at a time. A disk that does not respond thus holds
+/// up one helper thread only.
 async fn append(file: Arc<Mutex<AuditFile>>, line: String, sync: bool) -> std::io::Result<()> {
     let work = async {
         let mut file = file.lock_owned().await;

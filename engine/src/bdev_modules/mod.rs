@@ -1,6 +1,6 @@
-//! The table of bdev modules. Derived from it are the RPC methods that create and delete bdevs,
-//! `nacre bdev create` and `delete`, `[[bdev]]` in the configuration file, and the names and bases
-//! in journal records.
+//! The table of bdev modules. The RPC methods that create and delete bdevs derive from it, and so
+//! do `nacre bdev create` and `delete`. `[[bdev]]` in the configuration file, and the names and
+//! bases in journal records, also derive from it.
 
 pub mod malloc;
 pub mod new_bdev;

@@ -541,8 +541,8 @@ impl Default for Bdev {
     }
 }
 
-/// The type of a declared bdev: `file`, `malloc` or `null`, which have keys of their own, or the
-/// name of a module whose create parameters are the keys.
+/// The type of a declared bdev: `file`, `malloc`, `null`, or the name of a module. The first three
+/// have keys of their own. For a module, the keys are its create parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct BdevKind(&'static str);

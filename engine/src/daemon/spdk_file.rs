@@ -38,9 +38,9 @@ pub struct FileCall {
     pub params: SecretValue,
 }
 
-/// Parses a JSON configuration, with comments as SPDK allows them. `None` if it is not JSON: the
-/// file is not named `.json`, and the text begins with neither a brace nor a slash (a TOML file
-/// does not).
+/// Parses a JSON configuration, with comments as SPDK allows them. The result is `None` if the text
+/// is not JSON. Then the file is not named `.json`, and the text begins with neither a brace nor a
+/// slash (a TOML file does not).
 pub fn read(path: &Path, text: &str) -> Option<serde_json::Result<Value>> {
     let named = path
         .extension()

@@ -1,9 +1,9 @@
 //! The current configuration: the created objects in order, each with the call that creates it
 //! again.
 //!
-//! The journal is the one list behind the durable store (objects created by RPC), the reply of
-//! `framework_get_config` (all objects), and the list of objects that could not be restored, which
-//! are kept and retried.
+//! The journal is the one list behind the durable store (objects created by RPC) and the reply of
+//! `framework_get_config` (all objects). It is also behind the list of objects that could not be
+//! restored. The daemon keeps and retries them.
 
 mod upgrade;
 

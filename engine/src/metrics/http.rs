@@ -1,7 +1,7 @@
 //! Serves `GET /metrics` and `GET /healthz` over HTTP, to at most [`MAX_CLIENTS`] clients at a
 //! time. If `[metrics] token_file` is set, only requests with its token are answered.
 //!
-//! A request is served in milliseconds, so a client that stays connected is slow or idle; a new
+//! A request is served in milliseconds, so a client that stays connected is slow or idle. A new
 //! client replaces it if all places are taken, see [`Places`]. With `[metrics.tls]` the listener
 //! uses TLS, and requires client certificates if `client_ca` is set.
 

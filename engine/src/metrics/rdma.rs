@@ -250,7 +250,7 @@ impl MetricsSource for RdmaMetrics {
     }
 }
 
-/// Adds a series for each kind of failure from the start, even at 0: Prometheus' `increase()`
+/// Adds a series for each kind of failure from the start, even at 0. Prometheus' `increase()`
 /// misses the first failure in a series that begins with it.
 fn failures(plug: Option<&RdmaPlug>, into: &mut Scrape) {
     let total = plug.map(RdmaPlug::total).unwrap_or_default();

@@ -1,10 +1,10 @@
 //! Events: a ring buffer, which `notify_get_notifications` returns in SPDK's form, and `events_get`
 //! and `events_subscribe` with more details.
 //!
-//! Bursts are rate-limited by type and subject: some per second for frequent events (a flapping
-//! link, a drive with bad blocks), one per minute for events that a peer can cause at will (a
-//! refused connection). The next event of the same type and subject has the number of suppressed
-//! ones. If none follows, the last suppressed event is sent with that number.
+//! Limits on bursts apply by type and subject. Frequent events (a flapping link, a drive with bad
+//! blocks) have a limit of some per second. Events that a peer can cause at will (a refused
+//! connection) have a limit of one per minute. The next event of the same type and subject has the
+//! number of suppressed ones. If none follows, the last suppressed event is sent with that number.
 
 mod queue;
 mod types;

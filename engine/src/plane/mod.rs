@@ -345,10 +345,11 @@ impl Plane {
 /// Most cores of `auto` and `auto-numa`, which have no number.
 const MOST_CORES: usize = 4;
 
-/// The cores that `text` selects: `auto` the first four allowed cores or fewer, `auto:2` the first
-/// two, `auto-numa` up to four near the network cards and disks, `auto-numa:2` up to two; otherwise
-/// a list or a mask. `listeners`: selectors that name the network cards. The second value, for
-/// `auto-numa`, is the reason of the choice. Refuses a core that the process may not use.
+/// The cores that `text` selects. `auto` selects the first four allowed cores or fewer, and
+/// `auto:2` the first two. `auto-numa` selects up to four cores near the network cards and disks,
+/// and `auto-numa:2` up to two. Other texts are a list or a mask. `listeners`: selectors that name
+/// the network cards. The second value, for `auto-numa`, is the reason of the choice. Refuses a
+/// core that the process may not use.
 pub fn choose_cores(
     text: &str,
     listeners: &[String],

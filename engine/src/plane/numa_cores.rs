@@ -15,8 +15,9 @@ pub(super) struct Chosen {
 }
 
 /// Chooses up to `most` of `cores`, which have their NUMA nodes. Cores on the nodes of network
-/// cards come first, because all data pass through the cards; if no card has a node, those on the
-/// nodes of disks. Several such nodes give cores in turn. Other nodes supply missing cores.
+/// cards come first, because all data pass through the cards. If no card has a node, cores on the
+/// nodes of disks come first. Several such nodes give cores in turn. Other nodes supply missing
+/// cores.
 pub(super) fn choose(
     cores: &[(usize, Option<u32>)],
     cards: &[Placed],

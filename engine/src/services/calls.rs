@@ -76,8 +76,8 @@ impl Calls {
     }
 
     /// Replaces the rules, for connected clients too. If the name service does not answer within
-    /// [`NAMES_LIMIT`], this is an error: users and groups keep their old roles, and only the rules
-    /// for certificates and for lists of methods change.
+    /// [`NAMES_LIMIT`], this is an error. Users and groups then keep their old roles, and only the
+    /// rules for certificates and for lists of methods change.
     pub async fn change_rules(&self, rules: settings::Rpc) -> anyhow::Result<()> {
         let looked_up = of_daemon_on_a_thread(&rules, rustix::process::geteuid().as_raw())?;
         let looked_up = tokio::time::timeout(NAMES_LIMIT, looked_up).await;

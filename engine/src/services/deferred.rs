@@ -2,9 +2,9 @@
 //! records whose objects wait for a bdev.
 //!
 //! SPDK accepts the creation of a stacked bdev before its base exists, and creates it when the base
-//! appears: its saved configurations list stacked bdevs first. Here such a call becomes a journal
-//! record `deferred/<name>`. The record is stored, exported, and listed by `state_get`. The bdev's
-//! own record replaces it once the bdev exists.
+//! appears. The saved configurations of SPDK list stacked bdevs first. Here such a call becomes a
+//! journal record `deferred/<name>`. The record is stored, exported, and listed by `state_get`. The
+//! bdev's own record replaces it once the bdev exists.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};

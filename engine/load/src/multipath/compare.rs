@@ -33,8 +33,8 @@ impl Compare<'_> {
     }
 
     /// Reads the plans' units at the same time, and compares them with the written patterns. In a
-    /// test that does not write, the data of the path `reference` becomes the expected data, and
-    /// units that other paths return differently are added to `unequal`. Also returns a checksum
+    /// test that does not write, the data of the path `reference` becomes the expected data. The
+    /// method adds units that other paths return differently to `unequal`. Also returns a checksum
     /// of each plan.
     pub(super) fn read(
         &mut self,

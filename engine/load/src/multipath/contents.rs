@@ -37,9 +37,9 @@ pub struct ContentsReport {
 }
 
 impl Contents {
-    /// For a namespace with this NSID and block size in bytes; a range of `units` units of
-    /// `unit_blocks` blocks from block `first` on; a test that `writes` or only reads; and the
-    /// number `run` that distinguishes runs.
+    /// For a namespace with this NSID and block size in bytes. The range has `units` units of
+    /// `unit_blocks` blocks from block `first` on. The test `writes` or only reads. The number
+    /// `run` distinguishes runs.
     pub fn new(
         (nsid, block_size): (u32, u32),
         (first, units, unit_blocks): (u64, u64, u32),

@@ -225,7 +225,7 @@ pub struct Mount {
 impl Mount {
     /// Uses `range` bytes from byte `offset` on, rounded down to whole I/Os; without `range`, all
     /// bytes from there on, at most `most`. Fails if the paths differ in the UUID, NGUID or block
-    /// size of the namespace, or if the I/O size or the range does not fit.
+    /// size of the namespace. Also fails if the I/O size or the range does not fit.
     ///
     /// # Panics
     /// Without paths.

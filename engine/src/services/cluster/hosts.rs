@@ -87,8 +87,8 @@ impl<'a> Hosts<'a> {
 }
 
 /// Refuses a client's call that would allow a host, or any host (`None`), on the subsystem of a
-/// volume of the cluster, unless the volume's publication does. The node would remove the host
-/// again.
+/// volume of the cluster. The call passes if the volume's publication allows the same. Otherwise
+/// the node would remove the host again.
 ///
 /// Calls of the journal and of the configuration file pass; [`Hosts::surplus`] finds their hosts.
 pub fn refuse_by_hand(engine: &Engine, nqn: &Nqn, host: Option<&Nqn>) -> Result<(), RpcError> {

@@ -9,7 +9,7 @@
 //!   Command::Replace: the former replica is removed when the new one is in sync
 //! ```
 //!
-//! The node that serves a volume decides for it and acts: only this node knows the states of the
+//! The node that serves a volume decides for it and acts. Only this node knows the states of the
 //! replicas, and no other node can change them. The transaction compares facts that concern several
 //! volumes: the space and the resyncs of a pool, and the brake.
 

@@ -58,8 +58,8 @@ fn edit(bdev: &UringBdev, contents: Option<Contents>) -> Edit {
     })
 }
 
-/// Removes the recorded contents of files that changed while the daemon was stopped, once the users
-/// of their bdevs do not rely on the old contents any more.
+/// Removes the recorded contents of files that changed while the daemon was stopped. The daemon
+/// calls the function once the users of their bdevs do not rely on the old contents any more.
 pub async fn forget_changes(engine: &Engine, files: &[Arc<UringBdev>]) {
     let is_due = |file: &&Arc<UringBdev>| {
         let seen = engine.journal.seen(file.uuid());

@@ -1,6 +1,6 @@
-//! A key of the keyring: its name, the place of its secret (a file, a systemd credential, or sealed
-//! in the daemon's state), and its expiry. It is for DH-HMAC-CHAP or TLS-PSK, or it is a line of
-//! text, such as the password of a mail server.
+//! A key of the keyring: its name, the place of its secret, and its expiry. The secret is in a
+//! file, in a systemd credential, or sealed in the daemon's state. The key is for DH-HMAC-CHAP or
+//! TLS-PSK, or it is a line of text, such as the password of a mail server.
 
 use std::fmt;
 use std::path::PathBuf;

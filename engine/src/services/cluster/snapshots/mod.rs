@@ -395,8 +395,8 @@ enum Made {
     Early,
 }
 
-/// Takes a snapshot of the replica's lvol, or finds the one that this node took before a restart,
-/// which is valid if the volume's record has not changed since the choice.
+/// Takes a snapshot of the replica's lvol, or finds the one that this node took before a restart.
+/// The found snapshot is valid if the volume's record has not changed since the choice.
 async fn make(
     engine: &Rc<Engine>,
     id: Uuid,
