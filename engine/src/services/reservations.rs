@@ -2,8 +2,8 @@
 //!
 //! A reservation is stored in the journal, below its namespace, or in the file that
 //! `nvmf_subsystem_add_ns` names (`ptpl_file`, in SPDK's format). For a volume of a cluster it is
-//! stored in etcd. It is durable before the host's command completes: the target sends the state
-//! with a ticket, and a task on the management thread stores it and completes the ticket. A
+//! stored in etcd. It is durable before the host's command completes. The target sends the state
+//! with a ticket. A task on the management thread stores the state and completes the ticket. A
 //! namespace loads its reservation when it is added, so hosts never see the namespace without it.
 //! The replay of the record only checks that it is loaded.
 

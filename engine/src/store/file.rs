@@ -1,8 +1,8 @@
 //! [`StateStore`] in one redb file: every commit is one durable transaction.
 //!
 //! The intended content is in memory too. After a failed write, redb accepts no further writes
-//! until the file is reopened, and the reopened file may or may not contain the failed change. So
-//! each later commit reopens the file if necessary, and its transaction writes the whole intended
+//! until the file is reopened. The reopened file may or may not contain the failed change. So each
+//! later commit reopens the file if necessary, and its transaction writes the whole intended
 //! content, until one succeeds.
 
 use std::collections::BTreeMap;

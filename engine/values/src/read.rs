@@ -362,9 +362,9 @@ fn remove(value: &mut Value, place: &[Segment]) -> bool {
 /// How the parser treats quoted text where a number or boolean is expected, and the reverse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Texts {
-    /// Converts: the text `"8"` to the number 8, the number 8 to the text "8"; `yes`, `on` and `1`
-    /// to true, `no`, `off` and `0` to false. Environment variables are text, and files may quote
-    /// numbers.
+    /// Converts the text `"8"` to the number 8, and the number 8 to the text `"8"`. Converts `yes`,
+    /// `on` and `1` to true, and `no`, `off` and `0` to false. Environment variables are text, and
+    /// files may quote numbers.
     Read,
     /// Refuses a value of another type, as RPC calls do.
     Keep,

@@ -58,8 +58,8 @@ pub enum AccountError {
 )]
 pub struct NameError(String);
 
-/// Refuses a name that does not begin with a lower-case letter, has other characters than those,
-/// digits, `.`, `_` and `-`, or is longer than [`MAX_NAME`].
+/// Refuses a name that does not begin with a lower-case letter or is longer than [`MAX_NAME`]. The
+/// other characters must be lower-case letters, digits, `.`, `_` or `-`.
 pub fn check_name(name: &str) -> Result<(), NameError> {
     let is_plain = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'-');
     let begins = name

@@ -1,5 +1,6 @@
-//! The certificate of the HTTPS listeners: from the administrator's files, or a self-signed one for
-//! this machine's names, which the daemon keeps in the data directory and renews.
+//! The certificate of the HTTPS listeners. It is from the administrator's files, or it is a
+//! self-signed one for this machine's names. The daemon keeps the self-signed one in the data
+//! directory and renews it.
 
 use std::fmt::Write as _;
 use std::io::{ErrorKind, Read};

@@ -53,9 +53,9 @@ const RELEASE_MIN: usize = 64 * 1024;
 impl Shared {
     /// Allocates `bytes` zero bytes; pages are populated at the first write.
     ///
-    /// With [`HugepagePolicy::Auto`] the pages are transparent huge pages, else plain ones: hugetlb
-    /// pages are left to arenas, and a RAM disk can be released in parts. A policy that requires
-    /// hugetlb pages populates all of them at once.
+    /// With [`HugepagePolicy::Auto`] the pages are transparent huge pages, else plain ones. So
+    /// hugetlb pages are left to arenas, and a RAM disk can be released in parts. A policy that
+    /// requires hugetlb pages populates all of them at once.
     pub fn allocate(bytes: u64, policy: HugepagePolicy) -> Result<Self, ArenaError> {
         let options = ArenaOptions {
             hugepages: policy,
@@ -206,7 +206,8 @@ impl Shared {
     }
 
     /// Zeroes a range. Releases its whole pages to the system if they are 64 KiB or more, not
-    /// locked and not hugetlb pages, and if no device has ever registered the memory.
+    /// locked and not hugetlb pages. Does not release them if a device has ever registered the
+    /// memory.
     pub fn discard(&self, offset: usize, len: usize) {
         // Check the range now rather than half way.
         self.at(offset, len);

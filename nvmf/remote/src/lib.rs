@@ -18,11 +18,12 @@
 //! - A device sends I/O only on paths that show its namespace: the same identifiers and block size,
 //!   not smaller, with at least the limits that were announced. The comparison repeats at every
 //!   connection and every change that a target reports.
-//! - With several paths, no I/O is sent on a path where the namespace is inaccessible, and none on
-//!   a non-optimized path while an optimized one works.
-//! - An I/O is on one path at a time. It changes the path only if it was not sent, if it was not
-//!   executed (an ANA status), if the target asks for a retry elsewhere (a path-related status
-//!   without DNR), or if the association that it was sent in has ended.
+//! - With several paths, a device sends no I/O on a path where the namespace is inaccessible. It
+//!   sends none on a non-optimized path while an optimized one works.
+//! - An I/O is on one path at a time. It changes the path if it was not sent, or if the target did
+//!   not execute it (an ANA status). It also does so if the target asks for a retry elsewhere (a
+//!   path-related status without DNR), or if the association that it was sent in has ended. It
+//!   changes the path in no other case.
 //!
 //! A namespace keeps its identity while it is attached: its identifiers, block size and size are
 //! compared after every reconnect, and when the target reports a change. A namespace with another

@@ -118,7 +118,7 @@ impl ControllerPoller {
     }
 
     /// Schedules another attempt after a permanent refusal, if the time to reconnect has no limit
-    /// (`loss_timeout`): a target that has just restarted may not have its configuration yet.
+    /// (`loss_timeout`). A target that has just restarted may not have its configuration yet.
     fn insist(&mut self, now: Nanos) {
         let options = self.controller.options();
         let given_up = matches!(self.controller.state(), ControllerState::Failed(_));

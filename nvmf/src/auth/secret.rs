@@ -1,8 +1,9 @@
 //! The secret of a host or of a controller: `DHHC-1:HH:BASE64:` (TP8006, "Secret representation").
 //!
 //! BASE64 is the secret, of 32, 48 or 64 bytes, followed by its CRC-32. HH says how the secret
-//! becomes the key: 00 as it is, 01 to 03 with an HMAC (SHA-256, SHA-384, SHA-512) over the NQN of
-//! the secret's owner. Both ends compute the same key, with the same NQN.
+//! becomes the key. With 00, the key is the secret. With 01 to 03, the key is an HMAC (SHA-256,
+//! SHA-384, SHA-512) over the NQN of the secret's owner. Both ends compute the same key, with the
+//! same NQN.
 
 use std::fmt;
 

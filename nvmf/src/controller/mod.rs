@@ -54,8 +54,8 @@ pub(crate) enum Outcome {
         sqid: u16,
         cid: u16,
     },
-    /// Set Features, Reservation Persistence (83h): the group sets or clears Persist Through Power
-    /// Loss (`on`) for the reservations of these namespaces, and then completes the command.
+    /// Set Features, Reservation Persistence (83h). The group sets or clears Persist Through Power
+    /// Loss (`on`) for the reservations of these namespaces. Then it completes the command.
     Persist {
         on: bool,
         namespaces: Several,

@@ -208,7 +208,7 @@ impl Resources {
     }
 
     /// Checks the TLS channel of a queue. A host that has a PSK must use TLS, and the names of its
-    /// Connect must be those of the handshake: only then has the host proved that it has the PSK.
+    /// Connect must be those of the handshake. Only then has the host proved that it has the PSK.
     /// The host must still have that PSK.
     fn check_channel(
         &self,

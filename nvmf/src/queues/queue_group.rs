@@ -9,10 +9,10 @@
 //! ```
 //!
 //! Every command that completes ends in `QueuePair::conclude`, unless it got no place in the
-//! request table. A command that must wait is in a bounded list: for a buffer in the group's list,
-//! for a full device in the device's list, for the fetch window in the queue pair's list. The first
-//! two are retried each turn. So a lack of buffers or of room in a device delays commands and does
-//! not fail them.
+//! request table. A command that must wait is in a bounded list. A command that waits for a buffer
+//! is in the group's list. One that waits for a full device is in the device's list. One that waits
+//! for the fetch window is in the queue pair's list. The group retries the first two lists each
+//! turn. So a lack of buffers or of room in a device delays commands and does not fail them.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

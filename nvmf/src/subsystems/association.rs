@@ -272,9 +272,9 @@ impl Association {
             .any(|queue| queue.secure.is_none())
     }
 
-    /// True if a queue with this TLS channel may join the association. If authentication on the
-    /// admin queue generated a PSK, or the admin queue's channel uses a generated one, the channel
-    /// must use one of these two.
+    /// True if a queue with this TLS channel may join the association. There may be a PSK that
+    /// authentication on the admin queue generated, or a generated one that the admin queue's
+    /// channel uses. If so, the channel must use one of these two.
     pub(crate) fn takes_channel(&self, channel: Option<&SecureChannel>) -> bool {
         let own = self.generated.lock().clone();
         let queues = self.queues.lock();

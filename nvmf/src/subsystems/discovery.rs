@@ -100,9 +100,10 @@ impl Reachable {
         }
     }
 
-    /// How the host connects to a port with this TLS policy: with TLS if it has a PSK, in clear and
-    /// then with TLS if it must use concatenation, otherwise in clear. If it is unknown whether the
-    /// host has a PSK, a port that requires TLS is listed with TLS.
+    /// How the host connects to a port with this TLS policy. A host that has a PSK connects with
+    /// TLS. Without one, a host that must use concatenation connects in clear and then with TLS.
+    /// Any other host connects in clear. If it is unknown whether the host has a PSK, a port that
+    /// requires TLS is listed with TLS.
     fn channel(&self, policy: TlsPolicy) -> PortChannel {
         // Hosts take TREQ "not required" with TLS for concatenation (nvme-cli 3.0).
         let of_host = match (self.has_psk, self.must_concat) {
@@ -433,8 +434,8 @@ pub fn page_bytes(records: usize) -> u64 {
     PIECE * (records as u64 + 1)
 }
 
-/// Writes the part of the page that begins at `offset`, up to the end of `out` or of the page;
-/// further bytes of `out` stay unchanged. Only the entries in that part are built, so reading a
+/// Writes the part of the page that begins at `offset`, up to the end of `out` or of the page.
+/// Further bytes of `out` stay unchanged. Only the entries in that part are built, so reading a
 /// long log in pieces costs no more than reading it at once.
 pub fn write_page(
     generation: u64,

@@ -94,7 +94,7 @@ impl Rdma {
     }
 
     /// Starts a task that checks for removed devices, which closes them. librdmacm keeps a device
-    /// open, even one that was opened only for a description, and the removal of a software device
+    /// open, even one that was opened only for a description. The removal of a software device
     /// waits for all processes that have it open.
     pub fn watch_for_removal(engine: &Rc<Engine>) {
         if engine.rdma.watched.replace(true) {
@@ -121,8 +121,8 @@ impl Rdma {
         });
     }
 
-    /// Bytes of memory that the next RDMA device has to register: that of the whole data path, and
-    /// that of the transport on each of `cores`. 0 once a device is in use.
+    /// Bytes of memory that the next RDMA device has to register. They are the memory of the whole
+    /// data path and that of the transport on each of `cores`. 0 once a device is in use.
     pub fn memory_needed(&self, arenas: &[Arena], cores: usize, config: &RdmaConfig) -> u64 {
         let sum = |arenas: &[Arena]| arenas.iter().map(|arena| arena.report().bytes).sum::<u64>();
         match self.plug() {

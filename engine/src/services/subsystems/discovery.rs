@@ -12,8 +12,9 @@ use crate::values::identity_file;
 const IDENTITY_FILE: &str = "discoverynqn";
 
 /// The configured unique NQN of the discovery subsystem; `None`: only the well-known one. With
-/// `auto` and no data directory there is none, as in SPDK: hosts with a persistent discovery
-/// connection reconnect by this NQN, and would be refused for good if it changed at each start.
+/// `auto` and no data directory there is none, as in SPDK. Hosts with a persistent discovery
+/// connection reconnect by this NQN. If it changed at each start, the daemon would refuse these
+/// hosts for good.
 pub fn configured_nqn(engine: &Engine) -> Option<Nqn> {
     // Validated when the configuration was loaded.
     match engine.settings.nvmf.discovery_name().ok()? {

@@ -103,8 +103,8 @@ pub fn poll_queues(plane: &crate::plane::Plane) {
     plane.target.groups().iter().for_each(|group| group.wake());
 }
 
-/// Handles a bdev that appeared, changed or is being removed: volumes with a replica on it check
-/// it, and volumes that are not open are tried again.
+/// Handles a bdev that appeared, changed or is being removed. Volumes with a replica on the bdev
+/// check it. The daemon tries volumes that are not open again.
 pub fn device_changed(engine: &Rc<Engine>, device: &str) {
     engine.volumes.again.notify_waiters();
     // The replicas of a cluster's volumes are named by the UUIDs of their namespaces.

@@ -288,8 +288,8 @@ impl Volumes {
     }
 
     /// The name under which the journal refers to a device. For a renamed volume it is the UUID,
-    /// because the bdev has another name after the next start; in a cluster it always is, because
-    /// other nodes may rename a volume.
+    /// because the bdev has another name after the next start. In a cluster it is always the UUID,
+    /// because other nodes may rename a volume.
     pub fn lasting_name(&self, device: &str) -> String {
         let entries = self.entries.borrow();
         let ours = entries

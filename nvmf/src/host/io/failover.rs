@@ -1,6 +1,6 @@
 //! Moves I/O between the queues of several paths to one namespace.
 //!
-//! A queue that fails over does not fail I/O because of its own path: it stores the I/O until the
+//! A queue that fails over does not fail I/O because of its own path. It stores the I/O until the
 //! caller takes it back and gives it to the queue of another path. I/O that was sent can be taken
 //! back only after the end of its association. Until then the target could execute it after its
 //! repetition on the other path.
