@@ -139,7 +139,7 @@ impl CoreHandle {
         self.inner.tasks.spawn(self.inner.label(place), future)
     }
 
-    /// A future that resolves at or after `deadline`: the timer fires in the first turn that begins
+    /// A future that resolves at or after `deadline`. The timer fires in the first turn that begins
     /// then, and wakes the future for the next turn.
     pub fn timer_at(&self, deadline: Nanos) -> Timer {
         Timer {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
 /// The unit by which limits count connections of a peer: an IPv4 address, or the first 64 bits of
-/// an IPv6 address, because one machine may use all addresses of its network. A link-local IPv6
+/// an IPv6 address. One machine may use all addresses of its IPv6 network. A link-local IPv6
 /// address counts alone, because all machines of a link share that network. IPv4-mapped addresses
 /// are IPv4 addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -28,13 +28,13 @@ const MOST: u32 = 8;
 /// outstanding command, and a reactor without load soon sleeps.
 ///
 /// A reactor that shares its core with another busy thread sleeps instead of yielding. Each yield
-/// costs a slice of several milliseconds, and work that arrives meanwhile waits that long: the
+/// costs a slice of several milliseconds, and work that arrives meanwhile waits that long. The
 /// scheduler prefers a thread that wakes up to one that runs, but not a thread that was ready all
-/// the time. Two reactors of one process that wait for each other, with a load on one of their
-/// cores, would reach only 250 round trips a second. Several long yields within a short time show
-/// such a core, whether or not short ones lie between them. A single long yield does not: in a
-/// virtual machine it can mean that the hypervisor ran something else. Sleeping then would only
-/// cost time.
+/// the time. Two reactors of one process may wait for each other, with a load on one of their
+/// cores. With yields, they would reach only 250 round trips a second. Several long yields within a
+/// short time show such a core, whether or not short ones lie between them. A single long yield
+/// does not: in a virtual machine it can mean that the hypervisor ran something else. Sleeping then
+/// would only cost time.
 #[derive(Debug)]
 pub(crate) struct Patience {
     times: u32,

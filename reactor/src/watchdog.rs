@@ -2,8 +2,8 @@
 //!
 //! One thread checks all reactors at intervals of half the shortest limit. It reads the statistics
 //! that they publish, which costs them nothing. A sleeping reactor is not stalled. A reactor whose
-//! thread is not scheduled appears stalled; the report then contains the time for which it waited
-//! for a core, if the kernel provides it.
+//! thread is not scheduled appears stalled. The report then contains the time for which the thread
+//! waited for a core, if the kernel provides that time.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

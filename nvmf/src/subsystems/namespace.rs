@@ -169,7 +169,7 @@ impl View {
     }
 
     /// The status for a command to a namespace that the controller does not have. If the ANA state
-    /// of the listener does not allow commands, the status makes the host use another path: the
+    /// of the listener does not allow commands, the status makes the host use another path. The
     /// namespace may be about to move to another target.
     pub(crate) fn absent(&self) -> StatusCode {
         let unknown = StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr();

@@ -140,9 +140,9 @@ pub enum Event {
         peer: Address,
     },
     /// A command arrived, with its in-capsule data if it had any. `data` is `Some` if and only if
-    /// the SGL is [`nacre_nvmf_wire::Sgl::InCapsule`] of non-zero length, and its range (offset and
-    /// length) is inside the capsule; it is exactly that range. A command that needs data and has
-    /// an in-capsule SGL without `data` fails with SGL Offset Invalid.
+    /// the SGL is [`nacre_nvmf_wire::Sgl::InCapsule`] of non-zero length, with its range (offset
+    /// and length) inside the capsule. `data` is exactly that range. A command that needs data and
+    /// has an in-capsule SGL without `data` fails with SGL Offset Invalid.
     Capsule {
         conn: ConnId,
         sqe: Sqe,

@@ -304,9 +304,9 @@ impl SglDescriptor {
         self.0[15] & 0xf
     }
 
-    /// Parses the descriptor. Reserved bytes are ignored: Linux's RDMA host writes an in-capsule
-    /// descriptor over the keyed one of the previous command, and leaves bytes of the old key in
-    /// them.
+    /// Parses the descriptor. The parser ignores reserved bytes. Linux's RDMA host writes an
+    /// in-capsule descriptor over the keyed one of the previous command, and leaves bytes of the
+    /// old key in them.
     pub fn parse(&self) -> Result<Sgl, SglError> {
         use descriptor_type::*;
         let b = &self.0;

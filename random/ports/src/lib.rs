@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 /// A TCP port of `ip` that no process listens on, from 10,000 to 30,000: Linux gives outgoing
 /// connections ports from 32,768 on. No other caller gets it, in any process of this network
-/// namespace, before this process ends: two tests that are about to listen would otherwise get the
+/// namespace, before this process ends. Otherwise, two tests that are about to listen would get the
 /// same port.
 ///
 /// # Panics

@@ -1,7 +1,8 @@
 //! Counters of the RDMA transport.
 //!
-//! [`Stats`] has those of the data path: a set for each core and device, of relaxed atomics that
-//! one core writes and any thread can read. [`ControlCounts`] has those of the management thread.
+//! [`Stats`] has those of the data path: a set for each core and device. A set consists of relaxed
+//! atomics that one core writes and any thread can read. [`ControlCounts`] has those of the
+//! management thread.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,6 @@
-//! Limits the TLS handshakes of each peer ([`Origin`]: an IPv4 address or an IPv6 /64): those in
-//! flight, those that wait for one in flight to end, and those that failed within a second.
+//! Limits the TLS handshakes of each peer ([`Origin`]: an IPv4 address or an IPv6 /64). The limits
+//! apply to handshakes in flight, those that wait for one in flight to end, and those that failed
+//! within a second.
 //!
 //! A handshake costs the accepting thread 0.2 ms, and all hosts share that thread.
 

@@ -166,8 +166,9 @@ impl Sealed {
     }
 
     /// Makes the kernel acknowledge the received bytes without delay (TCP_QUICKACK). Call it when
-    /// the rest of a command's data is missing: SPDK's send buffer for TLS has 4 KiB, so it sends
-    /// no further record before the acknowledgement, which the kernel delays by 40 ms.
+    /// the rest of a command's data is missing. SPDK's send buffer for TLS has 4 KiB, so SPDK sends
+    /// no further record before the acknowledgement. The kernel delays that acknowledgement by 40
+    /// ms.
     pub(crate) fn acknowledge(&mut self, socket: BorrowedFd<'_>) {
         if std::mem::take(&mut self.has_received) {
             let _ = rustix::net::sockopt::set_tcp_quickack(socket, true);

@@ -64,8 +64,8 @@ counters! {
     key_updates_received,
     /// Keys used for more records than AES-GCM allows (2^24.5), in both directions.
     keys_past_limit,
-    /// Times that a connection stopped reading because its core had no buffer for the data of a
-    /// capsule, or because too many of its responses were not sent yet.
+    /// Times that a connection stopped reading. Its core had no buffer for the data of a capsule,
+    /// or too many of its responses were not sent yet.
     waits,
 }
 

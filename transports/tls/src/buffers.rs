@@ -1,6 +1,6 @@
 //! The buffers of the TLS sessions of one thread, for reuse. A session has an input buffer only
-//! while it has unread bytes, and an output buffer only while it has unsent bytes, so an idle
-//! connection has none.
+//! while it has unread bytes, and an output buffer only while it has unsent bytes. An idle
+//! connection therefore has none.
 
 use std::cell::RefCell;
 

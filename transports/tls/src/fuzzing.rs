@@ -14,9 +14,9 @@
 //!     7             the receiver sends 6 bytes of data, and the sender reads them
 //! ```
 //!
-//! It checks: no panic; no error unless the input changed bytes or sealed other records than data;
-//! the receiver reads a prefix of the data that the sender sealed; the receiver's buffers stay
-//! within their bound.
+//! It checks that no panic occurs, and no error unless the input changed bytes or sealed other
+//! records than data. It checks that the receiver reads a prefix of the data that the sender
+//! sealed. It checks that the receiver's buffers stay within their bound.
 
 use std::io::{IoSlice, IoSliceMut};
 

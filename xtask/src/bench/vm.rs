@@ -41,9 +41,9 @@ impl BenchTransport {
         }
     }
 
-    /// Measurements of the guest in one round: over TCP two directions at three depths, on both
-    /// sides, or on four with the limit target; over RDMA two directions at four depths, on both
-    /// sides, and two directions at two depths over both transports.
+    /// Measurements of the guest in one round. TCP has two directions at three depths, on both
+    /// sides, or on four with the limit target. RDMA has two directions at four depths, on both
+    /// sides. It also has two directions at two depths over both transports.
     fn measurements_per_round(self, with_limit: bool) -> u64 {
         match self {
             // The limit target polls and sleeps.

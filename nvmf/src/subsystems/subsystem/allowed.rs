@@ -130,12 +130,12 @@ impl Subsystem {
         }
     }
 
-    /// True if a host uses its new secret on every queue: it has at least as many controllers as
-    /// when the rotation began, each with I/O queues. Fewer do not count, because a host that lost
-    /// a path may return with the former secret.
+    /// True if a host uses its new secret on every queue. The criterion is at least as many
+    /// controllers as when the rotation began, each with I/O queues. Fewer do not count, because a
+    /// host that lost a path may return with the former secret.
     ///
     /// For [`SecretKind::Keys`], a host that uses a generated PSK has rotated only after it
-    /// authenticated itself again: the PSK does not show which keys it was made with.
+    /// authenticated itself again. The PSK does not show which keys it was made with.
     pub fn has_rotated(&self, host: &Nqn, kind: SecretKind) -> bool {
         let state = self.state();
         let Some(Allowed {

@@ -36,8 +36,8 @@ use super::rx::{Guess, RecvSlices, Rx, RxBuffers};
 use super::tx::{Slices, Tx};
 use crate::transport::{Closed, HostCommand, HostEvent};
 
-/// While a payload of at least this many bytes is received, a receive takes at most [`NARROW`]
-/// bytes into the receive buffer: little more than the data digest and the next header.
+/// While a payload of at least this many bytes arrives, a receive takes at most [`NARROW`] bytes
+/// into the receive buffer. `NARROW` is little more than the data digest and the next header.
 const LARGE: u32 = 16 << 10;
 const NARROW: usize = 64;
 

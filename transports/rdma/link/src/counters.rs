@@ -1,5 +1,5 @@
-//! The counters of an RDMA port, read from sysfs: those of the port (`counters`), of the driver
-//! (`hw_counters`), and of the network interface; and the problems that they indicate.
+//! The counters of an RDMA port, and the problems that they indicate. Sysfs has those of the port
+//! (`counters`), of the driver (`hw_counters`), and of the network interface.
 
 use std::path::Path;
 

@@ -220,7 +220,7 @@ impl Port {
         self.state == PortState::Active
     }
 
-    /// True if a listener on the address of `gid` would use this entry: of several entries with the
+    /// True if a listener on the address of `gid` would use this entry. Of several entries with the
     /// address, the connection manager uses the first of the type `roce_mode`.
     pub fn uses(&self, gid: &Gid) -> bool {
         let first = self.gids.iter().find(|other| {

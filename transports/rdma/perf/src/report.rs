@@ -1,5 +1,5 @@
 //! The report of an RDMA measurement: bandwidth and latency for each message size, in a fixed JSON
-//! schema, and the histogram that the latencies come from.
+//! schema. It also has the histogram that the latencies come from.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The target side of the RDMA transport on one core: polls completions, passes commands to the
-//! target, and posts the RDMA READs, WRITEs and responses of all connections of the core.
+//! The target side of the RDMA transport on one core. It polls completions and passes commands to
+//! the target. It posts the RDMA READs, WRITEs and responses of all connections of the core.
 
 mod ending;
 mod incoming;

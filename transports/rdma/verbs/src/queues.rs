@@ -391,7 +391,7 @@ impl Lane {
     }
 
     /// True if the ring holds buffers that no requested completion will free, or if more than half
-    /// of the send queue is unsignaled: a reason to call `signal_last`.
+    /// of the send queue is unsignaled. Either is a reason to call `signal_last`.
     #[inline]
     pub fn needs_signal(&self) -> bool {
         self.send.needs_signal()
@@ -505,8 +505,8 @@ impl Lane {
     }
 }
 
-/// The ring of a shared receive queue. If queue pairs of its [`Queues`] exist when it is dropped,
-/// the memory of the ring is leaked, because a device may still write to it.
+/// The ring of a shared receive queue. If queue pairs of its [`Queues`] exist at its drop, the drop
+/// leaks the memory of the ring. A device may still write to that memory.
 pub struct Receiver {
     queues: Queues,
     ring: Option<RecvRing>,

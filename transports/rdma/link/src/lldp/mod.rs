@@ -5,9 +5,9 @@
 //!   TLV: type 7 bits, length 9 bits, value; type 127: OUI 3, subtype 1, value
 //! ```
 //!
-//! Any machine of the network segment can send such a frame. Refused are frames with a TLV that
-//! runs past the end, a wrong length, a wrong order, no end TLV, or a repeated ETS or PFC. Settings
-//! are compared, never negotiated.
+//! Any machine of the network segment can send such a frame. The parser refuses frames with a TLV
+//! that runs past the end, a wrong length or a wrong order. It also refuses frames with no end TLV,
+//! or with a repeated ETS or PFC. Settings are compared, never negotiated.
 
 use std::fmt;
 

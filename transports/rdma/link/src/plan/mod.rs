@@ -3,8 +3,8 @@
 //! operator has to run. [`command`] gives the equivalent command of a change.
 //!
 //! Order: the vendor's command, DCBX to the host, whole-port pause off, buffers, ETS, old entries
-//! removed, new entries, trust, and PFC last, so that no pause affects a class that still carries
-//! all traffic. The undo runs in the reverse order.
+//! removed, new entries, trust, PFC. PFC is last, so that no pause affects a class that still
+//! carries all traffic. The undo runs in the reverse order.
 
 use serde::{Deserialize, Serialize};
 
