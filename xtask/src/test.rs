@@ -16,12 +16,12 @@ const FORMAT_LIMIT: Duration = Duration::from_secs(120);
 const LINT_LIMIT: Duration = Duration::from_secs(1500);
 const MUTATION_LIMIT: Duration = Duration::from_secs(900);
 const MUTATIONS: &str = "nacre-bdev-replica-sim/mutations,nacre-cluster-core-sim/mutations";
-/// The packages with code behind the feature `mutations`.
+/// The targets whose packages, and those that they depend on, have code behind the feature.
 const MUTATED: &[&str] = &[
-    "nacre-bdev-replica",
-    "nacre-bdev-replica-sim",
-    "nacre-cluster-core",
-    "nacre-cluster-core-sim",
+    "--test=mutations",
+    "--test=seeds",
+    "--bin=simulate",
+    "--bin=simulate-cluster",
 ];
 
 #[derive(Args)]
@@ -202,15 +202,16 @@ fn format(root: &Path) -> Result<Tally> {
 /// Runs clippy on the workspace, and on the code behind the feature `mutations`.
 fn lints(root: &Path) -> Result<Tally> {
     component(root, "clippy", &["clippy", "--version"], |tally| {
-        let workspace: &[&str] = &["--workspace"];
-        let of_mutations: Vec<&str> = ["--features", MUTATIONS]
-            .into_iter()
-            .chain(MUTATED.iter().flat_map(|package| ["--package", package]))
-            .collect();
-        for (name, selection) in [("lints", workspace), ("lints of mutations", &of_mutations)] {
+        // `--workspace` with targets by name, not `--package`: see `mutations`.
+        let of_mutations = [&["--features", MUTATIONS], MUTATED].concat();
+        for (name, selection) in [
+            ("lints", &["--all-targets"][..]),
+            ("lints of mutations", &of_mutations),
+        ] {
             let mut command = setup::cargo();
-            command.current_dir(root).arg("clippy").args(selection);
-            command.args(["--all-targets", "--locked", "--", "-D", "warnings"]);
+            command.current_dir(root).args(["clippy", "--workspace"]);
+            command.args(selection);
+            command.args(["--locked", "--", "-D", "warnings"]);
             let end = process::stream(&mut command, LINT_LIMIT, |_| {})?;
             tally.check(
                 &format!("{name}: clippy has something to say"),
