@@ -256,6 +256,9 @@ pub enum VolumeError {
     Closed { name: String },
     #[error("{what} is already running")]
     Running { what: &'static str },
+    /// There is no moment, or was none, in which all replicas in sync have the same contents.
+    #[error("the writes to \"{name}\" are not held back: {why}")]
+    NotHeld { name: String, why: String },
     #[error("too many commands are waiting for the volume")]
     Busy,
 }
@@ -326,6 +329,14 @@ pub enum Command {
     DevicesChanged {
         device: String,
     },
+    /// Ends when no write is in flight and all replicas in sync have the same contents, which stay
+    /// until [`Command::ReleaseWrites`]: later writes wait. `limit`: the time from the command on
+    /// after which writes go on; at most [`crate::control::MAX_HOLD`].
+    HoldWrites {
+        limit: Duration,
+    },
+    /// Lets writes go on. An error: the contents may have changed before.
+    ReleaseWrites,
     /// Flushes, cleans the log, writes clean labels. The caller must close the volume's queues
     /// before.
     Close,

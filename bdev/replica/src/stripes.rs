@@ -132,6 +132,30 @@ impl Stripes {
         }
     }
 
+    /// Number of words of the table.
+    pub fn words(&self) -> u64 {
+        self.words.len() as u64
+    }
+
+    /// Takes for the control those of these words that have no owner, and removes them from the
+    /// list. Marks the others.
+    pub fn acquire_words(&self, left: &mut Vec<u64>) {
+        left.retain(|word| self.acquire_one(CONTROL, *word) == Acquired::No);
+    }
+
+    /// Releases the control's words, which are all but those `left`, and removes its marks from
+    /// those. `left` is in ascending order.
+    pub fn release_words(&self, left: &[u64]) {
+        let mut left = left.iter().peekable();
+        for word in 0..self.words() {
+            if left.next_if_eq(&&word).is_some() {
+                self.word(word).fetch_and(!CONTROL_WANTS, Ordering::SeqCst);
+            } else {
+                self.release_one(word);
+            }
+        }
+    }
+
     fn acquire_one(&self, owner: Owner, stripe: u64) -> Acquired {
         let word = self.word(stripe);
         let wants = match owner {

@@ -76,6 +76,8 @@ impl Control {
                 self.devices_changed(&device).await;
                 Ok(())
             }
+            Command::HoldWrites { limit } => self.hold.begin(limit).await,
+            Command::ReleaseWrites => self.hold.release(),
             Command::Close => self.close().await,
         }
     }
@@ -447,6 +449,7 @@ impl Control {
     /// Flushes all data and writes labels that record it. The volume's queues are closed by now, or
     /// find it closed.
     async fn close(&self) -> Result<(), VolumeError> {
+        self.hold.end();
         self.failures.judge_cut().await;
         let _one = self.replicas.turn.lock().await;
         self.context.state.borrow_mut().closed = true;

@@ -39,6 +39,7 @@ mod disk;
 mod failures;
 mod fence;
 mod frozen;
+mod hold;
 mod label_poll;
 mod labels;
 mod lease;
@@ -58,7 +59,7 @@ mod truncation;
 mod unawaited;
 mod verify;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,6 +69,7 @@ use tokio::sync::Mutex as AsyncMutex;
 use uuid::Uuid;
 
 pub use self::create::{create, delete, force_in_sync};
+pub use self::hold::MAX_HOLD;
 pub use self::open::{open, open_prepared};
 
 use self::attach::Attacher;
@@ -75,6 +77,7 @@ use self::chunk::Copier;
 use self::confirmation::HolderConfirmation;
 use self::context::Context;
 use self::failures::FailureHandler;
+use self::hold::WriteHold;
 use self::label_poll::LabelPoll;
 use self::lease::Lease;
 use self::log::LogWriter;
@@ -103,6 +106,7 @@ pub(crate) struct Control {
     attacher: Rc<Attacher>,
     resync: Rc<Resyncer>,
     verify: Rc<Verify>,
+    hold: Rc<WriteHold>,
     lease: Rc<Lease>,
     confirmations: Rc<HolderConfirmation>,
 }
@@ -164,6 +168,11 @@ impl Control {
             context: Rc::clone(&context),
             copier: Rc::clone(&copier),
         });
+        let hold = Rc::new(WriteHold {
+            context: Rc::clone(&context),
+            copier: Rc::clone(&copier),
+            held: RefCell::default(),
+        });
         let resync = Rc::new(Resyncer {
             context: Rc::clone(&context),
             media: Rc::clone(&media),
@@ -184,6 +193,7 @@ impl Control {
             attacher,
             resync,
             verify,
+            hold,
             lease,
             confirmations,
         })
@@ -235,6 +245,7 @@ impl Control {
     /// Ends all tasks and releases the devices.
     fn stop(&self) {
         self.context.shared.on_news(None);
+        self.hold.end();
         for task in self.context.tasks.borrow_mut().drain(..) {
             task.cancel();
         }

@@ -6,6 +6,7 @@ mod commands;
 mod confirmation;
 mod crash;
 mod fence;
+mod hold;
 mod label_choice;
 mod prepared;
 mod replaced;

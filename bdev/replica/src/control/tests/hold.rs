@@ -1,0 +1,170 @@
+//! Tests of commands that hold writes back for a moment in which the replicas have the same
+//! contents.
+
+use std::time::Duration;
+
+use nacre_bdev::Op;
+use nacre_bdev::fault::{Action, Fault};
+
+use super::rig::{REGION, World};
+use crate::handle::{Command, VolumeError};
+use crate::model::ReplicaState;
+
+fn hold(milliseconds: u64) -> Command {
+    Command::HoldWrites {
+        limit: Duration::from_millis(milliseconds),
+    }
+}
+
+fn is_not_held(outcome: Result<(), VolumeError>) -> bool {
+    matches!(outcome, Err(VolumeError::NotHeld { .. }))
+}
+
+/// Goal: nothing is written during a hold, reads go on, and the writes that waited are executed
+/// after it.
+#[test]
+fn writes_wait_until_the_release() {
+    let mut world = World::with(3);
+    world.write(0, 8, 1);
+    world.run(hold(5000)).unwrap();
+    let tokens = [
+        world.begin_write(0, 8, 2),
+        world.begin_write(7 * REGION, 8, 3),
+    ];
+    world.pass(Duration::from_millis(300));
+    assert!(tokens.iter().all(|token| world.ended(*token).is_none()));
+    assert_eq!(world.read(0), 1);
+    world.all_equal(&["d0", "d1", "d2"]);
+    world.run(Command::ReleaseWrites).unwrap();
+    for token in tokens {
+        assert!(world.wait(token).status.is_ok());
+    }
+    assert_eq!((world.read(0), world.read(7 * REGION)), (2, 3));
+    assert!(is_not_held(world.run(Command::ReleaseWrites)));
+}
+
+/// A hold waits for a write that one replica executes late.
+#[test]
+fn a_hold_waits_for_writes_in_flight() {
+    let mut world = World::with(2);
+    world.write(0, 8, 1);
+    let slow = Action::Delay { latency_us: 50_000 };
+    let slow = Fault::new(slow).on(&[Op::Write]);
+    world.shelf.fault("d1").inject(slow).unwrap();
+    let token = world.begin_write(0, 8, 2);
+    world.run(hold(5000)).unwrap();
+    assert!(world.ended(token).is_some(), "it was in flight");
+    world.all_equal(&["d0", "d1"]);
+    world.run(Command::ReleaseWrites).unwrap();
+}
+
+/// A replica does not answer: the hold is given up at its limit, and other writes go on.
+#[test]
+fn a_hold_that_does_not_come_about_is_given_up() {
+    let mut world = World::with(2);
+    world.write(0, 8, 1);
+    world.write(4 * REGION, 8, 1);
+    let hangs = Fault::new(Action::Hang).on(&[Op::Write]).times(1);
+    world.shelf.fault("d1").inject(hangs).unwrap();
+    let token = world.begin_write(0, 8, 2);
+    world.pass(Duration::from_millis(10));
+    let before = world.clock.now();
+    assert!(is_not_held(world.run(hold(100))));
+    assert!(world.clock.now().since(before) < Duration::from_millis(200));
+    world.write(4 * REGION, 8, 3);
+    world.shelf.fault("d1").resume_pending();
+    assert!(world.wait(token).status.is_ok());
+    world.run(hold(100)).unwrap();
+    world.run(Command::ReleaseWrites).unwrap();
+}
+
+/// A hold that is not released ends by itself, and its release says so.
+#[test]
+fn a_hold_has_an_end() {
+    let mut world = World::with(2);
+    world.write(0, 8, 1);
+    world.run(hold(100)).unwrap();
+    assert!(matches!(
+        world.run(hold(100)),
+        Err(VolumeError::Running { .. })
+    ));
+    let token = world.begin_write(0, 8, 2);
+    world.pass(Duration::from_millis(150));
+    assert!(world.wait(token).status.is_ok());
+    assert!(is_not_held(world.run(Command::ReleaseWrites)));
+    // The end of the first one does not end the next one.
+    world.run(hold(100)).unwrap();
+    world.run(Command::ReleaseWrites).unwrap();
+    world.pass(Duration::from_millis(60));
+    world.run(hold(100)).unwrap();
+    world.pass(Duration::from_millis(60));
+    world.run(Command::ReleaseWrites).unwrap();
+    for wrong in [0, 10_001] {
+        let refused = world.run(hold(wrong));
+        assert!(matches!(refused, Err(VolumeError::Invalid { .. })));
+    }
+}
+
+/// Replicas that may differ after a crash are not held as equal.
+#[test]
+fn replicas_that_are_being_reconciled() {
+    let mut world = World::with(2);
+    world.write(0, 8, 1);
+    world.crash();
+    world.open().unwrap();
+    let is_unequal = world.status().replicas.iter().any(|one| one.is_unequal);
+    assert!(is_unequal, "the reconcile has not run yet");
+    assert!(is_not_held(world.run(hold(100))));
+    world.until(|world| !world.status().replicas.iter().any(|one| one.is_unequal));
+    world.until(|world| {
+        world
+            .status()
+            .replicas
+            .iter()
+            .all(|one| one.resync.is_none())
+    });
+    world.run(hold(100)).unwrap();
+    world.all_equal(&["d0", "d1"]);
+    world.run(Command::ReleaseWrites).unwrap();
+}
+
+/// A replica that leaves during the hold makes the release fail. One that is out before does not
+/// count.
+#[test]
+fn a_replica_that_leaves() {
+    let mut world = World::with(3);
+    world.write(0, 8, 1);
+    world.run(hold(5000)).unwrap();
+    let offline = Command::Offline {
+        replica: "d2".into(),
+        force: None,
+    };
+    world.run(offline).unwrap();
+    assert!(is_not_held(world.run(Command::ReleaseWrites)));
+    assert!(matches!(
+        world.replica_state("d2"),
+        ReplicaState::Out { .. }
+    ));
+    world.write(0, 8, 2);
+    world.run(hold(5000)).unwrap();
+    world.all_equal(&["d0", "d1"]);
+    world.run(Command::ReleaseWrites).unwrap();
+}
+
+/// A volume that is closed or stopped during a hold opens again and is written.
+#[test]
+fn a_hold_does_not_outlive_the_volume() {
+    for is_closed in [true, false] {
+        let mut world = World::with(2);
+        world.write(0, 8, 1);
+        world.run(hold(5000)).unwrap();
+        if is_closed {
+            world.close();
+        } else {
+            world.crash();
+        }
+        world.open().unwrap();
+        world.write(0, 8, 2);
+        assert!(is_not_held(world.run(Command::ReleaseWrites)));
+    }
+}
