@@ -537,9 +537,18 @@ pub struct NewVolume {
     pub settings: Settings,
     /// Accept devices that are not empty.
     pub force: bool,
-    /// The first device is a copy of another volume's replica that was in sync: the volume has its
-    /// contents. The other replicas are filled from it once the volume is open.
-    pub origin: Option<Origin>,
+    /// Without it, the volume begins with zeroes.
+    pub copied_from: Option<CopiedFrom>,
+}
+
+/// The contents of a new volume, which its first devices have.
+#[derive(Debug, Clone)]
+pub struct CopiedFrom {
+    pub origin: Origin,
+    /// Number of devices, at least 1, that are copies of another volume's replicas that were in
+    /// sync, and have the same contents. The other replicas are filled from them once the volume
+    /// is open.
+    pub devices: usize,
 }
 
 impl VolumeStatus {

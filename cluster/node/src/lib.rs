@@ -73,7 +73,7 @@ pub use removal::{Obstacle, PendingRemoval, Removed};
 pub use seen_keys::StoreView;
 pub use serving::{Answer, Link, Serving, VolumeRole};
 pub use snapshot::{
-    Cut, CutHolder, CutProblem, CutSource, CutSources, CutState, MAX_CUTS, MAX_OF_VOLUME,
+    Cut, CutHolder, CutProblem, CutSource, CutSources, CutState, HeldBy, MAX_CUTS, MAX_OF_VOLUME,
     MAX_SNAPSHOTS, SNAPSHOTS, SeenSnapshot, SnapshotKey,
 };
 pub use snapshots::{SnapshotChange, Snapshots};

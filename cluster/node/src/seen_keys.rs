@@ -17,11 +17,12 @@ use uuid::Uuid;
 use crate::follow::Kind;
 
 /// The kinds of keys in a copy.
-const COPIED: [Kind; 4] = [
+const COPIED: [Kind; 5] = [
     Kind::Nodes,
     Kind::Volumes,
     Kind::Publications,
     Kind::Exports,
+    Kind::Snapshots,
 ];
 /// Fields of a record, and of its replicas, whose change makes no new copy.
 const OF_RECORD: [&str; 8] = [

@@ -1,25 +1,30 @@
-//! The value of the key `snap/S` in etcd, as JSON: a snapshot of a replicated volume. It is a pool
-//! snapshot (a *cut*) of the lvol of one replica in sync, on that replica's node. A change keeps
-//! fields that this version does not know.
+//! The value of the key `snap/S` in etcd, as JSON: a snapshot of a replicated volume. It consists
+//! of pool snapshots (*cuts*), one of the lvol of each replica in sync, on that replica's node. All
+//! have the same contents. A change keeps fields that this version does not know.
 //!
 //! ```text
 //!   asked     an operator wants the snapshot
-//!   chosen    the holder (or, without one, the node of a replica in sync) names a replica in sync,
-//!             and the revision of vol/V that says so
-//!   there     the replica's node has made the pool snapshot, and vol/V still has that revision
+//!   chosen    the holder (or, without one, the node of a replica in sync) names the replicas in
+//!             sync, and the revision of vol/V that says so
+//!   there     each node has made its pool snapshot, and vol/V still has that revision
 //!   failed    there is none; `why` has the reason
 //! ```
 //!
 //! A holder changes `vol/V` before it acknowledges a write that an in-sync replica does not have.
-//! So if `vol/V` has the same revision before and after the cut, the cut has every write that was
+//! So if `vol/V` has the same revision before and after a cut, the cut has every write that was
 //! acknowledged before it. A transaction compares the revision, so a cut that came too late never
 //! counts.
+//!
+//! The contents of several cuts are the same if no write was executed between the first and the
+//! last of them. Without a holder there is none. A holder holds writes back (`held_by`) before it
+//! names the replicas. It lets them go on when all are cut, and only then, if they were held all
+//! the time, says that the snapshot is there.
 //!
 //! Pool snapshots that no longer count stay in `former`, each with its node, until their deletion.
 
 use nacre_cluster_core::{ExportId, Holder, NodeId, VolumeId};
 use nacre_cluster_etcd::KeyValue;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
@@ -27,16 +32,17 @@ use crate::error::Error;
 use crate::export::Want;
 use crate::keys::{FORMAT, decode};
 
-/// The name in [`crate::Description::features`] of nodes that know these keys.
-pub const SNAPSHOTS: &str = "snapshots";
+/// The name in [`crate::Description::features`] of nodes that know these keys. (`snapshots` is that
+/// of earlier versions, which know a single cut.)
+pub const SNAPSHOTS: &str = "snapshots_of_replicas";
 /// Most snapshots of a cluster.
 pub const MAX_SNAPSHOTS: usize = 4096;
 /// Most snapshots of one volume.
 pub const MAX_OF_VOLUME: usize = 256;
-/// Most attempts to cut one snapshot, while the record of the volume changes again and again.
+/// Most attempts to make one snapshot, while the record of the volume changes again and again.
 pub const MAX_CUTS: u32 = 16;
 /// The number of lvols in `former` from which the snapshot is not cut again.
-pub(crate) const MAX_FORMER: usize = 32;
+pub(crate) const MAX_FORMER: usize = 64;
 /// Most bytes of a name.
 pub(crate) const MAX_NAME: usize = 63;
 
@@ -54,15 +60,24 @@ pub struct SnapshotKey {
     pub created: u64,
     pub want: Want,
     pub is: CutState,
-    /// Cuts so far.
-    #[serde(default)]
-    pub cuts: u32,
+    /// Choices so far.
+    #[serde(default, rename = "cuts")]
+    pub attempts: u32,
+    /// One for each replica, from [`CutState::Chosen`] on.
+    #[serde(
+        default,
+        rename = "cut",
+        deserialize_with = "one_or_several",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub cuts: Vec<Cut>,
+    /// The holder that holds writes back while the replicas are cut.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cut: Option<Cut>,
+    pub held_by: Option<HeldBy>,
     /// Lvols to be deleted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub former: Vec<Cut>,
-    /// The reason of [`CutState::Failed`], or the reason why its lvol is missing or not deleted.
+    /// The reason of [`CutState::Failed`], or the reason why an lvol is not deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<CutProblem>,
     #[serde(flatten)]
@@ -90,9 +105,42 @@ pub struct Cut {
     pub pool: Option<Uuid>,
     /// The revision of `vol/V` that names the replica as in sync.
     pub revision: i64,
+    /// The reason why the lvol is missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<CutProblem>,
 }
 
-/// An error of the node that has the lvol: code and text, as in an RPC error.
+/// A process of a node, as [`Holder`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldBy {
+    node: Uuid,
+    incarnation: u64,
+}
+
+impl From<Holder> for HeldBy {
+    fn from(holder: Holder) -> Self {
+        Self {
+            node: holder.node.0,
+            incarnation: holder.incarnation.0,
+        }
+    }
+}
+
+/// Earlier versions wrote a single cut.
+fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Cut>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Cuts {
+        One(Cut),
+        Several(Vec<Cut>),
+    }
+    Ok(match Cuts::deserialize(deserializer)? {
+        Cuts::One(cut) => vec![cut],
+        Cuts::Several(cuts) => cuts,
+    })
+}
+
+/// An error of a node that has an lvol of a snapshot: code and text, as in an RPC error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CutProblem {
     pub code: i32,
@@ -145,8 +193,9 @@ impl SnapshotKey {
             created: 0,
             want: Want::There,
             is: CutState::Asked,
-            cuts: 0,
-            cut: None,
+            attempts: 0,
+            cuts: Vec::new(),
+            held_by: None,
             former: Vec::new(),
             why: None,
             rest: Map::new(),
@@ -161,73 +210,110 @@ impl SnapshotKey {
         VolumeId(self.volume)
     }
 
-    /// The node with the present lvol.
-    pub fn node(&self) -> Option<NodeId> {
-        self.cut.as_ref().map(|cut| NodeId(cut.node))
+    /// The nodes of the present lvols.
+    pub fn nodes(&self) -> impl Iterator<Item = NodeId> {
+        self.cuts.iter().map(|cut| NodeId(cut.node))
     }
 
     /// A client asks again for one that failed.
     pub(crate) fn asked_again(&self) -> Self {
         Self {
             is: CutState::Asked,
-            cuts: 0,
+            attempts: 0,
             why: None,
             ..self.clone()
         }
     }
 
-    /// The key after the choice of the replica to cut.
+    /// The key after the choice of the replicas to cut. `held_by`: the holder, if it holds writes
+    /// back. Without it there is no holder, or one replica only.
     #[must_use]
-    pub fn chosen(&self, source: &CutSource, of: &CutSources) -> Self {
+    pub fn chosen(&self, sources: &[CutSource], of: &CutSources, held_by: Option<Holder>) -> Self {
+        let cut = |source: &CutSource| Cut {
+            node: source.node.0,
+            device: source.device.clone(),
+            // A new one: a cut that comes late is not mistaken for a later one.
+            lvol: Uuid::new_v4(),
+            pool: None,
+            revision: of.revision,
+            why: None,
+        };
         Self {
-            cuts: self.cuts + 1,
+            attempts: self.attempts + 1,
             is: CutState::Chosen,
             bytes: of.bytes,
-            cut: Some(Cut {
-                node: source.node.0,
-                device: source.device.clone(),
-                // A new one: a cut that comes late is not mistaken for a later one.
-                lvol: Uuid::new_v4(),
-                pool: None,
-                revision: of.revision,
-            }),
+            cuts: sources.iter().map(cut).collect(),
+            held_by: held_by.map(HeldBy::from),
             why: None,
             ..self.clone()
         }
     }
 
-    /// The key after the cut, which is in `pool`; `created`: seconds since 1970.
+    /// The key after a node has made this lvol, in `pool`.
     #[must_use]
-    pub fn made(&self, pool: Uuid, created: u64) -> Self {
-        let mut made = Self {
-            is: CutState::There,
-            created,
-            why: None,
-            ..self.clone()
-        };
-        if let Some(cut) = &mut made.cut {
+    pub fn with_cut(&self, lvol: Uuid, pool: Uuid) -> Self {
+        let mut next = self.clone();
+        for cut in next.cuts.iter_mut().filter(|cut| cut.lvol == lvol) {
             cut.pool = Some(pool);
         }
-        made
+        next
     }
 
-    /// The key after a cut that does not count: another cut is needed, or the snapshot fails after
-    /// [`MAX_CUTS`] of them. The node of the last cut deletes its lvol.
+    /// The key without this cut, whose replica is on no pool. `None`: it is the last one.
+    #[must_use]
+    pub fn without_cut(&self, lvol: Uuid) -> Option<Self> {
+        let mut next = self.clone();
+        next.cuts.retain(|cut| cut.lvol != lvol);
+        (!next.cuts.is_empty()).then_some(next)
+    }
+
+    /// True if each chosen replica is cut.
+    pub fn is_cut(&self) -> bool {
+        !self.cuts.is_empty() && self.cuts.iter().all(|cut| cut.pool.is_some())
+    }
+
+    /// The key once all replicas are cut; `created`: seconds since 1970.
+    #[must_use]
+    pub fn made(&self, created: u64) -> Self {
+        Self {
+            is: CutState::There,
+            created,
+            held_by: None,
+            why: None,
+            ..self.clone()
+        }
+    }
+
+    /// The key after cuts that do not count: others are needed, or the snapshot fails after
+    /// [`MAX_CUTS`] attempts. The nodes of the cuts delete their lvols.
     #[must_use]
     pub fn again(&self) -> Self {
         let mut again = Self {
             is: CutState::Asked,
+            held_by: None,
             ..self.clone()
         };
-        again.former.extend(again.cut.take());
-        if again.cuts >= MAX_CUTS || again.former.len() >= MAX_FORMER {
+        again.former.append(&mut again.cuts);
+        if again.attempts >= MAX_CUTS || again.former.len() >= MAX_FORMER {
             let text = "the replicas of the volume leave and return at this time; try again later";
             return again.failed(EAGAIN, text);
         }
         again
     }
 
-    /// The key after a failure. The lvol of the last cut, if there is one after all, is deleted.
+    /// The key after an attempt in which the holder could not hold writes back: `why`. Nothing was
+    /// cut. The snapshot fails after [`MAX_CUTS`] attempts.
+    #[must_use]
+    pub fn not_held(&self, why: &str) -> Self {
+        let mut next = self.clone();
+        next.attempts += 1;
+        if next.attempts >= MAX_CUTS {
+            return next.failed(EAGAIN, why);
+        }
+        next
+    }
+
+    /// The key after a failure. The lvols of the last cuts, if there are any, are deleted.
     #[must_use]
     pub fn failed(&self, code: i32, text: &str) -> Self {
         let mut failed = Self {
@@ -236,18 +322,56 @@ impl SnapshotKey {
                 code,
                 text: text.to_owned(),
             }),
+            held_by: None,
             ..self.clone()
         };
-        failed.former.extend(failed.cut.take());
+        failed.former.append(&mut failed.cuts);
         failed
     }
 
+    /// The key after an lvol could not be deleted.
     #[must_use]
-    pub fn with_problem(&self, why: Option<CutProblem>) -> Self {
+    pub fn with_problem(&self, why: CutProblem) -> Self {
         Self {
-            why,
+            why: Some(why),
             ..self.clone()
         }
+    }
+
+    /// The key after this lvol of the snapshot was missed, or (`None`) found again.
+    #[must_use]
+    pub fn with_missing(&self, lvol: Uuid, why: Option<&CutProblem>) -> Self {
+        let mut next = self.clone();
+        // Earlier versions wrote the reason there.
+        next.why = None;
+        for cut in next.cuts.iter_mut().filter(|cut| cut.lvol == lvol) {
+            cut.why = why.cloned();
+        }
+        next
+    }
+
+    /// The key after the removal of a node from the cluster, with its lvols. A snapshot stays
+    /// listed, as one that is not available, even without any.
+    pub(crate) fn without_node(&self, node: NodeId) -> Self {
+        let mut next = self.clone();
+        let is_there = |cut: &Cut| cut.node == node.0;
+        if next.is == CutState::Chosen && next.cuts.iter().any(is_there) {
+            next = next.again();
+        }
+        if next.cuts.iter().any(|cut| !is_there(cut)) {
+            next.cuts.retain(|cut| !is_there(cut));
+        }
+        next.former.retain(|cut| !is_there(cut));
+        next
+    }
+
+    /// The key once the snapshot is no longer wanted.
+    pub(crate) fn unwanted(&self) -> Self {
+        let mut next = self.clone();
+        next.want = Want::Gone;
+        next.held_by = None;
+        next.former.append(&mut next.cuts);
+        next
     }
 
     /// The key after the deletion of one lvol of `former`. `None`: the snapshot is no longer
@@ -274,6 +398,15 @@ impl SeenSnapshot {
             revision: kv.mod_revision,
         })
     }
+}
+
+/// True for a snapshot with an lvol on the node, or one that the node is to delete.
+pub(crate) fn has_cut_on(value: &Value, node: NodeId) -> bool {
+    let key = serde_json::from_value::<SnapshotKey>(value.clone());
+    key.is_ok_and(|key| {
+        let mut cuts = key.cuts.iter().chain(&key.former);
+        cuts.any(|cut| cut.node == node.0)
+    })
 }
 
 /// True for a snapshot that was cut, or is no longer wanted: a restore of a backup writes its key.

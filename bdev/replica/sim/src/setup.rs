@@ -104,7 +104,7 @@ impl World {
             settings,
             // Checking that new disks are empty would be most of a short run's work.
             force: true,
-            origin: None,
+            copied_from: None,
         });
         let id = id.expect("a volume on new disks");
         // Leases and their ends take longer than most runs.

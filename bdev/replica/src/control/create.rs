@@ -352,7 +352,7 @@ pub(super) fn check_name(name: &str) -> Result<(), VolumeError> {
 
 /// Creates a volume on devices and adds it to the store; does not open it. If every device can
 /// deallocate its contents cheaply, all replicas are in sync immediately. Otherwise only the first
-/// is, and the others are filled from it once the volume is open.
+/// is, or each that is a copy, and the others are filled from those once the volume is open.
 pub async fn create(
     core: &CoreHandle,
     pool: Pool,
@@ -360,7 +360,8 @@ pub async fn create(
     devices: Arc<dyn Devices>,
     new: NewVolume,
 ) -> Result<Uuid, VolumeError> {
-    let is_kept = |slot: usize| new.origin.is_some() && slot == 0;
+    let kept = new.copied_from.as_ref().map_or(0, |from| from.devices);
+    let is_kept = |slot: usize| slot < kept;
     let invalid = |what, why: String| VolumeError::Invalid { what, why };
     check_name(&new.name)?;
     let count = new.devices.len();
@@ -411,8 +412,7 @@ pub async fn create(
         }
     }
     let mut wanted = new.bytes;
-    if new.origin.is_some() {
-        let disk = &replicas[0].1;
+    for (_, disk) in replicas.iter().take(kept) {
         let copied = offline.copied_bytes(disk).await?;
         let given = *wanted.get_or_insert(copied);
         if given < copied {
@@ -440,7 +440,7 @@ pub async fn create(
         cheap = offline.discard(disk, &device.layer).await? && cheap;
     }
     let state = |slot: usize| {
-        if cheap || slot == 0 {
+        if cheap || slot == 0 || is_kept(slot) {
             ReplicaState::InSync
         } else {
             ReplicaState::Filling {
@@ -475,7 +475,7 @@ pub async fn create(
         settings: new.settings,
         limits: None,
         restored: None,
-        origin: new.origin,
+        origin: new.copied_from.map(|from| from.origin),
     };
     for (slot, (device, disk)) in replicas.iter().enumerate() {
         offline.format(disk, &record, slot, true).await?;

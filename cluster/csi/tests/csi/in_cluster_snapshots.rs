@@ -2,6 +2,7 @@
 //! etcd the tests are skipped aloud.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nacre_bdev::Status as IoStatus;
@@ -197,10 +198,14 @@ impl Lab {
     }
 
     fn write(&mut self, id: &str, subsystem: &str, byte: u8) {
-        let mut host = self.host(id, subsystem);
-        let written = host.write(0, 0, BLOCKS as u32, &vec![byte; BLOCKS * 4096]);
-        assert_eq!(written, IoStatus::Ok);
-        host.disconnect();
+        // A node that has just taken the volume answers with a status of its path, and the host tries
+        // again.
+        until("it is written", || {
+            let mut host = self.host(id, subsystem);
+            let written = host.write(0, 0, BLOCKS as u32, &vec![byte; BLOCKS * 4096]);
+            host.disconnect();
+            written == IoStatus::Ok
+        });
     }
 
     /// The contents of a volume that is not published, from all of its nodes.
@@ -263,9 +268,7 @@ impl Lab {
     }
 
     fn snapshot(&self, volume: &str, name: &str) -> SnapshotInfo {
-        let answer = self.driver.call(CREATE, asked(volume, name));
-        let answer: CreateSnapshotResponse = answer.expect("it is made");
-        answer.snapshot.expect("a snapshot")
+        snapshot(&self.driver, volume, name)
     }
 
     fn delete_snapshot(&self, id: &str) {
@@ -279,6 +282,12 @@ impl Lab {
     fn snapshots(&self) -> Vec<SnapshotInfo> {
         listed(&self.driver)
     }
+}
+
+fn snapshot(driver: &Served, volume: &str, name: &str) -> SnapshotInfo {
+    let answer = driver.call(CREATE, asked(volume, name));
+    let answer: CreateSnapshotResponse = answer.expect("it is made");
+    answer.snapshot.expect("a snapshot")
 }
 
 fn listed(driver: &Served) -> Vec<SnapshotInfo> {
@@ -336,6 +345,15 @@ fn volumes_of_a_cluster_have_snapshots_and_clones() {
     assert_eq!((monday.size_bytes, monday.ready_to_use), (8 * MIB, true));
     assert_eq!(monday.source_volume_id, source);
     assert!(monday.creation_time.is_some_and(|time| time.seconds > 0));
+    let shown = lab.nodes[0].call("volume_snapshot_list", json!({}));
+    let mut nodes: Vec<_> = shown[0]["lvols"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|lvol| lvol["node"].clone())
+        .collect();
+    nodes.sort_by_key(Value::to_string);
+    assert_eq!(nodes, ["b", "c"], "one of each replica: {shown:#}");
     lab.write(&source, &subsystem, 0xB2);
     let other = if lab.holder(&source) == lab.at("b") {
         "c"
@@ -421,6 +439,60 @@ fn volumes_of_a_cluster_have_snapshots_and_clones() {
     });
 }
 
+/// Goal: a snapshot outlives the node that served its volume, and a volume of it is in sync on all
+/// its replicas at once. Both lvols have the same contents, although hosts write while they are cut.
+/// Method: a host that writes without a pause during several snapshots; the volumes of each are
+/// compared block by block; one node is killed.
+#[test]
+fn a_snapshot_is_on_all_replicas() {
+    let Some(mut lab) = Lab::start("a_snapshot_is_on_all_replicas", &["a", "b", "c"]) else {
+        return;
+    };
+    let source = lab.volume("data", 8 * MIB, None, "b,c").volume_id;
+    let subsystem = lab.publish(&source);
+    lab.write(&source, &subsystem, 0);
+    let mut host = lab.host(&source, &subsystem);
+    let (driver, ends) = (&lab.driver, &AtomicBool::new(false));
+    let made = std::thread::scope(|scope| {
+        let made = scope.spawn(|| {
+            let made = ["one", "two", "three"].map(|name| snapshot(driver, &source, name));
+            ends.store(true, Ordering::Relaxed);
+            made
+        });
+        let mut rounds = 0_u32;
+        while !ends.load(Ordering::Relaxed) && !made.is_finished() {
+            rounds += 1;
+            for block in 0..BLOCKS as u64 {
+                let data = vec![rounds as u8; 4096];
+                assert_eq!(host.write(0, block, 1, &data), IoStatus::Ok);
+            }
+        }
+        assert!(rounds > 1);
+        made.join().expect("they are made")
+    });
+    host.disconnect();
+    for (at, one) in made.iter().enumerate() {
+        let of = of_snapshot(&one.snapshot_id);
+        let id = lab.volume(&format!("of-{at}"), 0, of, "b,c").volume_id;
+        let found = lab.nodes[0].call("volume_get", json!({ "name": id }));
+        let states = found["replicas"].as_array().expect("a list").iter();
+        let states: Vec<_> = states.map(|one| one["state"].clone()).collect();
+        assert_eq!(states, ["in_sync", "in_sync"], "{found:#}");
+        // Compares the replicas. Blocks are written in order: none is newer than one before it.
+        let data = lab.read(&id);
+        let rounds: Vec<u8> = data.chunks(4096).map(|block| block[0]).collect();
+        for pair in rounds.windows(2) {
+            assert!(pair[0].wrapping_sub(pair[1]) <= 1, "{rounds:?}");
+        }
+    }
+    lab.unpublish(&source);
+    lab.kill("b");
+    let listed = lab.snapshots();
+    assert!(listed.iter().all(|one| one.ready_to_use), "{listed:?}");
+    let left = lab.volume("left", 0, of_snapshot(&made[0].snapshot_id), "*");
+    assert_eq!(lab.read(&left.volume_id).len(), BLOCKS * 4096);
+}
+
 /// Goal: a replica that lacks writes is never cut. Method: the replica on the node that serves the
 /// volume, which would be cut first, is taken offline before a write.
 #[test]
@@ -439,11 +511,15 @@ fn a_replica_that_is_not_in_sync_is_not_cut() {
         .find(|replica| replica["node"] == "a")
         .expect("a replica");
     let params = json!({ "name": source, "replica": own["id"] });
-    lab.nodes[0].call("volume_offline_replica", params.clone());
+    until("the volume is open", || {
+        let offline = lab.nodes[0].try_call("volume_offline_replica", params.clone());
+        offline.is_ok()
+    });
     lab.write(&source, &subsystem, 0xB2);
     let snapshot = lab.snapshot(&source, "s");
     let listed = lab.nodes[0].call("volume_snapshot_list", json!({}));
-    assert_eq!(listed[0]["node"], "b", "{listed:#}");
+    assert_eq!(listed[0]["lvols"].as_array().map(Vec::len), Some(1));
+    assert_eq!(listed[0]["lvols"][0]["node"], "b", "{listed:#}");
     lab.nodes[0].call("volume_online_replica", params);
     let made = lab.volume("made", 0, of_snapshot(&snapshot.snapshot_id), "*");
     assert_eq!(lab.read(&made.volume_id), [0xB2; BLOCKS * 4096]);

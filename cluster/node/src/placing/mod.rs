@@ -36,15 +36,16 @@ pub struct Placing {
     pub resync: Option<Resync>,
     /// Pools not to use.
     pub left_out: Vec<PoolId>,
-    /// The snapshot of which the first replica is a clone, on the same pool.
-    pub clone_of: Option<CloneSource>,
+    /// The lvols of a snapshot: the first replicas are clones of some of them, each on the same
+    /// pool. At least one is, if there are any.
+    pub clone_of: Vec<CloneSource>,
     /// The daemon that places the replicas, to put them into the volume's record. Without its
     /// lease, nothing is placed. If its incarnation ends before the record names a replica, the
     /// export is removed.
     pub by: Holder,
 }
 
-/// The lvol of a snapshot.
+/// An lvol of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CloneSource {
     pub node: NodeId,
@@ -58,6 +59,13 @@ pub struct Placed {
     pub node: NodeId,
     pub export_id: ExportId,
     pub export: Export,
+}
+
+/// The pools of new replicas.
+struct Chosen {
+    choices: Vec<Choice>,
+    /// The lvols of which the first replicas are clones.
+    sources: Vec<CloneSource>,
 }
 
 /// The nodes and pools of the cluster, with the revisions of their keys.
@@ -183,13 +191,14 @@ impl Operator {
         Err(Error::Contended { key })
     }
 
-    fn promise(&self, placing: &Placing, facts: &Facts, chosen: &[Choice]) -> (Txn, Vec<Placed>) {
+    fn promise(&self, placing: &Placing, facts: &Facts, chosen: &Chosen) -> (Txn, Vec<Placed>) {
         let Placing { wish, by, .. } = placing;
         let lease = self.prefix.lease(by.node);
         let mut txn = Txn::default().if_created(&lease, by.incarnation.0 as i64);
         let mut placed = Vec::new();
-        for (at, (choice, export_id)) in chosen.iter().zip(&placing.export_ids).enumerate() {
-            let (export_id, source) = (*export_id, placing.clone_of.filter(|_| at == 0));
+        for (at, (choice, export_id)) in chosen.choices.iter().zip(&placing.export_ids).enumerate()
+        {
+            let (export_id, source) = (*export_id, chosen.sources.get(at));
             let place = PoolChoice {
                 source: source.map(|source| source.lvol),
                 pool: choice.pool.0,
@@ -290,7 +299,7 @@ impl Operator {
 }
 
 impl Facts {
-    fn choose(&self, key: &str, placing: &Placing) -> Result<Vec<Choice>, Error> {
+    fn choose(&self, key: &str, placing: &Placing) -> Result<Chosen, Error> {
         let Placing {
             volume,
             wish,
@@ -302,27 +311,84 @@ impl Facts {
             let chosen = choose(*volume, wish, &self.sites, &self.pools, other_nodes);
             chosen.map_err(|refused| self.refusal(key, &refused))
         };
-        let Some(source) = clone_of else {
-            return choose(wish, other_nodes);
-        };
-        let first = self.clone_choice(key, wish, source)?;
+        if clone_of.is_empty() {
+            return Ok(Chosen {
+                choices: choose(wish, other_nodes)?,
+                sources: Vec::new(),
+            });
+        }
+        let (mut choices, sources) = self.clone_choices(key, wish, clone_of)?;
+        let nodes: Vec<NodeId> = choices.iter().map(|choice| choice.node).collect();
         let mut rest = wish.clone();
-        rest.count = wish.count.saturating_sub(1);
-        rest.nodes.retain(|node| *node != source.node);
-        let mut chosen = vec![first];
+        rest.count = wish.count.saturating_sub(choices.len());
+        rest.nodes.retain(|node| !nodes.contains(node));
         if rest.nodes.len() > rest.count {
             let why = format!(
                 "the first replica is on node {}, which has the snapshot, so that the nodes named \
                  are too many",
-                self.name(source.node)
+                self.name(nodes[0])
             );
             return Err(not_placed(key, why, Unmet::Request));
         }
         if rest.count > 0 {
-            let others: Vec<NodeId> = [&other_nodes[..], &[source.node]].concat();
-            chosen.extend(choose(&rest, &others)?);
+            let others: Vec<NodeId> = [&other_nodes[..], &nodes].concat();
+            choices.extend(choose(&rest, &others)?);
         }
-        Ok(chosen)
+        Ok(Chosen { choices, sources })
+    }
+
+    /// The pools of the replicas that are clones, at least one: those on the nodes that are named
+    /// first. More than one only as long as each is in another failure domain, and each named node
+    /// gets its replica. The error is the reason of the first one.
+    fn clone_choices(
+        &self,
+        key: &str,
+        wish: &Wish,
+        clone_of: &[CloneSource],
+    ) -> Result<(Vec<Choice>, Vec<CloneSource>), Error> {
+        let is_named = |source: &CloneSource| wish.nodes.contains(&source.node);
+        let (named, others): (Vec<_>, Vec<_>) = clone_of.iter().partition(|one| is_named(one));
+        let (mut choices, mut sources) = (Vec::<Choice>::new(), Vec::new());
+        let mut refused = None;
+        for source in named.into_iter().chain(others) {
+            let open = wish.nodes.iter();
+            let open = open.filter(|node| choices.iter().all(|choice| choice.node != **node));
+            let room = wish.count.saturating_sub(choices.len());
+            let is_free = is_named(source) || room > open.count();
+            let is_apart = choices
+                .iter()
+                .all(|choice| self.are_apart(wish, choice.node, source.node));
+            if !choices.is_empty() && !(room > 0 && is_free && is_apart) {
+                continue;
+            }
+            match self.clone_choice(key, wish, source) {
+                Ok(choice) => {
+                    choices.push(choice);
+                    sources.push(*source);
+                }
+                Err(error) => {
+                    refused.get_or_insert(error);
+                }
+            }
+        }
+        match refused {
+            Some(error) if choices.is_empty() => Err(error),
+            _ => Ok((choices, sources)),
+        }
+    }
+
+    /// True for two nodes in different failure domains.
+    fn are_apart(&self, wish: &Wish, one: NodeId, other: NodeId) -> bool {
+        let label = |node: NodeId, label: &String| {
+            let site = self.sites.iter().find(|site| site.node == node);
+            site.and_then(|site| site.labels.get(label))
+        };
+        let mut labels = wish.spread.iter();
+        one != other
+            && labels.all(|name| match (label(one, name), label(other, name)) {
+                (Some(one), Some(other)) => one != other,
+                _ => true,
+            })
     }
 
     /// The pool of the snapshot, if a replica may be made there.

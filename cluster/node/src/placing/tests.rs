@@ -115,7 +115,7 @@ impl Lab {
             other_nodes: Vec::new(),
             resync: None,
             left_out: Vec::new(),
-            clone_of: None,
+            clone_of: Vec::new(),
             by: Holder {
                 node: maker,
                 incarnation: self.leases[&maker],
@@ -459,7 +459,11 @@ fn avoided_nodes_get_nothing() {
             node: node(2),
             pool: pool(2),
         };
-        let (txn, _) = lab.operator.promise(&placing, &facts, &[choice]);
+        let chosen = Chosen {
+            choices: vec![choice],
+            sources: Vec::new(),
+        };
+        let (txn, _) = lab.operator.promise(&placing, &facts, &chosen);
         let answer = lab.operator.transact("key", txn).await.expect("an answer");
         assert!(!answer.is_made, "the node's key has changed since");
         // A node that was removed has no pools.
@@ -482,7 +486,7 @@ fn a_clone_is_on_the_pool_of_its_snapshot() {
             lvol,
         };
         let clone = |number, count, bytes| Placing {
-            clone_of: Some(source),
+            clone_of: vec![source],
             ..lab.placing(number, count, bytes)
         };
         let placed = lab.operator.place(&clone(1, 3, GIB)).await.expect("room");
@@ -524,5 +528,52 @@ fn a_clone_is_on_the_pool_of_its_snapshot() {
         lab.delete(&lab.operator.prefix.lease(node(2))).await;
         let refused = lab.operator.place(&clone(6, 1, GIB)).await;
         assert_eq!(demand(refused), Unmet::Nodes);
+    });
+}
+
+/// Goal: a snapshot with several lvols gives as many replicas that need no copy as there are
+/// requested, on different nodes and in different failure domains; one that cannot be used is left
+/// out, and named nodes get their replica. Method: lvols on three of four nodes.
+#[test]
+fn a_clone_uses_all_lvols_of_its_snapshot() {
+    run("a_clone_uses_all_lvols_of_its_snapshot", async |program| {
+        let lab = Lab::start(program, 4).await;
+        let lvol = |number: u128| Uuid::from_u128(70 + number);
+        let source = |number: u128| CloneSource {
+            node: node(number),
+            pool: pool(number),
+            lvol: lvol(number),
+        };
+        let clone = |number, count| Placing {
+            clone_of: (1..=3).map(source).collect(),
+            ..lab.placing(number, count, GIB)
+        };
+        let place = async |placing: Placing| {
+            let placed = lab.operator.place(&placing).await.expect("room");
+            let shown = placed.iter().map(|one| {
+                let source = one.export.place.clone().and_then(|place| place.source);
+                (one.node, source)
+            });
+            shown.collect::<Vec<_>>()
+        };
+        let copy = |number: u128| (node(number), Some(lvol(number)));
+        let all = [copy(1), copy(2), copy(3)];
+        assert_eq!(place(clone(1, 2)).await, all[..2]);
+        assert_eq!(place(clone(2, 3)).await, all);
+        let four = place(clone(3, 4)).await;
+        assert_eq!((&four[..3], four[3]), (&all[..], (node(4), None)));
+
+        let named = |number, count, nodes: &[u128]| {
+            let mut placing = clone(number, count);
+            placing.wish.nodes = nodes.iter().map(|number| node(*number)).collect();
+            placing
+        };
+        assert_eq!(place(named(4, 2, &[3])).await, [copy(3), copy(1)]);
+        let with_other = place(named(5, 2, &[4])).await;
+        assert_eq!(with_other, [copy(1), (node(4), None)]);
+
+        lab.operator.set_cordon(node(1), true).await.expect("set");
+        assert_eq!(place(clone(6, 2)).await, [copy(2), copy(3)]);
+        lab.operator.set_cordon(node(1), false).await.expect("set");
     });
 }

@@ -23,6 +23,7 @@ use crate::follow::Kind;
 use crate::keys::{Cluster, FORMAT};
 use crate::operator::Operator;
 use crate::seen_keys::Keys;
+use crate::snapshot::has_cut_on;
 
 /// The keys that a node sees, at one time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -38,6 +39,8 @@ pub struct Copy {
     pub(super) publications: BTreeMap<Uuid, Value>,
     /// The exports of this node.
     pub(super) exports: BTreeMap<Uuid, Value>,
+    #[serde(default)]
+    pub(super) snapshots: BTreeMap<Uuid, Value>,
 }
 
 /// A volume's record.
@@ -108,7 +111,7 @@ impl Copy {
         serde_json::from_value(value).map_err(damaged)
     }
 
-    /// Leaves out the volumes that do not concern the node.
+    /// Leaves out the volumes and snapshots that do not concern the node.
     pub(super) fn keep_of(&mut self, node: NodeId, labelled: &[Uuid]) {
         let id = node.0.to_string();
         let publications = &self.publications;
@@ -122,6 +125,7 @@ impl Copy {
         let volumes = &self.volumes;
         self.publications
             .retain(|volume, _| volumes.contains_key(volume));
+        self.snapshots.retain(|_, value| has_cut_on(value, node));
     }
 }
 
@@ -145,6 +149,7 @@ impl From<(Cluster, Keys, u64)> for Copy {
             volumes,
             publications: values(Kind::Publications),
             exports: values(Kind::Exports),
+            snapshots: values(Kind::Snapshots),
             revision: keys.revision,
             created,
         }

@@ -22,6 +22,7 @@ use super::reports::{NodeReports, id};
 use super::volume;
 use crate::backup::{Backup, SavedKey};
 use crate::keys::Cluster;
+use crate::snapshot::outlives_its_store;
 
 /// Duration of leases, if no node has a copy with the cluster's.
 const LEASE: std::time::Duration = std::time::Duration::from_secs(2);
@@ -85,6 +86,7 @@ pub fn decide(
     for (volume, base) in &chosen {
         reports.add(*volume, *base, &mut draft);
     }
+    reports.add_snapshots(&mut draft);
     let mut keys = vec![saved("meta".to_owned(), &json!(meta))];
     keys.extend(
         reports
@@ -241,6 +243,20 @@ impl<'a> NodeReports<'a> {
             draft.keys.extend(publication);
         }
         draft.volumes.push(saved(format!("vol/{id}"), &record));
+    }
+
+    /// Adds the snapshots, each as the newest copy with it has it. Nodes report the lvols that are
+    /// missing later.
+    fn add_snapshots(&self, draft: &mut Draft) {
+        let mut added = BTreeSet::new();
+        for (_, copy) in &self.copies {
+            for (id, value) in &copy.snapshots {
+                let saved = saved(format!("snap/{id}"), value);
+                if added.insert(*id) && outlives_its_store(&saved.value) {
+                    draft.keys.push(saved);
+                }
+            }
+        }
     }
 
     /// The names of the nodes that have not reported.

@@ -252,7 +252,7 @@ impl Snapshots<'_> {
         })
     }
 
-    /// Requests the deletion of the snapshot. Its node deletes the lvol, perhaps after it returns.
+    /// Requests the deletion of the snapshot. Its nodes delete the lvols, perhaps after they return.
     /// Lvols on nodes without a lease that are removed or evicted are given up. False: there is no
     /// such snapshot.
     pub async fn delete(&self, id: Uuid) -> Result<bool, Error> {
@@ -264,9 +264,7 @@ impl Snapshots<'_> {
             };
             was_there = true;
             let CutNodes { keys, leases } = self.nodes().await?;
-            let mut next = seen.key.clone();
-            next.want = Want::Gone;
-            next.former.extend(next.cut.take());
+            let mut next = seen.key.unwanted();
             let mut txn = Txn::default().if_modified(&key, seen.revision);
             for node in next.former.iter().map(|cut| NodeId(cut.node)) {
                 if keys.get(&node).is_none_or(|key| key.evict) && !leases.contains_key(&node) {
@@ -297,12 +295,7 @@ impl Snapshots<'_> {
     pub(crate) async fn end_of(&self, node: NodeId) -> Result<(), Error> {
         let lease = self.0.prefix.lease(node);
         for (id, seen) in self.all().await? {
-            let mut next = seen.key.clone();
-            if next.node() == Some(node) && next.is == CutState::Chosen {
-                next.cut = None;
-                next.is = CutState::Asked;
-            }
-            next.former.retain(|cut| cut.node != node.0);
+            let next = seen.key.without_node(node);
             if next == seen.key {
                 continue;
             }

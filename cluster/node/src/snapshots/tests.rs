@@ -10,11 +10,12 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::keys::Cluster;
-use crate::snapshot::{MAX_CUTS, outlives_its_store};
+use crate::snapshot::{CutProblem, MAX_CUTS, outlives_its_store};
 use crate::testing::on_etcd;
 
 const VOLUME: VolumeId = VolumeId(Uuid::from_u128(100));
 const SNAPSHOT: Uuid = Uuid::from_u128(200);
+const POOL: Uuid = Uuid::from_u128(50);
 
 fn node(number: u128) -> NodeId {
     NodeId(Uuid::from_u128(number))
@@ -157,7 +158,9 @@ impl Lab {
         let (seen, sources) = (self.seen().await, self.sources().await);
         let mut all = sources.replicas.iter();
         let source = all.find(|one| one.node == node(number)).expect("in sync");
-        let next = seen.key.chosen(source, &sources);
+        let next = seen
+            .key
+            .chosen(std::slice::from_ref(source), &sources, None);
         let by = self.me(1).await;
         assert!(
             self.change(by, &seen, Some(next), Some(sources.revision))
@@ -168,9 +171,24 @@ impl Lab {
 
     /// The node has cut its replica. False: the cut does not count.
     async fn cut(&self, by: Holder, seen: &SeenSnapshot) -> bool {
-        let made = seen.key.made(Uuid::from_u128(50), 1000);
-        let revision = seen.key.cut.as_ref().expect("chosen").revision;
-        self.change(by, seen, Some(made), Some(revision)).await
+        let own = seen.key.cuts.iter().find(|cut| cut.node == by.node.0);
+        let own = own.expect("chosen");
+        let next = seen.key.with_cut(own.lvol, POOL);
+        let next = if next.is_cut() && next.held_by.is_none() {
+            next.made(1000)
+        } else {
+            next
+        };
+        self.change(by, seen, Some(next), Some(own.revision)).await
+    }
+
+    /// The holder has all replicas cut, and holds writes back.
+    async fn hold(&self) -> (Holder, SeenSnapshot) {
+        let (by, seen, sources) = (self.me(1).await, self.seen().await, self.sources().await);
+        let next = seen.key.chosen(&sources.replicas, &sources, Some(by));
+        let record = Some(sources.revision);
+        assert!(self.change(by, &seen, Some(next), record).await);
+        (by, self.seen().await)
     }
 }
 
@@ -202,7 +220,7 @@ fn a_cut_of_a_replica_that_stays_in_sync_counts() {
             assert!(lab.cut(of_two, &chosen).await);
             let made = lab.seen().await;
             assert_eq!((made.key.is, made.key.bytes), (CutState::There, 1 << 20));
-            assert_eq!(made.key.node(), Some(node(2)));
+            assert!(made.key.nodes().eq([node(2)]));
             assert_eq!(lab.ask().await, made, "as it is");
             // A later change of the record does not concern it.
             lab.record(None, &[true, false, true]).await;
@@ -231,12 +249,12 @@ fn a_cut_of_a_replica_that_left_meanwhile_is_given_up() {
         );
         let again = lab.seen().await;
         assert_eq!(again.key.is, CutState::Asked);
-        let lvol = chosen.key.cut.clone().expect("chosen").lvol;
+        let lvol = chosen.key.cuts[0].lvol;
         assert_eq!(again.key.former[0].lvol, lvol, "its node deletes it");
         // A choice by an old look at the record is refused as well.
         let old = lab.sources().await;
         lab.record(Some(holder), &[true, false, true]).await;
-        let next = again.key.chosen(&old.replicas[1], &old);
+        let next = again.key.chosen(&old.replicas[1..2], &old, None);
         assert!(
             !lab.change(holder, &again, Some(next), Some(old.revision))
                 .await
@@ -244,6 +262,118 @@ fn a_cut_of_a_replica_that_left_meanwhile_is_given_up() {
         let present = lab.sources().await.replicas;
         assert!(present.iter().all(|one| one.node != node(2)), "{present:?}");
     });
+}
+
+/// Goal: a snapshot of several replicas is there once each is cut, and the holder says that writes
+/// were held back; the cut of one node does not undo that of another. Method: three nodes that write
+/// their cuts at once, and one twice.
+#[test]
+fn all_replicas_are_cut_or_none() {
+    run("all_replicas_are_cut_or_none", async |lab| {
+        lab.ask().await;
+        let (holder, chosen) = lab.hold().await;
+        assert!(chosen.key.nodes().eq([node(1), node(2), node(3)]));
+        let (of_two, of_three) = (lab.me(2).await, lab.me(3).await);
+        assert!(lab.cut(of_two, &chosen).await);
+        assert!(!lab.cut(of_three, &chosen).await, "the key has changed");
+        let seen = lab.seen().await;
+        assert!(lab.cut(of_three, &seen).await);
+        let seen = lab.seen().await;
+        assert!(!seen.key.is_cut() && seen.key.is == CutState::Chosen);
+        let all = seen.key.with_cut(seen.key.cuts[0].lvol, POOL);
+        assert!(all.is_cut());
+        let record = Some(chosen.key.cuts[0].revision);
+        assert!(
+            lab.change(holder, &seen, Some(all.made(1000)), record)
+                .await
+        );
+        let made = lab.seen().await;
+        assert_eq!((made.key.is, made.key.held_by), (CutState::There, None));
+        assert_eq!(made.key.cuts.len(), 3);
+
+        // The lvol of one node is lost: the others stay.
+        let why = CutProblem {
+            code: -19,
+            text: "it is gone".to_owned(),
+        };
+        let lvol = made.key.cuts[1].lvol;
+        let missing = made.key.with_missing(lvol, Some(&why));
+        let reasons: Vec<bool> = missing.cuts.iter().map(|cut| cut.why.is_some()).collect();
+        assert_eq!(reasons, [false, true, false]);
+        assert_eq!(missing.with_missing(lvol, None), made.key);
+        lab.fence(3).await;
+        lab.record(Some(holder), &[true, true]).await;
+        lab.operator.remove(node(3)).await.expect("removed");
+        let left = lab.seen().await;
+        assert!(left.key.nodes().eq([node(1), node(2)]));
+        assert!(
+            lab.operator
+                .snapshots()
+                .delete(SNAPSHOT)
+                .await
+                .expect("done")
+        );
+        let former = lab.seen().await.key.former;
+        assert_eq!(former.len(), 2, "each node deletes its own");
+    });
+}
+
+/// Goal: cuts of a holder that ends, or of a volume whose record changes, never count together.
+/// Method: the holder's lease ends before it says that writes were held back; a replica leaves.
+#[test]
+fn a_holder_that_dies_while_it_holds_writes_back() {
+    let name = "a_holder_that_dies_while_it_holds_writes_back";
+    run(name, async |lab| {
+        lab.ask().await;
+        let (holder, chosen) = lab.hold().await;
+        let record = Some(chosen.key.cuts[0].revision);
+        let mut all = chosen.key.clone();
+        for cut in &chosen.key.cuts {
+            all = all.with_cut(cut.lvol, POOL);
+        }
+        lab.record(Some(holder), &[true, true, false]).await;
+        let made = all.made(1000);
+        assert!(
+            !lab.change(holder, &chosen, Some(made.clone()), record)
+                .await
+        );
+        lab.fence(1).await;
+        assert!(!lab.change(holder, &chosen, Some(made), None).await);
+        let of_two = lab.me(2).await;
+        let again = chosen.key.again();
+        assert_eq!((again.is, again.held_by), (CutState::Asked, None));
+        assert!(lab.change(of_two, &chosen, Some(again), None).await);
+        assert_eq!(lab.seen().await.key.former.len(), 3);
+    });
+}
+
+/// Goal: keys of earlier versions, with a single cut, are read, and keep what they say.
+#[test]
+fn a_key_with_a_single_cut() {
+    let cut = json!({ "node": node(1).0, "device": "d", "lvol": SNAPSHOT, "revision": 3 });
+    let value = json!({
+        "v": 1, "volume": VOLUME.0, "name": "x", "want": "there", "is": "there", "cuts": 2,
+        "cut": cut, "why": { "code": -19, "text": "it is gone" },
+    });
+    let key: SnapshotKey = serde_json::from_value(value).expect("a key");
+    assert_eq!((key.attempts, key.cuts.len()), (2, 1));
+    assert_eq!(key.cuts[0].lvol, SNAPSHOT);
+    let found = key.with_missing(SNAPSHOT, None);
+    assert_eq!(
+        (found.why.is_none(), found.cuts[0].why.is_none()),
+        (true, true)
+    );
+    let again = serde_json::to_value(&key).expect("JSON");
+    assert_eq!(
+        serde_json::from_value::<SnapshotKey>(again).expect("a key"),
+        key
+    );
+    for none in [json!(null), json!([])] {
+        let value = json!({
+            "v": 1, "volume": VOLUME.0, "name": "x", "want": "there", "is": "asked", "cut": none,
+        });
+        assert!(serde_json::from_value::<SnapshotKey>(value).is_ok_and(|key| key.cuts.is_empty()));
+    }
 }
 
 /// Goal: a node that dies between the cut and its record costs time, and its late cut never counts.
@@ -261,7 +391,7 @@ fn a_node_that_dies_after_the_cut() {
                 .await
         );
         let second = lab.choose(3).await;
-        let lvol = |seen: &SeenSnapshot| seen.key.cut.clone().expect("chosen").lvol;
+        let lvol = |seen: &SeenSnapshot| seen.key.cuts[0].lvol;
         assert_ne!(lvol(&second), lvol(&chosen));
         let of_three = lab.me(3).await;
         assert!(lab.cut(of_three, &second).await);
@@ -310,7 +440,7 @@ fn deletions_wait_for_their_node() {
         assert!(delete().await);
         assert!(delete().await, "again");
         let seen = lab.seen().await;
-        assert_eq!((seen.key.want, seen.key.cut), (Want::Gone, None));
+        assert_eq!((seen.key.want, seen.key.cuts), (Want::Gone, Vec::new()));
         let refused = lab
             .operator
             .snapshots()
@@ -447,10 +577,19 @@ fn snapshots_have_bounds() {
     };
     let mut cuts = 0;
     while key.is == CutState::Asked {
-        key = key.chosen(&source, &of).again();
+        key = key.chosen(&of.replicas, &of, None).again();
         cuts += 1;
     }
     assert_eq!((cuts, key.is), (MAX_CUTS, CutState::Failed));
+    let mut unheld = SnapshotKey::new(VOLUME, "z");
+    while unheld.is == CutState::Asked {
+        unheld = unheld.not_held("writes in flight");
+    }
+    let why = unheld.why.map(|why| why.text);
+    assert_eq!(
+        (unheld.attempts, why.as_deref()),
+        (MAX_CUTS, Some("writes in flight"))
+    );
     assert_eq!(key.former.len(), MAX_CUTS as usize);
 }
 

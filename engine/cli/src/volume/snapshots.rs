@@ -6,6 +6,7 @@ use nacre_engine::methods::volume::snapshots::{
     DeleteVolumeSnapshotParams, ListVolumeSnapshots, ListVolumeSnapshotsParams,
 };
 use nacre_engine_rpc::client::to_json;
+use serde_json::Value;
 
 use crate::output::{self, done};
 use crate::{Connection, Failure};
@@ -50,9 +51,12 @@ pub(super) fn run(connection: &Connection, command: SnapshotCommand) -> Result<(
         }
         SnapshotCommand::List { volume } => {
             let params = ListVolumeSnapshotsParams { volume, uuid: None };
-            let found = connection.call_for_json::<ListVolumeSnapshots>(&params)?;
+            let mut found = connection.call_for_json::<ListVolumeSnapshots>(&params)?;
             if connection.json {
                 return output::json(&found);
+            }
+            for one in found.as_array_mut().into_iter().flatten() {
+                add_nodes(one);
             }
             output::columns(
                 &found,
@@ -61,7 +65,7 @@ pub(super) fn run(connection: &Connection, command: SnapshotCommand) -> Result<(
                     ("volume", "/volume_name"),
                     ("state", "/state"),
                     ("bytes", "/size_bytes"),
-                    ("node", "/node"),
+                    ("nodes", "/nodes"),
                     ("id", "/uuid"),
                     ("why", "/why"),
                 ],
@@ -72,5 +76,16 @@ pub(super) fn run(connection: &Connection, command: SnapshotCommand) -> Result<(
             connection.call_for_json::<DeleteVolumeSnapshot>(&params)?;
             done(connection, to_json(&params))
         }
+    }
+}
+
+/// Adds the nodes of a snapshot's lvols, and the reason why one of these is missing, for the table.
+fn add_nodes(snapshot: &mut Value) {
+    let lvols = snapshot["lvols"].as_array().cloned().unwrap_or_default();
+    snapshot["nodes"] = lvols.iter().map(|lvol| lvol["node"].clone()).collect();
+    if snapshot["why"].is_null() {
+        let mut reasons = lvols.iter().map(|lvol| &lvol["why"]);
+        let missing = reasons.find(|why| !why.is_null());
+        snapshot["why"] = missing.cloned().unwrap_or_default();
     }
 }

@@ -141,7 +141,7 @@ impl Method<Engine> for CreateRaid {
             devices,
             settings,
             force: false,
-            origin: None,
+            copied_from: None,
         };
         volumes::create(&engine, new).await?;
         Ok(true)

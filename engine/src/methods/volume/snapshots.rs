@@ -10,7 +10,7 @@ use super::super::replies::refuse_nil;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::Engine;
-use crate::services::cluster::{self, VolumeSnapshot, VolumeSnapshotState};
+use crate::services::cluster::{self, SnapshotLvol, VolumeSnapshot, VolumeSnapshotState};
 use crate::services::pools::check_name;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -38,11 +38,23 @@ pub struct VolumeSnapshotReply {
     pub state: VolumeSnapshotWord,
     /// The reason of the state.
     pub why: Option<String>,
+    /// Its lvols, one for each replica that was in sync. All have the same contents. The snapshot is
+    /// ready while one of them is available. While it is deleted: those that are left.
+    pub lvols: Vec<SnapshotLvolReply>,
+}
+
+/// An lvol of a snapshot.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct SnapshotLvolReply {
+    #[schemars(with = "String")]
+    pub uuid: Uuid,
     /// The node that has it, by name or id.
-    pub node: Option<String>,
-    /// UUID of the pool that has it.
+    pub node: String,
+    /// UUID of the pool that has it. `null`: it is not made yet.
     #[schemars(with = "Option<String>")]
     pub pool: Option<Uuid>,
+    /// The reason why it is not available.
+    pub why: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
@@ -50,11 +62,11 @@ pub struct VolumeSnapshotReply {
 pub enum VolumeSnapshotWord {
     Making,
     Ready,
-    /// It was made, and its node or pool is away, or has lost it.
+    /// It was made, and the nodes or pools of all its lvols are away, or have lost them.
     Unavailable,
     /// It was not made, and is not tried again by itself.
     Failed,
-    /// It goes when its node has deleted it.
+    /// It goes when its nodes have deleted its lvols.
     Deleting,
 }
 
@@ -72,6 +84,7 @@ impl From<VolumeSnapshotState> for VolumeSnapshotWord {
 
 fn describe(engine: &Engine, one: VolumeSnapshot) -> VolumeSnapshotReply {
     let volume = engine.volumes.find(&one.volume.to_string()).ok();
+    let lvols = one.lvols.into_iter();
     VolumeSnapshotReply {
         uuid: one.id,
         name: one.name,
@@ -81,8 +94,17 @@ fn describe(engine: &Engine, one: VolumeSnapshot) -> VolumeSnapshotReply {
         created_s: one.created,
         state: one.state.into(),
         why: one.why,
-        node: one.node.and_then(|node| engine.cluster.name_of(node)),
+        lvols: lvols.map(|lvol| describe_lvol(engine, lvol)).collect(),
+    }
+}
+
+fn describe_lvol(engine: &Engine, one: SnapshotLvol) -> SnapshotLvolReply {
+    let name = engine.cluster.name_of(one.node);
+    SnapshotLvolReply {
+        uuid: one.lvol,
+        node: name.unwrap_or_else(|| one.node.to_string()),
         pool: one.pool,
+        why: one.why,
     }
 }
 
@@ -114,7 +136,8 @@ pub struct CreateVolumeSnapshotParams {
 impl Method<Engine> for CreateVolumeSnapshot {
     const NAME: &'static str = "volume_snapshot_create";
     const ABOUT: &'static str = "Makes a snapshot of a volume of the cluster while hosts use it. It has every write that was \
-         acknowledged before the call, and is in the pool of one replica.";
+         acknowledged before the call, in the pool of each replica in sync: on all of them with the same \
+         contents, or on none. Writes of hosts wait meanwhile, for at most 4 s in each attempt.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
     type Params = CreateVolumeSnapshotParams;

@@ -59,7 +59,7 @@ pub async fn create(
             devices,
             settings,
             force,
-            origin: None,
+            copied_from: None,
         };
         lifecycle::create_record(engine, new).await.map(drop)
     };

@@ -216,6 +216,10 @@ impl Inbox {
         self.state.lock().exports.clone()
     }
 
+    pub(super) fn snapshot(&self, id: Uuid) -> Option<SeenSnapshot> {
+        self.state.lock().snapshots.get(&id).cloned()
+    }
+
     pub(super) fn snapshots(&self) -> BTreeMap<Uuid, SeenSnapshot> {
         self.state.lock().snapshots.clone()
     }

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use nacre_bdev::Bdev;
-use nacre_bdev_replica::handle::NewVolume;
+use nacre_bdev_replica::handle::{CopiedFrom, NewVolume};
 use nacre_bdev_replica::model::{Origin, RESERVED, ReplicaRecord, Settings};
 use nacre_cluster_core::placement::Wish;
 use nacre_cluster_core::{ExportId, NodeId, PoolId, VolumeId};
@@ -47,9 +47,9 @@ pub struct PlacedReplicas {
     pub strict: bool,
     /// Nodes by name or id: each of them gets a replica.
     pub nodes: Vec<String>,
-    /// The snapshot of which the first replica is a clone. The other replicas are filled from that
-    /// one.
-    pub source: Option<(CloneSource, Origin)>,
+    /// The lvols of a snapshot, of which the first replicas are clones, as many as can be. The other
+    /// replicas are filled from those.
+    pub source: Option<(Vec<CloneSource>, Origin)>,
 }
 
 /// A replica that takes the place of another one.
@@ -92,6 +92,8 @@ pub async fn create_placed(
         nodes: nodes.collect::<Result<_, _>>()?,
         is_resync: false,
     };
+    let (sources, origin) = replicas.source.unzip();
+    let sources = sources.unwrap_or_default();
     let placing = Placing {
         volume: VolumeId(id),
         export_ids: new_exports(wish.count),
@@ -99,10 +101,14 @@ pub async fn create_placed(
         other_nodes: Vec::new(),
         resync: None,
         left_out: Vec::new(),
-        clone_of: replicas.source.as_ref().map(|(source, _)| *source),
+        clone_of: sources,
         by: running.myself()?,
     };
-    let origin = replicas.source.map(|(_, origin)| origin);
+    let placed = place_all(&running, &placing).await.or_refuse()?;
+    let place = |one: &Placed| one.export.place.as_ref()?.source;
+    let clones = placed.iter().take_while(|one| place(one).is_some());
+    let devices = clones.count();
+    let copied_from = origin.map(|origin| CopiedFrom { origin, devices });
     let make = async |devices| {
         let new = NewVolume {
             name,
@@ -111,11 +117,10 @@ pub async fn create_placed(
             devices,
             settings,
             force: false,
-            origin,
+            copied_from,
         };
         lifecycle::create_record(engine, new).await.map(drop)
     };
-    let placed = place_all(&running, &placing).await.or_refuse()?;
     with_placed(engine, &running, placing.volume, placed, make).await
 }
 
@@ -163,7 +168,7 @@ where
         other_nodes,
         resync: Some(resync),
         left_out,
-        clone_of: None,
+        clone_of: Vec::new(),
         by: running.myself()?,
     };
     let placed = place_all(running, &placing).await?;

@@ -19,7 +19,7 @@ fn new_volume(name: &str, devices: &[&str], force: bool) -> NewVolume {
         devices: devices.iter().map(|d| d.to_string()).collect(),
         settings: Settings::default(),
         force,
-        origin: None,
+        copied_from: None,
     }
 }
 
@@ -627,7 +627,7 @@ fn within_a_region() -> (World, u64) {
         devices: vec!["d0".into(), "d1".into()],
         settings: Settings::default(),
         force: false,
-        origin: None,
+        copied_from: None,
     };
     world.create_new(new).unwrap();
     (world, end)

@@ -346,7 +346,7 @@ fn a_crash_while_growing() {
         devices: vec!["d0".into(), "d1".into()],
         settings: Settings::default(),
         force: false,
-        origin: None,
+        copied_from: None,
     };
     world.create_new(new).unwrap();
     world.open().unwrap();

@@ -578,7 +578,7 @@ fn a_replica_reused_by_another_volume() {
         devices: vec!["d1".into()],
         settings,
         force: true,
-        origin: None,
+        copied_from: None,
     };
     rival.create_new(new).unwrap();
     world.until(|world| world.state() == VolumeState::Degraded);

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use nacre_bdev::Op;
 use nacre_bdev::fault::{Action, Fault};
+use uuid::Uuid;
 
 use super::rig::{REGION, World};
-use crate::handle::{Command, VolumeError};
-use crate::model::ReplicaState;
+use crate::handle::{Command, CopiedFrom, NewVolume, VolumeError};
+use crate::model::{Origin, ReplicaState, Settings};
 
 fn hold(milliseconds: u64) -> Command {
     Command::HoldWrites {
@@ -167,4 +168,45 @@ fn a_hold_does_not_outlive_the_volume() {
         world.write(0, 8, 2);
         assert!(is_not_held(world.run(Command::ReleaseWrites)));
     }
+}
+
+/// Goal: a volume whose first devices are copies of replicas that were held together is in sync on
+/// all of these at once; a further one is filled. Copies that are none are refused. Method: the
+/// disks themselves, as their snapshots would be, after the hold.
+#[test]
+fn a_volume_of_several_copies() {
+    let mut world = World::with(2);
+    world.add_disk("d2", super::rig::DISK_BLOCKS);
+    world.write(0, 8, 1);
+    world.write(3 * REGION, 8, 2);
+    world.run(hold(5000)).unwrap();
+    world.run(Command::ReleaseWrites).unwrap();
+    // The process ends: the dirty-region log names both regions.
+    world.crash();
+    let new = |name: &str, devices: usize| NewVolume {
+        name: name.into(),
+        id: None,
+        bytes: None,
+        devices: ["d0", "d1", "d2"].map(str::to_owned).to_vec(),
+        settings: Settings::default(),
+        force: false,
+        copied_from: Some(CopiedFrom {
+            origin: Origin {
+                snapshot: Uuid::from_u128(9),
+                name: "monday".into(),
+            },
+            devices,
+        }),
+    };
+    assert!(world.create_new(new("three", 3)).is_err(), "d2 is empty");
+    world.create_new(new("copy", 2)).unwrap();
+    world.open().unwrap();
+    let status = world.status();
+    let states: Vec<_> = status.replicas.iter().map(|one| one.state).collect();
+    assert_eq!(states[..2], [ReplicaState::InSync; 2]);
+    assert!(matches!(states[2], ReplicaState::Filling { .. }));
+    assert!(status.replicas.iter().all(|one| !one.is_unequal));
+    assert_eq!((world.read(0), world.read(3 * REGION)), (1, 2));
+    world.until_healthy();
+    world.all_equal(&["d0", "d1", "d2"]);
 }

@@ -316,7 +316,7 @@ fn a_volume_may_have_grown() {
         devices: vec!["d0".into(), "d1".into()],
         settings: Settings::default(),
         force: false,
-        origin: None,
+        copied_from: None,
     };
     world.create_new(new).unwrap();
     world.open().unwrap();

@@ -82,7 +82,7 @@ fn is_finished(world: &mut World) {
             devices: vec!["d0".into()],
             settings: Settings::default(),
             force: true,
-            origin: None,
+            copied_from: None,
         })
         .unwrap();
 }

@@ -169,7 +169,7 @@ fn a_volume_that_grew_much() {
         devices: vec!["d0".into()],
         settings: Settings::default(),
         force: false,
-        origin: None,
+        copied_from: None,
     };
     world.create_new(small).unwrap();
     world.open().unwrap();

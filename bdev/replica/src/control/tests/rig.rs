@@ -359,7 +359,7 @@ impl World {
             devices: (0..disks).map(|at| format!("d{at}")).collect(),
             settings,
             force: false,
-            origin: None,
+            copied_from: None,
         };
         self.create_new(new)
     }

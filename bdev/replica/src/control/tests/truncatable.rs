@@ -162,7 +162,7 @@ impl World {
             devices: (0..disks).map(|at| format!("d{at}")).collect(),
             settings: Settings::default(),
             force: false,
-            origin: None,
+            copied_from: None,
         };
         world.create_new(new).unwrap();
         world.open().unwrap();

@@ -1,11 +1,11 @@
 //! Copies of the keys: read back, and refused if damaged; the part of a copy in a report.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::super::copy::{Copy, CopyError};
 use super::super::facts::ReplicaFact::InSync;
-use super::{V, copy, device, found, label, node, published, record, with_record};
+use super::{V, copy, device, found, label, node, plan, published, record, value, with_record};
 
 /// Goal: a copy is read back, and none that was cut or changed.
 #[test]
@@ -65,4 +65,53 @@ fn a_report_is_of_its_node() {
         .collect();
     assert_eq!(copied, [V, ids[0], ids[1]]);
     assert_eq!(found.volumes, [V, ids[0], ids[1], ids[2]]);
+}
+
+/// The value of a snapshot with an lvol on each of these nodes.
+fn snapshot(is: &str, nodes: &[usize]) -> Value {
+    let cut = |at: &usize| json!({ "node": node(*at), "device": "d", "lvol": V, "revision": 3 });
+    json!({
+        "v": 1, "volume": V, "name": "s", "want": "there", "is": is, "bytes": 8,
+        "cut": nodes.iter().map(cut).collect::<Vec<_>>(),
+    })
+}
+
+/// Goal: the snapshots of a lost store are there again, as the newest copy has them; those that were
+/// not made are not. Method: copies of three nodes, of which one is older.
+#[test]
+fn snapshots_are_listed_again() {
+    let ids = [1, 2, 3].map(|id| Uuid::from_u128(0x90 + id));
+    let mut reports = Vec::new();
+    for at in 0..3 {
+        let mut copy = with_record(copy(at), 7, record((4, 9), &["in_sync"; 3]));
+        copy.revision = if at == 1 { 50 } else { 100 };
+        let mut both = snapshot("there", &[1, 2]);
+        if at == 1 {
+            both["name"] = "former".into();
+        }
+        let all = [
+            both,
+            snapshot("there", &[0]),
+            snapshot("chosen", &[0, 1, 2]),
+        ];
+        copy.snapshots = ids.into_iter().zip(all).collect();
+        let devices = vec![device("disk", label(at, (6, 20), &[InSync; 3]))];
+        reports.push(found(at, Some(copy), devices));
+    }
+    let reported = |at: usize| {
+        let copy: &Copy = reports[at].copy.as_ref().expect("a copy");
+        copy.snapshots.keys().copied().collect::<Vec<_>>()
+    };
+    assert_eq!(reported(0), [ids[1], ids[2]], "those with an lvol there");
+    assert_eq!(reported(1), [ids[0], ids[2]]);
+    let plan = plan(reports);
+    let listed = ids.map(|id| value(&plan, &format!("snap/{id}")));
+    assert_eq!(
+        listed,
+        [
+            Some(snapshot("there", &[1, 2])),
+            Some(snapshot("there", &[0])),
+            None
+        ]
+    );
 }

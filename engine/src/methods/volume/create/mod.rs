@@ -6,7 +6,7 @@ pub mod options;
 use std::rc::Rc;
 
 use nacre_bdev::Bdev;
-use nacre_bdev_replica::handle::{Command, NewVolume};
+use nacre_bdev_replica::handle::{Command, CopiedFrom, NewVolume};
 use nacre_bdev_replica::model::{MAX_REPLICAS, Settings};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -179,7 +179,10 @@ async fn make(
             devices,
             settings,
             force: params.options.force,
-            origin: source.as_deref().map(on_pools::origin),
+            copied_from: source.as_deref().map(|source| CopiedFrom {
+                origin: on_pools::origin(source),
+                devices: 1,
+            }),
         };
         volumes::create(engine, new).await
     };

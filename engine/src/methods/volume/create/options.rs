@@ -66,7 +66,8 @@ pub struct NewVolumeOptions {
     /// A snapshot of the lvol of another volume's replica, by UUID or `pool/name`: the new volume
     /// begins with the contents of that volume. The first one of replicas is on the pool of the
     /// snapshot; the others are filled from it. In a cluster, with replica_count: a snapshot of
-    /// volume_snapshot_create, by UUID or name. The size is that of the snapshot, or larger.
+    /// volume_snapshot_create, by UUID or name; as many replicas as can be are on its pools. The
+    /// size is that of the snapshot, or larger.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[arg(
         long,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use nacre_bdev_replica::model::Origin;
 use nacre_cluster_core::{NodeId, PoolId, VolumeId};
 use nacre_cluster_node::export::Want;
-use nacre_cluster_node::{CloneSource, CutHolder, CutState, SnapshotKey};
+use nacre_cluster_node::{CloneSource, Cut, CutHolder, CutState, SnapshotKey};
 use tokio::time::{Instant, sleep};
 use tracing::debug;
 use uuid::Uuid;
@@ -38,46 +38,48 @@ pub struct VolumeSnapshot {
     pub state: VolumeSnapshotState,
     /// The reason of the state.
     pub why: Option<String>,
-    /// The node with the snapshot's lvol.
-    pub node: Option<Uuid>,
+    /// Its lvols, one for each replica; while it is being deleted, those that are left.
+    pub lvols: Vec<SnapshotLvol>,
+}
+
+/// An lvol of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotLvol {
+    pub node: Uuid,
+    /// `None`: it is not made yet.
     pub pool: Option<Uuid>,
-    pub lvol: Option<Uuid>,
+    pub lvol: Uuid,
+    /// The reason why it is not available.
+    pub why: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VolumeSnapshotState {
     Making,
     Ready,
-    /// It was made, and its node or pool is away, or has lost it.
+    /// It was made, and the nodes or pools of all its lvols are away, or have lost them.
     Unavailable,
     Failed,
     Deleting,
 }
 
 fn view(running: &Running, id: Uuid, key: &SnapshotKey) -> VolumeSnapshot {
-    let cut = key.cut.as_ref().or_else(|| key.former.first());
-    let node = cut.map(|cut| NodeId(cut.node));
+    let cuts = if key.want == Want::Gone {
+        &key.former
+    } else {
+        &key.cuts
+    };
+    let lvols: Vec<_> = cuts.iter().map(|cut| lvol(running, key, cut)).collect();
     let noted = key.why.as_ref().map(|why| why.text.clone());
-    let absent = node.and_then(|node| {
-        let name = running.name_of(node);
-        if running.inbox.name_of(node).is_none() {
-            Some(format!(
-                "node {name}, which has it, was removed from the cluster"
-            ))
-        } else if running.inbox.is_node_away(node) {
-            Some(format!("node {name}, which has it, has no lease"))
-        } else {
-            None
-        }
-    });
+    let absent = lvols.iter().find_map(|lvol| lvol.why.clone());
     let (state, why) = match key.is {
         _ if key.want == Want::Gone => (VolumeSnapshotState::Deleting, absent.or(noted)),
         CutState::Asked | CutState::Chosen => (VolumeSnapshotState::Making, None),
         CutState::Failed => (VolumeSnapshotState::Failed, noted),
-        CutState::There => match absent.or(noted) {
-            None => (VolumeSnapshotState::Ready, None),
-            why => (VolumeSnapshotState::Unavailable, why),
-        },
+        CutState::There if lvols.iter().any(|lvol| lvol.why.is_none()) => {
+            (VolumeSnapshotState::Ready, None)
+        }
+        CutState::There => (VolumeSnapshotState::Unavailable, absent.or(noted)),
     };
     VolumeSnapshot {
         id,
@@ -87,9 +89,30 @@ fn view(running: &Running, id: Uuid, key: &SnapshotKey) -> VolumeSnapshot {
         created: (key.created > 0).then_some(key.created),
         state,
         why,
-        node: cut.map(|cut| cut.node),
-        pool: cut.and_then(|cut| cut.pool),
-        lvol: key.cut.as_ref().map(|cut| cut.lvol),
+        lvols,
+    }
+}
+
+fn lvol(running: &Running, key: &SnapshotKey, cut: &Cut) -> SnapshotLvol {
+    let node = NodeId(cut.node);
+    let name = running.name_of(node);
+    // Earlier versions wrote the reason of the only lvol there.
+    let alone = key.why.as_ref().filter(|_| key.cuts.len() == 1);
+    let noted = cut.why.as_ref().or(alone).map(|why| why.text.clone());
+    let why = if running.inbox.name_of(node).is_none() {
+        Some(format!(
+            "node {name}, which has it, was removed from the cluster"
+        ))
+    } else if running.inbox.is_node_away(node) {
+        Some(format!("node {name}, which has it, has no lease"))
+    } else {
+        noted
+    };
+    SnapshotLvol {
+        node: cut.node,
+        pool: cut.pool,
+        lvol: cut.lvol,
+        why,
     }
 }
 
@@ -166,8 +189,12 @@ async fn failed(running: &Running, id: Uuid, key: &SnapshotKey) -> RpcError {
 /// The error of a snapshot that is not made in time. It may still be made later.
 async fn late(running: &Running, key: &SnapshotKey) -> RpcError {
     let sources = running.operator.snapshots().sources(key.volume()).await;
-    let why = match (sources, key.node()) {
-        (_, Some(node)) => format!("node {} has not cut it", running.name_of(node)),
+    let mut missing = key.cuts.iter().filter(|cut| cut.pool.is_none());
+    let why = match (sources, missing.next()) {
+        (_, Some(cut)) => {
+            let node = running.name_of(NodeId(cut.node));
+            format!("node {node} has not cut it")
+        }
         (Ok(Some(sources)), None) => match sources.holder {
             CutHolder::Over(node) => format!(
                 "the lease under which node {} served the volume is over, and no node has taken the \
@@ -178,8 +205,9 @@ async fn late(running: &Running, key: &SnapshotKey) -> RpcError {
                 "no replica in sync is on a node with a lease".to_owned()
             }
             CutHolder::Stands(holder) => format!(
-                "node {} serves the volume, and has chosen no replica: they are not attached, or \
-                 blocks that were being written at a crash are still compared",
+                "node {} serves the volume, and has chosen no replica: they are not attached, \
+                 blocks that were being written at a crash are still compared, or the nodes of \
+                 the replicas were too slow while writes were held back",
                 running.name_of(holder.node)
             ),
             CutHolder::None => "the nodes of the replicas have not begun".to_owned(),
@@ -226,7 +254,7 @@ pub async fn find_snapshot(engine: &Engine, text: &str) -> Result<VolumeSnapshot
     }
 }
 
-/// Deletes a snapshot. Its node may be away: it deletes the lvol when it returns.
+/// Deletes a snapshot. A node that is away deletes its lvol when it returns.
 pub async fn delete_snapshot(engine: &Engine, id: Uuid) -> Result<(), RpcError> {
     let running = engine.cluster.joined()?;
     running.operator.snapshots().delete(id).await.or_refuse()?;
@@ -241,51 +269,55 @@ pub async fn delete_snapshot(engine: &Engine, id: Uuid) -> Result<(), RpcError> 
         }
         if Instant::now() >= end {
             let why = seen.key.why.map(|why| why.text);
-            let why = why.unwrap_or_else(|| "its node works on it".to_owned());
+            let why = why.unwrap_or_else(|| "its nodes work on it".to_owned());
             let cause = format!("snapshot {id} is not deleted yet: {why}");
             return Err(RpcError::errno(Errno::EAGAIN, cause)
-                .remedy("its node tries it again by itself; volume_snapshot_list shows it"));
+                .remedy("its nodes try it again by themselves; volume_snapshot_list shows it"));
         }
         sleep(LOOK).await;
     }
 }
 
-/// The lvol whose clone begins a new volume of so many bytes. `None`: as large as the snapshot.
+/// The lvols whose clones begin a new volume of so many bytes, at least one. `None`: as large as the
+/// snapshot.
 pub async fn snapshot_source(
     engine: &Engine,
     text: &str,
     bytes: Option<u64>,
-) -> Result<(CloneSource, Origin, u64), RpcError> {
+) -> Result<(Vec<CloneSource>, Origin, u64), RpcError> {
     let running = engine.cluster.joined()?;
     must_know_snapshots(&running).await?;
     let found = find_snapshot(engine, text).await?;
-    let place = (found.node, found.pool, found.lvol);
-    let (VolumeSnapshotState::Ready, (Some(node), Some(pool), Some(lvol))) = (found.state, place)
-    else {
-        let state = match found.state {
-            VolumeSnapshotState::Making => "is not made yet",
-            VolumeSnapshotState::Failed => "was not made",
-            VolumeSnapshotState::Deleting => "is being deleted",
-            VolumeSnapshotState::Ready | VolumeSnapshotState::Unavailable => "is not available",
-        };
+    let state = match found.state {
+        VolumeSnapshotState::Ready => None,
+        VolumeSnapshotState::Making => Some("is not made yet"),
+        VolumeSnapshotState::Failed => Some("was not made"),
+        VolumeSnapshotState::Deleting => Some("is being deleted"),
+        VolumeSnapshotState::Unavailable => Some("is not available"),
+    };
+    if let Some(state) = state {
         let why = found.why.map(|why| format!(": {why}")).unwrap_or_default();
         let cause = format!("snapshot \"{}\" {state}{why}", found.name);
         return Err(RpcError::errno(Errno::EAGAIN, cause).field("snapshot"));
-    };
+    }
     let bytes = bytes.unwrap_or(found.bytes);
     if bytes < found.bytes {
         let least = found.bytes;
         let cause = format!("{bytes} bytes are less than the {least} of the snapshot");
         return Err(RpcError::errno(Errno::EINVAL, cause).field("size"));
     }
-    let source = CloneSource {
-        node: NodeId(node),
-        pool: PoolId(pool),
-        lvol,
-    };
+    let available = found.lvols.iter().filter(|one| one.why.is_none());
+    let sources = available.filter_map(|one| {
+        Some(CloneSource {
+            node: NodeId(one.node),
+            pool: PoolId(one.pool?),
+            lvol: one.lvol,
+        })
+    });
+    let sources = sources.collect();
     let origin = Origin {
         snapshot: found.id,
         name: found.name,
     };
-    Ok((source, origin, bytes))
+    Ok((sources, origin, bytes))
 }

@@ -1,22 +1,26 @@
 //! The snapshots of volumes in etcd (`snap/S`): the steps that this node takes.
 //!
 //! ```text
-//!   asked    the holder, or without one the node of the first replica in sync, chooses a replica
-//!   chosen   the replica's node takes a snapshot of its lvol ▸ there, if the volume's record is
-//!            the same; the chooser asks again if that node has no lease any more
-//!   there    the lvol's node reports when the lvol is missing
-//!   former   the lvol's node deletes the lvol ▸ the key is deleted with the last one
+//!   asked    the holder, or without one the node of the first replica in sync, chooses the replicas
+//!   chosen   each replica's node takes a snapshot of its lvol ▸ there, if the volume's record is
+//!            the same; the chooser asks again if one of the nodes has no lease any more
+//!   there    an lvol's node reports when the lvol is missing
+//!   former   an lvol's node deletes the lvol ▸ the key is deleted with the last one
 //! ```
+//!
+//! A holder of several replicas does its part in one task ([`held`]): it holds writes back, chooses,
+//! waits for the other nodes, and lets the writes go on.
 //!
 //! Each step is one transaction that compares what the step saw, so two nodes that act at once do
 //! no harm. A pool's disk may not answer: each step is a task, and nothing waits for it.
 
 mod calls;
+mod held;
 #[cfg(test)]
 mod tests;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::rc::Rc;
 use std::time::Duration;
@@ -25,13 +29,13 @@ use nacre_bdev::Bdev;
 use nacre_bdev_pool::Command;
 use nacre_bdev_replica::format::{Label, LabelState};
 use nacre_bdev_replica::handle::{ReplicaStatus, ResyncKind};
-use nacre_bdev_replica::model::{MAX_REPLICAS, ReplicaState};
-use nacre_cluster_core::{Holder, NodeId};
+use nacre_bdev_replica::model::ReplicaState;
+use nacre_cluster_core::Holder;
 use nacre_cluster_node::clock::seconds;
 use nacre_cluster_node::export::Want;
 use nacre_cluster_node::{
-    Cut, CutHolder, CutProblem, CutSource, CutState, NodeState, SeenSnapshot, SnapshotChange,
-    SnapshotKey,
+    Cut, CutHolder, CutProblem, CutSource, CutState, HeldBy, NodeState, SeenSnapshot,
+    SnapshotChange, SnapshotKey,
 };
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
@@ -48,8 +52,8 @@ use crate::services::Engine;
 use crate::services::pools::{self, OpenPool};
 
 pub use self::calls::{
-    VolumeSnapshot, VolumeSnapshotState, create_snapshot, delete_snapshot, find_snapshot,
-    snapshot_source, snapshots,
+    SnapshotLvol, VolumeSnapshot, VolumeSnapshotState, create_snapshot, delete_snapshot,
+    find_snapshot, snapshot_source, snapshots,
 };
 
 /// Pause before a retry while a label does not show the volume's record yet, or a pool is not open.
@@ -58,8 +62,8 @@ const AGAIN: Duration = Duration::from_millis(200);
 /// [`HANGS`] waits for a pool that does not answer, and does not count.
 const AT_ONCE: usize = 16;
 const HANGS: Duration = Duration::from_secs(10);
-/// Most attempts to take one snapshot, so that each replica has its turn.
-const CUTS: u32 = MAX_REPLICAS as u32;
+/// Attempts of one snapshot after which an error that does not pass ends it.
+const CUTS: u32 = 3;
 
 #[derive(Default)]
 pub(super) struct Snapshots {
@@ -68,7 +72,7 @@ pub(super) struct Snapshots {
     /// The snapshot whose task was started last. The next round begins after it, so that steps that
     /// fail again and again do not delay the others.
     last: Cell<Uuid>,
-    /// Since when the lvols of snapshots are missing.
+    /// Since when lvols of snapshots are missing, by the lvol.
     away: RefCell<BTreeMap<Uuid, Instant>>,
     not_done: LastErrors<Uuid>,
 }
@@ -78,10 +82,11 @@ pub(super) struct Snapshots {
 enum CutStep {
     Choose,
     Cut(Cut),
-    /// The node that was chosen has no lease any more: choose again.
+    /// A node that was chosen has no lease any more, or the holder that holds writes back has
+    /// ended: choose again.
     AskAgain,
-    /// Report that the lvol is missing, or (`None`) present again.
-    Note(Option<CutProblem>),
+    /// Report that this lvol is missing, or (`None`) present again.
+    Note(Uuid, Option<CutProblem>),
     Remove(Cut),
 }
 
@@ -113,7 +118,11 @@ impl Snapshots {
             incarnation,
         };
         let all = running.inbox.snapshots();
-        self.away.borrow_mut().retain(|id, _| all.contains_key(id));
+        let cuts = all.values().flat_map(|seen| &seen.key.cuts);
+        let lvols: BTreeSet<Uuid> = cuts.map(|cut| cut.lvol).collect();
+        self.away
+            .borrow_mut()
+            .retain(|lvol, _| lvols.contains(lvol));
         self.not_done.retain(|id| all.contains_key(id));
         for (id, seen) in in_turn(&all, self.last.get()) {
             let (id, seen) = (*id, seen.clone());
@@ -124,7 +133,7 @@ impl Snapshots {
             if self.busy.borrow().contains_key(&id) {
                 continue;
             }
-            let Some(step) = self.step(engine, running, id, &seen.key) else {
+            let Some(step) = self.step(engine, running, by, &seen.key) else {
                 continue;
             };
             self.busy.borrow_mut().insert(id, Instant::now());
@@ -150,33 +159,50 @@ impl Snapshots {
         &self,
         engine: &Engine,
         running: &Running,
-        id: Uuid,
+        by: Holder,
         key: &SnapshotKey,
     ) -> Option<CutStep> {
-        let me = running.me;
         // A replica that could not be cut does not keep others from being cut.
         let is_asked = key.want != Want::Gone && key.is == CutState::Asked;
         if is_asked && may_choose(running, key) {
             return Some(CutStep::Choose);
         }
+        if key.want != Want::Gone
+            && let Some(step) = self.step_of_cuts(engine, running, by, key)
+        {
+            return Some(step);
+        }
         let mut former = key.former.iter();
-        if let Some(cut) = former.find(|cut| cut.node == me.0) {
-            return Some(CutStep::Remove(cut.clone()));
-        }
-        if key.want == Want::Gone {
-            return None;
-        }
-        match (key.is, &key.cut) {
-            (CutState::Chosen, Some(cut)) if cut.node == me.0 => Some(CutStep::Cut(cut.clone())),
-            (CutState::Chosen, Some(cut)) => {
-                let is_over = running.inbox.is_node_away(NodeId(cut.node));
-                (is_over && may_choose(running, key)).then_some(CutStep::AskAgain)
+        let cut = former.find(|cut| cut.node == by.node.0);
+        cut.cloned().map(CutStep::Remove)
+    }
+
+    /// The step for the present lvols.
+    fn step_of_cuts(
+        &self,
+        engine: &Engine,
+        running: &Running,
+        by: Holder,
+        key: &SnapshotKey,
+    ) -> Option<CutStep> {
+        let mut own = key.cuts.iter().filter(|cut| cut.node == by.node.0);
+        match key.is {
+            CutState::Chosen => {
+                // The task of the holder that holds writes back would be running.
+                if key.held_by.is_some_and(|held_by| held_by == by.into()) || is_over(running, key)
+                {
+                    return may_choose(running, key).then_some(CutStep::AskAgain);
+                }
+                let cut = own.find(|cut| cut.pool.is_none());
+                cut.cloned().map(CutStep::Cut)
             }
-            (CutState::There, Some(cut)) if cut.node == me.0 => {
-                let problem = self.problem(engine, id, cut, key.why.as_ref());
-                (problem != key.why).then_some(CutStep::Note(problem))
-            }
-            _ => None,
+            CutState::There => own.find_map(|cut| {
+                // Earlier versions wrote the reason there.
+                let known = cut.why.as_ref().or(key.why.as_ref());
+                let problem = self.problem(engine, cut, known);
+                (problem.as_ref() != known).then_some(CutStep::Note(cut.lvol, problem))
+            }),
+            CutState::Asked | CutState::Failed => None,
         }
     }
 
@@ -185,7 +211,6 @@ impl Snapshots {
     fn problem(
         &self,
         engine: &Engine,
-        id: Uuid,
         cut: &Cut,
         known: Option<&CutProblem>,
     ) -> Option<CutProblem> {
@@ -193,12 +218,12 @@ impl Snapshots {
             return known.cloned();
         };
         if plane.bdevs.lookup(&cut.lvol.to_string()).is_some() {
-            self.away.borrow_mut().remove(&id);
+            self.away.borrow_mut().remove(&cut.lvol);
             return None;
         }
         // The daemon has just started, and opens its pools.
         let now = Instant::now();
-        let since = *self.away.borrow_mut().entry(id).or_insert(now);
+        let since = *self.away.borrow_mut().entry(cut.lvol).or_insert(now);
         if now - since < OPENED {
             return known.cloned();
         }
@@ -238,6 +263,18 @@ fn may_choose(running: &Running, key: &SnapshotKey) -> bool {
     }
 }
 
+/// True if the choice is not followed any more: one of its nodes has no lease, or the holder that
+/// holds writes back does not hold the volume.
+fn is_over(running: &Running, key: &SnapshotKey) -> bool {
+    let is_away = key.nodes().any(|node| running.inbox.is_node_away(node));
+    let role = running.inbox.wanted(key.volume());
+    let holder = role.and_then(|wanted| wanted.role?.holder);
+    let is_held = key
+        .held_by
+        .is_none_or(|held_by| holder.is_some_and(|holder| held_by == HeldBy::from(holder)));
+    is_away || !is_held
+}
+
 async fn take(
     engine: &Rc<Engine>,
     running: &Rc<Running>,
@@ -271,44 +308,46 @@ async fn take(
                 return change(Some(failed), None).await.map(drop);
             };
             let may_be = candidates(engine, by, key, sources.holder, &sources.replicas);
-            if may_be.is_empty() {
-                return Ok(());
+            match (may_be.len(), sources.holder) {
+                (0, _) => Ok(()),
+                (2.., CutHolder::Stands(_)) => {
+                    held::take(engine, running, by, (id, seen), &may_be, &sources).await
+                }
+                _ => {
+                    let next = key.chosen(&may_be, &sources, None);
+                    change(Some(next), Some(sources.revision)).await.map(drop)
+                }
             }
-            let source = &may_be[key.cuts as usize % may_be.len()];
-            let next = key.chosen(source, &sources);
-            change(Some(next), Some(sources.revision)).await.map(drop)
         }
         CutStep::AskAgain => change(Some(key.again()), None).await.map(drop),
-        CutStep::Note(problem) => change(Some(key.with_problem(problem)), None)
-            .await
-            .map(drop),
+        CutStep::Note(lvol, problem) => {
+            let next = key.with_missing(lvol, problem.as_ref());
+            change(Some(next), None).await.map(drop)
+        }
         CutStep::Cut(cut) => {
             let wanted = running.inbox.wanted(key.volume());
             let role = wanted.and_then(|wanted| wanted.role);
             let is_held = role.is_some_and(|role| role.holder.is_some());
-            let pool = match make(engine, id, (key.volume().0, is_held), &cut).await {
-                Ok(Made::Counts(pool)) => pool,
-                Ok(Made::Early) => {
-                    sleep(AGAIN).await;
-                    return change(Some(key.again()), None).await.map(drop);
-                }
-                // The daemon has just started, a disk is away, or a pool is full: the next replica
-                // is cut.
-                Err(error) if error.code == -(Errno::EAGAIN as i32) || key.cuts < CUTS => {
-                    sleep(AGAIN).await;
-                    return change(Some(key.again()), None).await.map(drop);
-                }
-                Err(error) => {
-                    let text = error.data.as_ref().map(|facts| facts.to_string());
-                    let text = text.unwrap_or_else(|| error.message.clone());
-                    let failed = key.failed(error.code, &text);
-                    return change(Some(failed), None).await.map(drop);
+            let made = make(engine, id, (key.volume().0, is_held), &cut).await;
+            let pool = match after_cut(key, &cut, made) {
+                Ok(pool) => pool,
+                Err(next) => {
+                    if key.held_by.is_none() && next.is == CutState::Asked {
+                        sleep(AGAIN).await;
+                    }
+                    return change(Some(next), None).await.map(drop);
                 }
             };
-            let made = key.made(pool.handle.id(), seconds());
-            if change(Some(made), Some(cut.revision)).await? {
-                let (volume, name) = (key.volume().0, &key.name);
-                info!(%id, name, %volume, lvol = %cut.lvol, "a snapshot of a volume");
+            let mut next = key.with_cut(cut.lvol, pool);
+            // A holder that holds writes back says itself whether they were held.
+            if next.is_cut() && next.held_by.is_none() {
+                next = next.made(seconds());
+            }
+            let is_there = next.is == CutState::There;
+            if change(Some(next), Some(cut.revision)).await? {
+                if is_there {
+                    note_made(id, key);
+                }
                 return Ok(());
             }
             let now = running.operator.snapshots().get(id).await.or_refuse()?;
@@ -317,7 +356,7 @@ async fn take(
                 Some(now) if now.revision == seen.revision => {
                     change(Some(key.again()), None).await.map(drop)
                 }
-                // The lvol is a former one, if it does not count.
+                // Another node has written its cut, or the lvol is a former one.
                 Some(_) => Ok(()),
                 None => remove(engine, &cut).await,
             }
@@ -329,13 +368,50 @@ async fn take(
                     text: error.to_string(),
                 };
                 if key.want == Want::Gone && key.why.as_ref() != Some(&why) {
-                    change(Some(key.with_problem(Some(why))), None).await?;
+                    change(Some(key.with_problem(why)), None).await?;
                 }
                 return Err(error);
             }
             change(key.without(cut.lvol), None).await.map(drop)
         }
     }
+}
+
+fn note_made(id: Uuid, key: &SnapshotKey) {
+    let (volume, name, replicas) = (key.volume().0, &key.name, key.cuts.len());
+    info!(%id, name, %volume, replicas, "a snapshot of a volume");
+}
+
+/// The pool of a cut that was made. The error is the next key without it: the replica is on no
+/// pool, another attempt is needed, or the snapshot fails.
+fn after_cut(
+    key: &SnapshotKey,
+    cut: &Cut,
+    made: Result<Made, RpcError>,
+) -> Result<Uuid, SnapshotKey> {
+    let error = match made {
+        Ok(Made::Counts(pool)) => return Ok(pool.handle.id()),
+        Ok(Made::Early) => return Err(key.again()),
+        Err(error) => error,
+    };
+    let is_on_pool = error.code != -(Errno::ENOTSUP as i32);
+    Err(match key.without_cut(cut.lvol) {
+        Some(next) if !is_on_pool => {
+            if next.is_cut() && next.held_by.is_none() {
+                next.made(seconds())
+            } else {
+                next
+            }
+        }
+        // The daemon has just started, a disk is away, or a pool is full.
+        _ if is_on_pool && (error.code == -(Errno::EAGAIN as i32) || key.attempts < CUTS) => {
+            key.again()
+        }
+        _ => {
+            let text = error.data.as_ref().map(|facts| facts.to_string());
+            key.failed(error.code, &text.unwrap_or(error.message))
+        }
+    })
 }
 
 /// The replicas that this node may choose, its own first. Empty if another node chooses, or if
@@ -390,8 +466,7 @@ fn may_differ(opened: &[ReplicaStatus]) -> bool {
 enum Made {
     Counts(Rc<OpenPool>),
     /// The label does not show the replica as in sync yet, so no volume could be opened from the
-    /// lvol.
-    /// record of the volume says so first.
+    /// lvol. The volume's record says so first.
     Early,
 }
 

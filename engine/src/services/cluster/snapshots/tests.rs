@@ -1,7 +1,7 @@
 use nacre_bdev_replica::format::label::LabelReplica;
 use nacre_bdev_replica::handle::ResyncStatus;
 use nacre_bdev_replica::model::Stamp;
-use nacre_cluster_core::{ExportId, Incarnation, VolumeId};
+use nacre_cluster_core::{ExportId, Incarnation, NodeId, VolumeId};
 
 use super::*;
 
