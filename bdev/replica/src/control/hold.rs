@@ -112,18 +112,21 @@ impl WriteHold {
         self.context.must_not_be_fenced()?;
         let replicas = self.in_sync();
         let state = self.context.state.borrow();
-        if replicas.is_empty() || state.closed {
-            drop(state);
-            return Err(self.not_held("no replica is in sync and attached"));
-        }
         let is_equal = |(slot, live): (usize, &Rc<super::state::Live>)| {
             live.resync.borrow().is_none() && self.context.shared.missing[slot].is_empty()
         };
-        if !state.in_sync().all(is_equal) {
-            drop(state);
-            return Err(self.not_held("blocks of its replicas are being made equal"));
-        }
-        Ok(replicas)
+        let why = if replicas.is_empty() || state.closed {
+            "no replica is in sync and attached"
+        } else if !state.in_sync().all(is_equal) {
+            "blocks of its replicas are being made equal"
+        } else if !state.in_sync().all(|(_, live)| live.is_whole()) {
+            // The control has not decided about that replica yet, so it counts as in sync.
+            "the device of a replica was gone, or has lost data"
+        } else {
+            return Ok(replicas);
+        };
+        drop(state);
+        Err(self.not_held(why))
     }
 
     fn in_sync(&self) -> Vec<(usize, u64)> {
@@ -152,11 +155,10 @@ impl WriteHold {
         let Some(held) = self.held.take() else {
             return Err(self.not_held("the time limit was over"));
         };
-        self.context.must_not_be_fenced()?;
         if self.context.core.now() >= held.until {
             return Err(self.not_held("the time limit was over"));
         }
-        if self.in_sync() != held.replicas {
+        if self.equal_replicas()? != held.replicas {
             return Err(self.not_held("its replicas in sync have changed"));
         }
         Ok(())

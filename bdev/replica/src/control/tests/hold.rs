@@ -152,6 +152,58 @@ fn a_replica_that_leaves() {
     world.run(Command::ReleaseWrites).unwrap();
 }
 
+/// A replica may have lost its cache, and the control has not found out: writes are not held as
+/// equal, and a release fails.
+#[test]
+fn a_replica_that_lost_data_unnoticed() {
+    let mut world = World::shared(2, 1);
+    world.create(2, Settings::default()).unwrap();
+    world.open().unwrap();
+    world.write(0, 8, 1);
+    let lose = |world: &World| world.shelf.reservations("d1").lock().losses += 1;
+    let is_in_sync = |world: &World| world.replica_state("d1") == ReplicaState::InSync;
+    world.run(hold(5000)).unwrap();
+    lose(&world);
+    assert!(is_not_held(world.run(Command::ReleaseWrites)));
+    assert!(is_in_sync(&world), "the loss is not known yet");
+    assert!(is_not_held(world.run(hold(100))));
+    assert!(is_in_sync(&world), "the loss is not known yet");
+    // The write finds the loss.
+    world.write(0, 8, 2);
+    world.until_healthy();
+    world.run(hold(5000)).unwrap();
+    world.all_equal(&["d0", "d1"]);
+    world.run(Command::ReleaseWrites).unwrap();
+}
+
+/// A volume that grows during a hold has blocks that may differ, so the release fails.
+#[test]
+fn a_volume_that_grows() {
+    let mut world = World::empty(2);
+    let blocks = 2 * REGION;
+    let new = NewVolume {
+        name: "vol".into(),
+        id: None,
+        bytes: Some(blocks * 512),
+        devices: vec!["d0".into(), "d1".into()],
+        settings: Settings::default(),
+        force: false,
+        copied_from: None,
+    };
+    world.create_new(new).unwrap();
+    world.open().unwrap();
+    world.write(0, 8, 1);
+    world.scribble("d1", blocks, 1);
+    world.run(hold(5000)).unwrap();
+    let blocks = blocks + REGION;
+    world.run(Command::Grow { blocks }).unwrap();
+    assert!(is_not_held(world.run(Command::ReleaseWrites)));
+    world.until_healthy();
+    world.run(hold(5000)).unwrap();
+    world.all_equal(&["d0", "d1"]);
+    world.run(Command::ReleaseWrites).unwrap();
+}
+
 /// A volume that is closed or stopped during a hold opens again and is written.
 #[test]
 fn a_hold_does_not_outlive_the_volume() {
