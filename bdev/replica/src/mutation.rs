@@ -37,6 +37,8 @@ pub enum Mutation {
     /// A replica that is given up because of its silence stays in sync in the store, although its
     /// device is awaited.
     SilentInSync,
+    /// Writes count as held back while some are in flight.
+    HoldEarly,
 }
 
 #[cfg(feature = "mutations")]
@@ -50,7 +52,7 @@ mod switch {
     }
 
     impl Mutation {
-        pub const ALL: [Self; 13] = [
+        pub const ALL: [Self; 14] = [
             Self::AcknowledgeEarly,
             Self::SkipLog,
             Self::ReadStale,
@@ -64,6 +66,7 @@ mod switch {
             Self::ReleaseAtClose,
             Self::UnawaitedInSync,
             Self::SilentInSync,
+            Self::HoldEarly,
         ];
 
         /// Activates a bug on this thread, from now on; `None`: none is active.

@@ -28,6 +28,8 @@ pub(crate) enum Event {
     NodeLease(usize, bool),
     /// The operator allows I/O again.
     Thaw(u64),
+    /// The holder releases the writes that it holds.
+    Release(u64),
     /// Buffers and descriptors are available again.
     Plenty,
     /// A truncated disk gets its size back.

@@ -307,24 +307,18 @@ impl Ending<'_> {
         if disks.len() != self.world.record.replicas.len() {
             return Err(format!("healthy, but {}", self.world.replicas()));
         }
-        let (first, others) = disks.split_first().ok_or("no replica is in sync")?;
-        let first_disk = self.world.disks[*first].inner.lock();
-        for other in others {
-            let other_disk = self.world.disks[*other].inner.lock();
-            let pairs = first_disk
-                .media
-                .volume()
-                .iter()
-                .zip(other_disk.media.volume());
-            let blocks = self.world.record.blocks as usize;
-            let differs = pairs.take(blocks).position(|(a, b)| a != b);
-            if let Some(block) = differs {
-                return Err(format!(
-                    "block {block} differs: {} on disk{first}, {} on disk{other}",
-                    first_disk.media.volume()[block],
-                    other_disk.media.volume()[block],
-                ));
-            }
+        if disks.is_empty() {
+            return Err("no replica is in sync".to_owned());
+        }
+        if let Some(found) = self
+            .world
+            .first_difference(&disks, self.world.record.blocks)
+        {
+            let [(first, its), (other, others)] = found.of;
+            return Err(format!(
+                "block {} differs: {its} on disk{first}, {others} on disk{other}",
+                found.block
+            ));
         }
         Ok(())
     }

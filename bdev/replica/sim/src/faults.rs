@@ -8,6 +8,7 @@ use nacre_bdev_replica::store::{Call, Outcome, Plan, StoreRequest};
 use nacre_random::Random;
 use nacre_reactor::Nanos;
 
+use crate::holds::Holds;
 use crate::leases::LeaseBook;
 
 /// The faults of a run, and the times of the next ones.
@@ -19,6 +20,8 @@ pub(crate) struct Faults {
     /// Draws the times at which a disk is truncated; `None`: disks are not truncated.
     pub(crate) cuts: Option<Random>,
     pub(crate) next_cut: Nanos,
+    /// `None`: no holder holds its writes.
+    pub(crate) holds: Option<Holds>,
 }
 
 /// The kinds of faults in a run, and their rates. Runs with few kinds find bugs that many kinds

@@ -26,6 +26,7 @@ use uuid::Uuid;
 use crate::checker::Checker;
 use crate::device::Device;
 use crate::disk::SimDisk;
+use crate::holds::Hold;
 use crate::leases::{LeaseBook, SimLease};
 use crate::load::Lane;
 use crate::media::Format;
@@ -52,6 +53,8 @@ pub(crate) struct Holder {
     pub prepared: Option<Prepared>,
     pub layer: Option<Arc<Layer>>,
     pub commands: Vec<(String, Pending<()>)>,
+    /// The hold of writes that was begun last and is not released.
+    pub hold: Option<Hold>,
     pub events: Arc<Events>,
     pub pool: Pool,
     /// True while the process has no free file descriptor: opening a queue to a disk fails.
@@ -148,6 +151,7 @@ impl Holder {
             prepared: None,
             layer: None,
             commands: Vec::new(),
+            hold: None,
             events: Arc::default(),
             pool: POOL.with(Pool::clone),
             lease: book.map(|book| {

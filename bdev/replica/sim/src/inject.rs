@@ -379,6 +379,7 @@ impl World {
                 self.checker
                     .write_ended(write, (lba, blocks), false, false, now);
             }
+            Event::Release(number) => self.release_writes(number),
             Event::Thaw(number) => {
                 if let Some(holder) = self.holders.iter_mut().find(|h| h.number == number) {
                     holder.command(Command::Thaw {

@@ -23,6 +23,7 @@ mod ending;
 mod faults;
 mod gate;
 mod holder;
+mod holds;
 mod inject;
 mod leases;
 mod load;
@@ -35,10 +36,11 @@ mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+pub use holds::HoldCounts;
 pub use leases::{LEASES_EVERY, has_leases};
 #[cfg(feature = "mutations")]
 pub use nacre_bdev_replica::mutation::Mutation;
-pub use report::{Options, Report};
+pub use report::{LeaseCounts, Options, Report};
 
 use crate::ending::Ending;
 use crate::world::World;

@@ -2,6 +2,8 @@
 
 use nacre_bdev_replica::handle::VolumeEventKind;
 
+use crate::holds::HoldCounts;
+
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Prints the events, I/Os and completions of the run.
@@ -60,13 +62,20 @@ pub struct Report {
     pub waited: u64,
     /// Openings of the volume with hosts connected to the prepared device.
     pub taken_over: u64,
+    pub leases: LeaseCounts,
+    pub holds: HoldCounts,
+    pub virtual_ms: u64,
+}
+
+/// The counters of holders with leases.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LeaseCounts {
     /// Holders whose lease was ended while they ran.
-    pub leases_ended: u64,
+    pub ended: u64,
     /// Stopped holders with an open volume that went on while a successor served.
     pub outlived: u64,
     /// I/Os with success whose holder had no good lease: their answers left by confirmation.
     pub confirmed: u64,
-    pub virtual_ms: u64,
 }
 
 impl Report {
@@ -107,10 +116,21 @@ impl std::ops::Add for Report {
             watermarks: self.watermarks + other.watermarks,
             waited: self.waited + other.waited,
             taken_over: self.taken_over + other.taken_over,
-            leases_ended: self.leases_ended + other.leases_ended,
+            leases: self.leases + other.leases,
+            holds: self.holds + other.holds,
+            virtual_ms: self.virtual_ms + other.virtual_ms,
+        }
+    }
+}
+
+impl std::ops::Add for LeaseCounts {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            ended: self.ended + other.ended,
             outlived: self.outlived + other.outlived,
             confirmed: self.confirmed + other.confirmed,
-            virtual_ms: self.virtual_ms + other.virtual_ms,
         }
     }
 }

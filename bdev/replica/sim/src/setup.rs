@@ -19,6 +19,7 @@ use crate::checker::Checker;
 use crate::disk::{SimDisk, Traits};
 use crate::faults::{Faults, Profile, StoreFaults};
 use crate::holder::Holder;
+use crate::holds::Holds;
 use crate::leases::{Leases, has_leases, node_of};
 use crate::load::{Hosts, HotRanges, Numbers};
 use crate::media::Format;
@@ -129,6 +130,7 @@ impl World {
                 buffers_only: seed % 4 != 3,
                 cuts: (seed % 5 == 3).then(|| Random::new(seed.rotate_left(16))),
                 next_cut: clock.now() + CALM,
+                holds: Holds::new(seed, &clock),
             },
             checker,
             most_blocks: blocks + room,

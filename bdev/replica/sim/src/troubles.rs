@@ -195,7 +195,7 @@ impl Troubles<'_> {
         let stopped = self.world.leases.as_mut().map(|leases| &mut leases.stopped);
         if stopped.is_some_and(|stopped| stopped.remove(&holder)) {
             self.world.log_line(|| format!("holder {holder} goes on"));
-            self.world.report.outlived += u64::from(self.is_succeeded(holder));
+            self.world.report.leases.outlived += u64::from(self.is_succeeded(holder));
             // They arrived meanwhile.
             self.world.offer_burst(holder);
         }
@@ -260,7 +260,7 @@ impl Troubles<'_> {
                 .schedule(Duration::from_millis(close), Event::Close(next));
         }
         self.world.schedule(life, Event::Crash(holder));
-        self.world.report.leases_ended += 1;
+        self.world.report.leases.ended += 1;
     }
 
     fn closed_in_order(&mut self) {

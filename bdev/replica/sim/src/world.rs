@@ -130,7 +130,7 @@ impl World {
                 Some(lane) => self.poll(index, lane)?,
             };
         }
-        worked |= self.look_after_holders();
+        worked |= self.look_after_holders()?;
         worked |= self.look_after_leases();
         worked |= self.happen();
         self.pass_time(worked);
@@ -161,7 +161,7 @@ impl World {
         };
         let answered = lane.poll(now, numbers, checker, on_completion)?;
         if self.needs_confirmation(self.holders[holder].number) {
-            self.report.confirmed += successes;
+            self.report.leases.confirmed += successes;
         }
         match early {
             Some(number) => Err(format!("{number} is done, and the volume is not open")),
@@ -172,8 +172,9 @@ impl World {
         }
     }
 
-    /// Handles volume events, and results of openings and commands. True if there were any.
-    fn look_after_holders(&mut self) -> bool {
+    /// Handles volume events, and results of openings and commands. True if there were any. The
+    /// error: replicas differed while the writes were held.
+    fn look_after_holders(&mut self) -> Result<bool, String> {
         let mut worked = false;
         for index in 0..self.holders.len() {
             if self.is_stopped(self.holders[index].number) {
@@ -236,6 +237,7 @@ impl World {
             for (command, outcome) in answered {
                 worked = true;
                 self.log_line(|| format!("holder {number} {command}: {outcome:?}"));
+                self.hold_answered(index, &command, &outcome)?;
                 if command == "Close" && outcome.is_ok() && self.lively {
                     if !self.is_former(number) {
                         self.closed_in_order();
@@ -244,7 +246,7 @@ impl World {
                 }
             }
         }
-        worked
+        Ok(worked)
     }
 
     /// Reports to the checker the meaning of a change of the volume's record in the store.
@@ -321,6 +323,24 @@ impl World {
             .collect()
     }
 
+    /// The first of this number of blocks of the volume in which the disks do not have the same
+    /// data, which is the data that reads return.
+    pub(crate) fn first_difference(&self, disks: &[usize], blocks: u64) -> Option<Difference> {
+        let (first, others) = disks.split_first()?;
+        let first_disk = self.disks[*first].inner.lock();
+        let blocks = blocks as usize;
+        let own = &first_disk.media.volume()[..blocks];
+        others.iter().find_map(|other| {
+            let other_disk = self.disks[*other].inner.lock();
+            let its = &other_disk.media.volume()[..blocks];
+            let block = own.iter().zip(its).position(|(a, b)| a != b)?;
+            Some(Difference {
+                block,
+                of: [(*first, own[block]), (*other, its[block])],
+            })
+        })
+    }
+
     /// Runs load, faults, and due events.
     fn happen(&mut self) -> bool {
         let now = self.clock.now();
@@ -340,6 +360,15 @@ impl World {
         }
         if self.faults.next_cut <= now && self.faults.cuts.is_some() {
             self.cut_a_disk();
+            worked = true;
+        }
+        if self
+            .faults
+            .holds
+            .as_ref()
+            .is_some_and(|holds| holds.next <= now)
+        {
+            self.hold_writes();
             worked = true;
         }
         if self.hosts.next_io <= now {
@@ -380,6 +409,7 @@ impl World {
             soon(Some(self.faults.next));
             soon(Some(self.hosts.next_io));
             soon(self.faults.cuts.as_ref().map(|_| self.faults.next_cut));
+            soon(self.faults.holds.as_ref().map(|holds| holds.next));
         }
         let lively = self.lively;
         soon(self.leases.as_ref().map(|leases| leases.next_due(lively)));
@@ -514,6 +544,12 @@ impl World {
         let replicas: Vec<String> = self.record.replicas.iter().map(replica).collect();
         replicas.join("; ")
     }
+}
+
+/// A block in which two disks differ, with its value on each.
+pub(crate) struct Difference {
+    pub block: usize,
+    pub of: [(usize, u64); 2],
 }
 
 /// True when a replica is known to be filled further than before.

@@ -40,7 +40,9 @@ fn is_caught_among(mutation: Mutation, finder: u64, suits: impl Fn(u64) -> bool 
                 return;
             };
             if let Err(what) = run(seed, &Options::default())
-                && what.starts_with("block ")
+                && ["block ", "held, "]
+                    .iter()
+                    .any(|text| what.starts_with(text))
             {
                 caught.lock().get_or_insert((seed, what));
             }
@@ -124,4 +126,9 @@ fn keeping_an_unawaited_replica_in_sync() {
 #[test]
 fn keeping_a_silent_replica_in_sync() {
     is_caught_with_leases(Mutation::SilentInSync, 9309);
+}
+
+#[test]
+fn holding_writes_too_early() {
+    is_caught(Mutation::HoldEarly, 4);
 }

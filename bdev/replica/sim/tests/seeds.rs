@@ -28,10 +28,16 @@ fn many_short_runs() {
         ("hosts that went", sum.left, runs / 2),
         ("watermarks", sum.watermarks, runs / 20),
         ("disks that lost their end", sum.cut, runs / 10),
-        ("leases that ended", sum.leases_ended, runs / 8),
-        ("former holders that went on", sum.outlived, runs / 40),
-        ("answers by confirmation", sum.confirmed, runs),
+        ("leases that ended", sum.leases.ended, runs / 8),
+        (
+            "former holders that went on",
+            sum.leases.outlived,
+            runs / 40,
+        ),
+        ("answers by confirmation", sum.leases.confirmed, runs),
         ("replicas that had it back", sum.cut_replicas, runs / 20),
+        ("holds", sum.holds.held, runs / 2),
+        ("holds with replicas compared", sum.holds.compared, runs / 8),
     ];
     assert_enough(runs, &enough);
 }

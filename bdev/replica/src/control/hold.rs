@@ -17,6 +17,7 @@ use super::MOMENT;
 use super::chunk::Copier;
 use super::context::Context;
 use crate::handle::VolumeError;
+use crate::mutation::Mutation;
 use crate::shared::Shared;
 
 /// Longest time for which writes may wait.
@@ -97,7 +98,7 @@ impl WriteHold {
             let AllStripes { shared, left } = &mut stripes;
             // All that are free first: the marks on the others keep new writes out of them.
             shared.stripes.acquire_words(left);
-            if left.is_empty() {
+            if left.is_empty() || Mutation::HoldEarly.is_active() {
                 return Some(stripes);
             }
             if self.context.core.now() >= until {
