@@ -130,5 +130,5 @@ fn keeping_a_silent_replica_in_sync() {
 
 #[test]
 fn holding_writes_too_early() {
-    is_caught(Mutation::HoldEarly, 4);
+    is_caught(Mutation::HoldEarly, 50);
 }
