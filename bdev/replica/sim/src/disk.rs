@@ -335,6 +335,34 @@ impl SimDisk {
     }
 }
 
+/// A block of the volume in which two disks differ, with its value on each.
+pub(crate) struct Difference {
+    pub block: usize,
+    pub of: [(usize, u64); 2],
+}
+
+/// The first of this number of blocks of the volume in which the chosen disks do not have the same
+/// data, which is the data that reads return.
+pub(crate) fn first_difference(
+    disks: &[Arc<SimDisk>],
+    chosen: &[usize],
+    blocks: u64,
+) -> Option<Difference> {
+    let (first, others) = chosen.split_first()?;
+    let first_disk = disks[*first].inner.lock();
+    let blocks = blocks as usize;
+    let own = &first_disk.media.volume()[..blocks];
+    others.iter().find_map(|other| {
+        let other_disk = disks[*other].inner.lock();
+        let its = &other_disk.media.volume()[..blocks];
+        let block = own.iter().zip(its).position(|(a, b)| a != b)?;
+        Some(Difference {
+            block,
+            of: [(*first, own[block]), (*other, its[block])],
+        })
+    })
+}
+
 /// True if the disk is silent, for less than the deadline, and the holder awaits it.
 pub(crate) fn is_silent(disks: &[Arc<SimDisk>], name: &str, holder: u64, deadline_ms: u64) -> bool {
     let disk = disks.iter().find(|disk| disk.name == name);

@@ -9,6 +9,7 @@ use nacre_reactor::Nanos;
 use uuid::Uuid;
 
 use crate::agenda::Event;
+use crate::disk::first_difference;
 use crate::holder::Holder;
 use crate::load::NewRequest;
 use crate::world::World;
@@ -310,10 +311,7 @@ impl Ending<'_> {
         if disks.is_empty() {
             return Err("no replica is in sync".to_owned());
         }
-        if let Some(found) = self
-            .world
-            .first_difference(&disks, self.world.record.blocks)
-        {
+        if let Some(found) = first_difference(&self.world.disks, &disks, self.world.record.blocks) {
             let [(first, its), (other, others)] = found.of;
             return Err(format!(
                 "block {} differs: {its} on disk{first}, {others} on disk{other}",

@@ -23,6 +23,7 @@ mod ending;
 mod faults;
 mod gate;
 mod holder;
+mod holding;
 mod holds;
 mod inject;
 mod leases;

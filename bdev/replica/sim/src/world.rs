@@ -323,24 +323,6 @@ impl World {
             .collect()
     }
 
-    /// The first of this number of blocks of the volume in which the disks do not have the same
-    /// data, which is the data that reads return.
-    pub(crate) fn first_difference(&self, disks: &[usize], blocks: u64) -> Option<Difference> {
-        let (first, others) = disks.split_first()?;
-        let first_disk = self.disks[*first].inner.lock();
-        let blocks = blocks as usize;
-        let own = &first_disk.media.volume()[..blocks];
-        others.iter().find_map(|other| {
-            let other_disk = self.disks[*other].inner.lock();
-            let its = &other_disk.media.volume()[..blocks];
-            let block = own.iter().zip(its).position(|(a, b)| a != b)?;
-            Some(Difference {
-                block,
-                of: [(*first, own[block]), (*other, its[block])],
-            })
-        })
-    }
-
     /// Runs load, faults, and due events.
     fn happen(&mut self) -> bool {
         let now = self.clock.now();
@@ -544,12 +526,6 @@ impl World {
         let replicas: Vec<String> = self.record.replicas.iter().map(replica).collect();
         replicas.join("; ")
     }
-}
-
-/// A block in which two disks differ, with its value on each.
-pub(crate) struct Difference {
-    pub block: usize,
-    pub of: [(usize, u64); 2],
 }
 
 /// True when a replica is known to be filled further than before.
