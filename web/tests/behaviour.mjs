@@ -9,6 +9,7 @@ import { button, dialog, heading, launch, open, picture, REFUSED, signIn, violat
 import { busy, empty } from './fixtures.mjs';
 import { Mock, PASSWORD } from './mock.mjs';
 import { SCREENS } from './pictures.mjs';
+import { SNAPSHOTS } from './snapshots.mjs';
 
 const HOST = 'nqn.2014-08.org.nvmexpress:uuid:1f4e8a52-63b1-4f2e-9d3a-0c5b7e9a1d2f';
 
@@ -473,6 +474,8 @@ export const CASES = {
 
   ...ADMINISTRATION,
 
+  ...SNAPSHOTS,
+
   async 'only a person prolongs the session: refreshing calls say that they are none'({ browser }) {
     const mock = await new Mock().start();
     const page = await open(browser, mock);
@@ -595,6 +598,7 @@ export const CASES = {
     }
     assert.deepEqual(problems, []);
     assert.ok(seen.size > 50, `${seen.size} acts`);
+    for (const key of ['volume Make snapshot', 'volume Create volume', 'volumes Delete']) assert.ok(seen.has(key), key);
     if (!binary) {
       console.log(NO_BINARY);
       return { mock, page };

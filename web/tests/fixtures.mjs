@@ -29,6 +29,22 @@ export function volume(name, gib, replicas, more = {}) {
   };
 }
 
+/** The snapshots of volumes on a node of a cluster. A name of two of them is ambiguous. */
+function snapshots([archive, orders, , images], now) {
+  const lvol = (node, why = null) => ({ uuid: UUID((serial += 1)), node, pool: UUID(90), why });
+  const of = (source, name, days, lvols, more = {}) => ({ uuid: UUID((serial += 1)), name, volume: source.uuid, volume_name: source.name, size_bytes: source.num_blocks * 512, created_s: Math.floor(now / 1000) - days * 86_400, state: 'ready', why: null, lvols, ...more });
+  const away = 'node cow, which has it, has no lease';
+  return [
+    of(archive, 'monday', 3, [lvol('ant'), lvol('bee'), lvol('cow')]),
+    of(orders, 'monday', 3, [lvol('ant'), lvol('cow', away)]),
+    of(orders, 'before-upgrade', 1, [lvol('cow', away)], { state: 'unavailable', why: away }),
+    of(orders, 'today', 0, [], { created_s: null, state: 'making' }),
+    of(images, 'golden', 40, [lvol('bee')]),
+    of({ ...images, uuid: UUID(80), name: null }, 'last-of-staging', 20, [lvol('ant'), lvol('bee')]),
+    of({ ...images, uuid: UUID(80), name: null }, 'old', 50, [lvol('cow', away)], { state: 'deleting', why: away }),
+  ];
+}
+
 const at = (trtype, traddr, trsvcid = '4420') => ({ trtype, adrfam: 'IPv4', traddr, trsvcid });
 const NQN = (name) => `nqn.2025-01.io.nacre:${name}`;
 
@@ -73,7 +89,7 @@ export function busy(now = Date.now()) {
   const rdma = at('RDMA', '10.0.0.4');
   const tcp = at('TCP', '10.0.0.4');
   return {
-    bdevs, volumes, lvols,
+    bdevs, volumes, lvols, snapshots: snapshots(volumes, now),
     pools: [{ name: 'fast', uuid: UUID(90), disk: 'disk6', state: 'online', total_bytes: 3726 * GIB, free_bytes: 2874.6 * GIB, reserved_bytes: 200 * GIB, unit_bytes: 65536, lvols: 4, lost_pages: 0, unsettled_records: 0, replayed_records: 0, reactor: 'reactor_0' }],
     subsystems: [
       { nqn: 'nqn.2014-08.org.nvmexpress.discovery', subtype: 'Discovery', allow_any_host: true, hosts: [], listen_addresses: [at('TCP', '0.0.0.0', '8009')] },
@@ -198,5 +214,5 @@ export function healthy(now) {
 
 export function empty() {
   const world = busy();
-  return { ...world, bdevs: [], volumes: [], lvols: [], pools: [], subsystems: world.subsystems.slice(0, 1), listeners: { listeners: [], unmatched: [] }, controllers: [], hosts: [], stored: { store: '/var/lib/nacre/state.redb', objects: [] }, events: [], alerts: { receivers: [], silences: [] }, accounts: [], tokens: [], devices: [], keys: [], auth: [], reservations: {}, audit: [], appliance: { appliance: false, host: null, version: null, slots: [], pinned_entry: null, free_bytes: null, upload: null, request: null, acts: [], pending_network: null, network_problem: null, networks: [] } };
+  return { ...world, bdevs: [], volumes: [], lvols: [], snapshots: null, pools: [], subsystems: world.subsystems.slice(0, 1), listeners: { listeners: [], unmatched: [] }, controllers: [], hosts: [], stored: { store: '/var/lib/nacre/state.redb', objects: [] }, events: [], alerts: { receivers: [], silences: [] }, accounts: [], tokens: [], devices: [], keys: [], auth: [], reservations: {}, audit: [], appliance: { appliance: false, host: null, version: null, slots: [], pinned_entry: null, free_bytes: null, upload: null, request: null, acts: [], pending_network: null, network_problem: null, networks: [] } };
 }

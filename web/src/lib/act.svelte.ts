@@ -13,6 +13,8 @@ export interface Field {
   /** Bdevs to choose from, with a word on each. */
   bdevs?: { name: string; label: string; detail: string }[];
   most?: number;
+  /** The smallest size, in whole MiB. */
+  least?: number;
   initial?: unknown;
   optional?: boolean;
   when?: (v: Values) => boolean;

@@ -29,6 +29,8 @@ class Live {
   last = $state.raw<Metrics | null>(null);
   events = $state.raw<Event[]>([]);
   lost = $state(0);
+  /** Streams after the first one: each may be of a daemon that was started again. */
+  reconnections = 0;
 
   /** One entry per second; plain arrays, which charts read when `last` changes. */
   times: number[] = [];
@@ -65,7 +67,10 @@ class Live {
       this.link = 'open';
       this.tries = 0;
       void this.readEvents();
-      if (again) session.refresh();
+      if (again) {
+        this.reconnections += 1;
+        session.refresh();
+      }
       this.changed();
     });
     source.addEventListener('metrics', (message) => this.add(JSON.parse(message.data)));

@@ -55,6 +55,22 @@ export interface Volume {
   } | null;
 }
 
+/** A snapshot of a volume of the cluster. */
+export interface VolumeSnapshot {
+  uuid: string;
+  name: string;
+  volume: string;
+  /** Null: the volume was deleted. */
+  volume_name: string | null;
+  size_bytes: number;
+  /** Null: it is not made yet. */
+  created_s: number | null;
+  state: 'making' | 'ready' | 'unavailable' | 'failed' | 'deleting';
+  why: string | null;
+  /** `why`: the reason why it is not available. */
+  lvols: { uuid: string; node: string; pool: string | null; why: string | null }[];
+}
+
 export interface Bdev {
   name: string;
   aliases: string[];

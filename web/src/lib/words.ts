@@ -32,6 +32,14 @@ const REPLICA = words([
   ['filling', 'busy', 'filling', 'It is new, or not to be trusted. It has the data below its watermark.'],
 ]);
 
+const SNAPSHOT = words([
+  ['making', 'busy', 'making', 'The nodes make it.'],
+  ['ready', 'good', 'ready', 'Volumes can begin with it.'],
+  ['unavailable', 'warn', 'unavailable', 'No volume can begin with it until one of its nodes and pools is back.'],
+  ['failed', 'bad', 'failed', 'It was not made, and nothing is left of it.'],
+  ['deleting', 'off', 'deleting', 'It goes when its nodes have deleted it. A node that is away does so when it returns.'],
+]);
+
 const ANA = words([
   ['optimized', 'good', 'optimized', 'Hosts prefer this path.'],
   ['non_optimized', 'busy', 'non-optimized', 'Hosts use this path when no optimized one works.'],
@@ -43,6 +51,7 @@ const ANA = words([
 const unknown = (word: string): Shown => ({ tone: 'off', word: word.replaceAll('_', ' '), about: '' });
 export const volumeWord = (state: string) => VOLUME[state] ?? unknown(state);
 export const replicaWord = (state: string) => REPLICA[state] ?? unknown(state);
+export const snapshotWord = (state: string) => SNAPSHOT[state] ?? unknown(state);
 export const anaWord = (state: string) => ANA[state] ?? unknown(state);
 
 export const REASONS: Record<string, string> = {

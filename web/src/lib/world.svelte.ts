@@ -1,6 +1,6 @@
-/** The four lists that tell who uses which bdev. For the start of a component. */
+/** Lists of several screens: the four that say who uses which bdev, and snapshots. For the start of a component. */
 import { use } from './store.svelte';
-import type { Bdev, Pool, Subsystem, Volume } from './types';
+import type { Bdev, Pool, Subsystem, Volume, VolumeSnapshot } from './types';
 
 export function useWorld() {
   const bdevs = use<Bdev[]>('bdev_get_bdevs');
@@ -15,3 +15,6 @@ export function useWorld() {
     },
   };
 }
+
+/** The snapshots of volumes; not offered by a daemon that is in no cluster. For the start of a component. */
+export const useSnapshots = () => use<VolumeSnapshot[]>('volume_snapshot_list', {}, 10, true);

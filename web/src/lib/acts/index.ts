@@ -5,6 +5,7 @@ export * from './appliance';
 export * from './bdev';
 export * from './key';
 export * from './pool';
+export * from './snapshot';
 export * from './volume';
 export * from './subsystem';
 export * from './settings';

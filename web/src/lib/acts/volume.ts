@@ -193,9 +193,12 @@ export const setVolume = (volume: Volume): Act => {
   };
 };
 
-export const deleteVolume = (volume: Volume, then: () => void): Act => ({
+export const deleteVolume = (volume: Volume, hasSnapshots: boolean, then: () => void): Act => ({
   title: `Delete volume ${volume.name}`,
-  about: volume.subsystems.length > 0 ? 'Hosts have the volume: unpublish it first. The daemon refuses to delete a volume in use.' : undefined,
+  about: [
+    volume.subsystems.length > 0 && 'Hosts have the volume: unpublish it first. The daemon refuses to delete a volume in use.',
+    hasSnapshots && 'Its snapshots are not deleted: the list of volumes will show them.',
+  ].filter(Boolean).join(' '),
   label: 'Delete',
   danger: { lost: `all data of volume ${volume.name}, ${bytes(capacity(volume))}, on ${plural(volume.replicas.length, 'replica')}. The bdevs are free then.`, name: volume.name },
   force: { lost: `all data of volume ${volume.name}, although some replicas cannot be reached; their labels stay`, name: volume.name },
