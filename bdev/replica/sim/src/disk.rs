@@ -341,8 +341,8 @@ pub(crate) struct Difference {
     pub of: [(usize, u64); 2],
 }
 
-/// The first of this number of blocks of the volume in which the chosen disks do not have the same
-/// data, which is the data that reads return.
+/// The first block of the volume, of this number of blocks, in which reads of the chosen disks
+/// return different data.
 pub(crate) fn first_difference(
     disks: &[Arc<SimDisk>],
     chosen: &[usize],

@@ -1,16 +1,16 @@
-//! Holds of writes: in some runs holders hold their writes back at random times, as for a snapshot
-//! of each replica, and the simulator compares the replicas.
+//! Holds of writes. In some runs holders hold their writes back at random times, as for a snapshot
+//! of each replica. The simulator compares the replicas meanwhile.
 //!
 //! ```text
 //!   HoldWrites ── Ok ──▶ compare ──┬── later ──▶ compare, ReleaseWrites ── Ok ──▶ both were equal?
 //!                                  └── nothing more: the limit ends the hold
 //! ```
 //!
-//! The guarantee: if the release succeeds, then from the answer of the hold until the release the
-//! replicas that the holder had in sync and attached returned the same data for every block of the
-//! volume. It has these limits:
+//! The guarantee, if the release succeeds: from the answer of the hold until the release, reads of
+//! any block return the same data from all replicas that the holder had in sync and attached. It
+//! has these limits:
 //!
-//! - Without the success of the release nothing is certain: a replica may have lost its cache or
+//! - Without the success of the release nothing is certain. A replica may have lost its cache or
 //!   its end, or left, and writes go on after the limit. So a difference is an error of the run
 //!   only once the release has succeeded.
 //! - It applies while the volume's record names this holder's epoch. A later holder raises the

@@ -531,9 +531,9 @@ fn a_clone_is_on_the_pool_of_its_snapshot() {
     });
 }
 
-/// Goal: a snapshot with several lvols gives as many replicas that need no copy as there are
-/// requested, on different nodes and in different failure domains; one that cannot be used is left
-/// out, and named nodes get their replica. Method: lvols on three of four nodes.
+/// Goal: as many replicas as possible are clones of the snapshot's lvols, on different nodes and in
+/// different failure domains. One that cannot be used is left out, and named nodes get their
+/// replica. Method: lvols on three of four nodes.
 #[test]
 fn a_clone_uses_all_lvols_of_its_snapshot() {
     run("a_clone_uses_all_lvols_of_its_snapshot", async |program| {

@@ -223,7 +223,7 @@ fn a_hold_does_not_outlive_the_volume() {
 }
 
 /// Goal: a volume whose first devices are copies of replicas that were held together is in sync on
-/// all of these at once; a further one is filled. Copies that are none are refused. Method: the
+/// all of these at once. A further one is filled. Copies that are none are refused. Method: the
 /// disks themselves, as their snapshots would be, after the hold.
 #[test]
 fn a_volume_of_several_copies() {

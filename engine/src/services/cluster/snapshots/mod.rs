@@ -8,7 +8,7 @@
 //!   former   an lvol's node deletes the lvol ▸ the key is deleted with the last one
 //! ```
 //!
-//! A holder of several replicas does its part in one task ([`held`]): it holds writes back, chooses,
+//! A holder of several replicas does its part in one task ([`held`]). It holds writes back, chooses,
 //! waits for the other nodes, and lets the writes go on.
 //!
 //! Each step is one transaction that compares what the step saw, so two nodes that act at once do
@@ -263,7 +263,7 @@ fn may_choose(running: &Running, key: &SnapshotKey) -> bool {
     }
 }
 
-/// True if the choice is not followed any more: one of its nodes has no lease, or the holder that
+/// True if the choice is not followed any more. One of its nodes has no lease, or the process that
 /// holds writes back does not hold the volume.
 fn is_over(running: &Running, key: &SnapshotKey) -> bool {
     let is_away = key.nodes().any(|node| running.inbox.is_node_away(node));
