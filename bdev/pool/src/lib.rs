@@ -20,7 +20,8 @@
 //!
 //! A volume may show a device outside of the pool where it has no data of its own. The pool has a
 //! read-only claim on such a device. While it is missing, I/O that needs it ends with
-//! [`nacre_bdev::Status::Gone`]; all other I/O goes on.
+//! [`nacre_bdev::Status::Gone`]; all other I/O goes on. A read that the device does not answer in
+//! time ends in the same way.
 //!
 //! # Limits
 //!
@@ -39,6 +40,7 @@ pub mod lvol;
 mod map;
 mod model;
 pub mod open;
+mod overdue;
 mod port;
 #[cfg(test)]
 mod tests;

@@ -201,6 +201,12 @@ pub enum PoolError {
         .0.id, .0.name
     )]
     Degraded(ExternalParent),
+    /// The device did not answer a read in time.
+    #[error(
+        "the external device {} (\"{}\") does not answer: its data cannot be copied",
+        .0.id, .0.name
+    )]
+    Silent(ExternalParent),
     #[error("the disk failed: {what}")]
     Io { what: String },
     /// The pool is deleted, and no import opens the disks that keep superblocks.

@@ -11,6 +11,7 @@ use nacre_bdev_pool_core::pool::{Pool, is_own};
 use uuid::Uuid;
 
 use super::commands::{Open, find};
+use super::externals::Source;
 use super::lanes::LaneRequest;
 use super::{Keeper, Stage};
 use crate::fit::external_units;
@@ -39,7 +40,8 @@ impl Keeper {
             }
             Ok(Some(request)) => {
                 self.externals.pin(device.id);
-                let token = self.commands.insert(Open::External(answer, device));
+                let source = Source::new(device, &self.externals);
+                let token = self.commands.insert(Open::External(answer, source));
                 self.submit(token as Token, request);
             }
         }

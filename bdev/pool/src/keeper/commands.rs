@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::departure::Departures;
 use super::disks::{Disks, grown};
 use super::erasure::Erasure;
-use super::externals::{Externals, device_of, missing_of, parent_of};
+use super::externals::{Externals, Source, device_of, missing_of, parent_of};
 use super::maps::floor_of;
 use super::opening::{OpenAnswer, OpenSender};
 use super::{Keeper, Stage};
@@ -92,9 +92,9 @@ pub(super) enum Open {
     Command(Answer),
     AddDisk(Answer),
     /// It needs an external device.
-    External(Answer, ExternalParent),
+    External(Answer, Source),
     /// It copies data that may come from an external device, which may go meanwhile.
-    Copies(Answer, ExternalParent),
+    Copies(Answer, Source),
     /// The first request of a pool: once it is answered, the pool is on the disk.
     Opening(OpenAnswer),
     Export,
@@ -319,7 +319,9 @@ impl Keeper {
                     Ok(request) => {
                         let open = match device {
                             None => Open::Command(answer),
-                            Some(device) => Open::Copies(answer, device),
+                            Some(device) => {
+                                Open::Copies(answer, Source::new(device, &self.externals))
+                            }
                         };
                         let token = self.commands.open.insert(open) as Token;
                         self.submit(token, request);
@@ -345,23 +347,22 @@ impl Keeper {
                 self.update_status();
                 answer
             }
-            Open::External(answer, device) => {
-                let is_missing = self.externals.is_missing(device.id);
-                self.externals.unpin(device.id);
+            Open::External(answer, source) => {
+                let failure = source.failure(&self.externals);
+                self.externals.unpin(source.device.id);
                 self.refresh_externals(None);
                 self.update_status();
-                if is_missing && matches!(result, Err(Refusal::Medium)) {
-                    return answer.fail(PoolError::Degraded(device));
+                match failure {
+                    Some(failure) if result == Err(Refusal::Medium) => return answer.fail(failure),
+                    _ => answer,
                 }
-                answer
             }
-            Open::Copies(answer, device) => {
+            Open::Copies(answer, source) => {
                 self.update_status();
-                let is_missing = self.externals.is_missing(device.id);
-                if is_missing && matches!(result, Err(Refusal::Medium)) {
-                    return answer.fail(PoolError::Degraded(device));
+                match source.failure(&self.externals) {
+                    Some(failure) if result == Err(Refusal::Medium) => return answer.fail(failure),
+                    _ => answer,
                 }
-                answer
             }
             Open::AddDisk(answer) => {
                 // A pool that is held may have the disk in its last root.

@@ -5,7 +5,7 @@
 //! [`Status::Retry`] waits at the end. A few buffers are reserved for page writes, so that the log
 //! continues when the core's buffer pool is empty.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,6 +46,8 @@ pub(crate) struct Disk {
     calls: Slab<Wanted>,
     waiting: VecDeque<Wanted>,
     reads: HashMap<Tag, Reading>,
+    /// Commands in flight of reads that were given up.
+    given_up: HashSet<usize>,
     spare: Vec<Buf>,
     done: Done,
     /// Completions of I/O that needs no command.
@@ -98,6 +100,7 @@ impl Disk {
             calls: Slab::with_capacity(64),
             waiting: VecDeque::new(),
             reads: HashMap::new(),
+            given_up: HashSet::new(),
             spare,
             done: Done::with_capacity(64),
             at_once: Vec::new(),
@@ -149,8 +152,30 @@ impl Disk {
         self.reads.insert(tag, reading);
     }
 
+    /// Ends a read: no completion follows. Its commands in flight stay until the bdev completes
+    /// them.
+    pub(crate) fn give_up(&mut self, tag: Tag) {
+        self.reads.remove(&tag);
+        let is_of = |wanted: &Wanted| matches!(wanted, Wanted::Piece { tag: of, .. } if *of == tag);
+        self.waiting.retain(|wanted| !is_of(wanted));
+        let calls = self.calls.iter().filter(|(_, wanted)| is_of(wanted));
+        let calls: Vec<usize> = calls.map(|(key, _)| key).collect();
+        for key in calls {
+            self.given_up.insert(key);
+            // The outcome comes earlier if the bdev can abort it.
+            self.queue.abort(key as u64);
+        }
+    }
+
+    /// Number of commands in flight that were given up.
+    pub(crate) fn given_up(&self) -> usize {
+        self.given_up.len()
+    }
+
+    /// True when all I/O has completed, but for reads that were given up.
     pub(crate) fn is_idle(&self) -> bool {
-        self.calls.is_empty() && self.waiting.is_empty() && self.at_once.is_empty()
+        let is_done = self.waiting.is_empty() && self.at_once.is_empty();
+        is_done && self.calls.len() == self.given_up.len()
     }
 
     /// Submits waiting I/O, and adds completions to `ended`.
@@ -224,6 +249,9 @@ impl Disk {
         let Some(wanted) = self.calls.try_remove(completion.token as usize) else {
             return;
         };
+        if self.given_up.remove(&(completion.token as usize)) {
+            return;
+        }
         if completion.status == Status::Retry {
             self.waiting.push_back(wanted);
             self.paused_until = now + PAUSE;

@@ -4,7 +4,8 @@
 //!   attach, clone, set parent ──▶ present ──▶ detached, or shown by no volume ──▶ closing ──▶ free
 //! ```
 //!
-//! A device is free when the keeper's reads of it have ended and every lane has closed its queue.
+//! A device is free when the keeper's reads of it have ended and every lane has closed its queue. A
+//! read that the device does not answer in time ends as failed ([`crate::overdue`]).
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -23,6 +24,7 @@ use super::disk::{Disk, Ended, Tag};
 use super::disks::Disks;
 use crate::map::LvolMap;
 use crate::model::{ExternalParent, ExternalStatus, PoolError};
+use crate::overdue::{MOST, Ticks};
 use crate::port::Shared;
 
 #[derive(Default)]
@@ -33,10 +35,15 @@ pub(super) struct Externals {
     /// Reads that ended without a device.
     failed: Vec<Ended>,
     has_new_fds: bool,
+    ticks: Ticks,
 }
 
 struct Device {
     disk: Disk,
+    /// Reads in flight, each with the tick at which it began.
+    reads: HashMap<Tag, u32>,
+    /// Reads that failed because the device did not answer in time.
+    overdue: u64,
     /// Commands in progress that need the device.
     pins: usize,
     /// The last field: the device is free when its queues are gone.
@@ -58,10 +65,17 @@ impl Externals {
         }
         let disk = disks.queue(&claim)?;
         // One that went, and whose end was not noted yet.
-        let pins = self.present.get(&device).map_or(0, |of| of.pins);
+        let before = self.present.get(&device);
+        let (pins, overdue) = before.map_or((0, 0), |of| (of.pins, of.overdue));
         self.remove(device);
         let layer = Arc::clone(claim.layer());
-        let new = Device { disk, pins, claim };
+        let new = Device {
+            disk,
+            reads: HashMap::new(),
+            overdue,
+            pins,
+            claim,
+        };
         self.present.insert(device, new);
         self.has_new_fds = true;
         // A device that goes from here on is seen among the claims, and detached.
@@ -94,8 +108,14 @@ impl Externals {
         };
         let per_unit = u64::from(pool.superblock().geometry.granules_per_unit);
         for (tag, granule) in ios {
+            if device.disk.given_up() >= MOST {
+                device.overdue += 1;
+                self.failed.push(Ended::Read(tag, Err(Status::Gone)));
+                continue;
+            }
             let offset = (place * per_unit + u64::from(granule)) * PAGE as u64;
             device.disk.read(tag, offset, PAGE);
+            device.reads.insert(tag, self.ticks.now());
         }
     }
 
@@ -145,6 +165,11 @@ impl Externals {
     pub(super) fn is_gone(&self, device: Uuid) -> bool {
         self.claim(device)
             .is_some_and(|claim| claim.layer().is_gone())
+    }
+
+    /// Number of reads of the device that it did not answer in time.
+    pub(super) fn overdue(&self, device: Uuid) -> u64 {
+        self.present.get(&device).map_or(0, |known| known.overdue)
     }
 
     /// True when the pool does not have the device, or has one that is being removed.
@@ -199,8 +224,21 @@ impl Externals {
 
     pub(super) fn poll(&mut self, now: Nanos, ended: &mut Vec<Ended>) {
         ended.append(&mut self.failed);
-        self.all_mut()
-            .for_each(|device| device.disk.poll(now, ended));
+        let has_reads = self.all().any(|device| !device.reads.is_empty());
+        let is_tick = self.ticks.advance(now, has_reads);
+        let devices = self.present.values_mut().chain(&mut self.closing);
+        for device in devices {
+            let known = ended.len();
+            device.disk.poll(now, ended);
+            for io in &ended[known..] {
+                if let Ended::Read(tag, _) = io {
+                    device.reads.remove(tag);
+                }
+            }
+            if is_tick {
+                device.give_up_overdue(&self.ticks, ended);
+            }
+        }
         let before = self.closing.len();
         self.closing.retain(|device| !device.disk.is_idle());
         self.has_new_fds |= self.closing.len() < before;
@@ -211,7 +249,8 @@ impl Externals {
             return Idle::Busy;
         }
         let idles = self.all_mut().map(|device| device.disk.arm(now));
-        idles.fold(Idle::Quiet, Idle::and)
+        let idle = idles.fold(Idle::Quiet, Idle::and);
+        idle.and(self.ticks.due().map_or(Idle::Quiet, Idle::Until))
     }
 
     pub(super) fn disarm(&mut self) {
@@ -225,6 +264,53 @@ impl Externals {
 
     pub(super) fn wake_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.all().filter_map(|device| device.disk.wake_fd())
+    }
+}
+
+/// The external device whose data a command copies.
+pub(super) struct Source {
+    pub device: ExternalParent,
+    /// Its overdue reads before the command.
+    overdue: u64,
+}
+
+impl Source {
+    pub(super) fn new(device: ExternalParent, externals: &Externals) -> Self {
+        let overdue = externals.overdue(device.id);
+        Self { device, overdue }
+    }
+
+    /// The error of a command that could not read the device. `None`: the fault is another one.
+    pub(super) fn failure(&self, externals: &Externals) -> Option<PoolError> {
+        let device = self.device.clone();
+        if externals.is_missing(device.id) {
+            Some(PoolError::Degraded(device))
+        } else if externals.overdue(device.id) > self.overdue {
+            Some(PoolError::Silent(device))
+        } else {
+            None
+        }
+    }
+}
+
+impl Device {
+    /// Ends the overdue reads as failed.
+    fn give_up_overdue(&mut self, ticks: &Ticks, ended: &mut Vec<Ended>) {
+        let overdue = self.reads.iter().filter(|(_, at)| ticks.is_overdue(**at));
+        let overdue: Vec<Tag> = overdue.map(|(tag, _)| *tag).collect();
+        if overdue.is_empty() {
+            return;
+        }
+        tracing::warn!(
+            bdev = self.claim.layer().name(),
+            "a device that lvols show does not answer: its data cannot be copied"
+        );
+        for tag in overdue {
+            self.overdue += 1;
+            self.reads.remove(&tag);
+            self.disk.give_up(tag);
+            ended.push(Ended::Read(tag, Err(Status::Gone)));
+        }
     }
 }
 

@@ -24,8 +24,9 @@ pub(super) fn locate_external(geometry: &Geometry, place: u64, granule: u32) -> 
 }
 
 impl Base {
+    /// True when all I/O has ended, but for overdue reads. They do not keep a queue open.
     fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.queue.inflight() == 0
+        self.waiting.is_empty() && self.queue.inflight() <= self.overdue.len()
     }
 }
 
@@ -59,9 +60,10 @@ impl Lane {
         if last.is_some_and(|base| Arc::ptr_eq(&base.claim, claim)) {
             return true;
         }
+        let number = last.map_or(0, |base| base.number.wrapping_add(1));
         match self.open_disk(claim) {
             Ok(base) => {
-                self.externals.push(base);
+                self.externals.push(Base { number, ..base });
                 true
             }
             Err(error) => {
@@ -75,10 +77,12 @@ impl Lane {
     pub(super) fn collect_external(&mut self, now: Nanos, done: &mut Done) -> usize {
         let mut count = 0;
         for at in 0..self.externals.len() {
+            count += self.refuse_waiting(at);
             let base = &mut self.externals[at];
             base.submit_waiting();
             count += base.queue.poll(now, done);
             for ended in done.drain() {
+                self.overdue_ended(at, ended.token);
                 self.child_ended(ended);
             }
         }
@@ -95,7 +99,16 @@ impl Lane {
             let claim = present.as_ref();
             claim.is_some_and(|claim| Arc::ptr_eq(claim, &base.claim))
         };
-        self.externals
-            .retain(|base| is_present(base) || !base.is_idle());
+        let children = &mut self.children;
+        self.externals.retain(|base| {
+            let stays = is_present(base) || !base.is_idle();
+            if !stays {
+                // No completion of an abandoned read follows.
+                base.overdue.iter().for_each(|child| {
+                    children.try_remove(*child);
+                });
+            }
+            stays
+        });
     }
 }

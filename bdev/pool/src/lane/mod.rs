@@ -14,6 +14,7 @@
 
 mod disks;
 mod external;
+mod late;
 mod parts;
 mod reads;
 mod writes;
@@ -37,8 +38,10 @@ use slab::Slab;
 
 use crate::BLOCK;
 use crate::map::LvolMap;
+use crate::overdue::Ticks;
 use crate::port::{KeeperMessage, LanePort, MapId, RequestId, Shared, ToKeeper, ToLane};
 
+use late::ExternalRead;
 use parts::Part;
 
 /// How long a lane that is dropped waits for its I/O in flight.
@@ -55,6 +58,9 @@ pub(crate) struct Lane {
     bases: Vec<Option<Base>>,
     /// Queues on external devices, the present one last.
     externals: Vec<Base>,
+    /// Reads of external devices that are in flight and not overdue.
+    external_reads: usize,
+    ticks: Ticks,
     /// A disk of the pool could lose writes when the queue was opened: hosts know of FLUSH, also
     /// when that disk has left.
     has_flush: bool,
@@ -80,8 +86,12 @@ struct Base {
     block: u64,
     /// The disk may lose writes before a flush.
     is_volatile: bool,
+    /// Distinguishes the queues on external devices.
+    number: u32,
     /// I/Os that the queue has not accepted yet.
     waiting: VecDeque<Io>,
+    /// Children that the device did not answer in time, and has not answered since.
+    overdue: Vec<usize>,
     /// The last field: the device is free when its queue is gone.
     claim: Arc<Claim>,
 }
@@ -93,7 +103,9 @@ impl Base {
             queue: claim.open(memory)?,
             block: u64::from(layer.geometry().block_size),
             is_volatile: layer.limits().volatile_cache,
+            number: 0,
             waiting: VecDeque::new(),
+            overdue: Vec::new(),
             claim: Arc::clone(claim),
         })
     }
@@ -126,6 +138,8 @@ struct Job {
 struct Child {
     owner: Owner,
     epoch: Option<u64>,
+    /// For a read of an external device that is not overdue.
+    external: Option<ExternalRead>,
 }
 
 #[derive(Clone, Copy)]
@@ -149,6 +163,8 @@ enum Owner {
         request: RequestId,
         granule: u32,
     },
+    /// The read of an external device was overdue: its outcome has no user.
+    Overdue,
 }
 
 /// A request to the keeper.
@@ -252,6 +268,8 @@ impl Lane {
             has_flush: bases.iter().flatten().any(|base| base.is_volatile),
             bases,
             externals: Vec::new(),
+            external_reads: 0,
+            ticks: Ticks::default(),
             closing: None,
             depth,
             jobs: Slab::with_capacity(depth.min(64)),
@@ -344,11 +362,19 @@ impl Lane {
             Owner::Data { request } | Owner::Source { request, .. } => {
                 self.requests[request as usize].left += 1
             }
+            Owner::Overdue => {}
         }
         if io.op == Op::Write {
             self.map.note_disk(disk);
         }
-        io.token = self.children.insert(Child { owner, epoch }) as Token;
+        let external = self.new_external_read(disk);
+        self.external_reads += usize::from(external.is_some());
+        let child = Child {
+            owner,
+            epoch,
+            external,
+        };
+        io.token = self.children.insert(child) as Token;
         match self.base_mut(disk) {
             Some(base) => base.waiting.push_back(io),
             // The map names no disk that has left.
@@ -408,21 +434,24 @@ impl Lane {
         if let Some(epoch) = child.epoch {
             self.port.counts.leave(epoch);
         }
-        let status = ended.status;
-        match child.owner {
+        self.external_reads -= usize::from(child.external.is_some());
+        self.owned_ended(child.owner, ended.status, ended.data);
+    }
+
+    fn owned_ended(&mut self, owner: Owner, status: Status, data: Extents) {
+        match owner {
             Owner::Read { job } => {
-                self.jobs[job].data = ended.data;
+                self.jobs[job].data = data;
                 self.step_ended(job, status);
             }
             Owner::Part { job, part } => {
-                self.jobs[job].parts[part].data = ended.data;
+                self.jobs[job].parts[part].data = data;
                 self.step_ended(job, status);
             }
             Owner::Write { job } => self.step_ended(job, status),
             Owner::Data { request } => self.data_ended(request, status),
-            Owner::Source { request, granule } => {
-                self.source_ended(request, granule, status, ended.data)
-            }
+            Owner::Source { request, granule } => self.source_ended(request, granule, status, data),
+            Owner::Overdue => {}
         }
     }
 
@@ -566,6 +595,7 @@ impl Queue for Lane {
             self.read_source(request, unit, granules);
         }
         self.collect(now);
+        self.find_overdue(now);
         self.close_disks();
         self.close_externals();
         self.send();
@@ -604,6 +634,7 @@ impl Queue for Lane {
         }
         let idles = self.queues_mut().map(|base| base.queue.arm(now));
         let idle = idles.fold(Idle::Quiet, Idle::and);
+        let idle = idle.and(self.ticks.due().map_or(Idle::Quiet, Idle::Until));
         if self.starved.is_empty() {
             idle
         } else {

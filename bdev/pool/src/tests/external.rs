@@ -13,8 +13,8 @@ use crate::keeper::FULL_PATIENCE;
 use crate::{BLOCK, Command, ExternalParent, LvolInfo, Outcome, PoolError, PoolHandle, Refusal};
 
 /// Blocks of a unit.
-const UNIT: u64 = 16;
-const GOLD: Uuid = Uuid::from_u128(500);
+pub(super) const UNIT: u64 = 16;
+pub(super) const GOLD: Uuid = Uuid::from_u128(500);
 
 /// The byte of a block of a device.
 pub(super) fn byte(lba: u64) -> u8 {
@@ -38,7 +38,7 @@ pub(super) fn device(home: &Home, name: &str, mebibytes: u64) {
     }
 }
 
-fn claim(home: &Home, name: &str) -> Claim {
+pub(super) fn claim(home: &Home, name: &str) -> Claim {
     let began = Instant::now();
     loop {
         let holder = Holder::User("pool pool0".into());
@@ -76,13 +76,13 @@ pub(super) fn attach_all(home: &Home, pool: &PoolHandle) {
     }
 }
 
-fn info(pool: &PoolHandle, of: Uuid) -> LvolInfo {
+pub(super) fn info(pool: &PoolHandle, of: Uuid) -> LvolInfo {
     let mut list = rig::list(pool).into_iter();
     list.find(|lvol| lvol.id == of).unwrap()
 }
 
 #[track_caller]
-fn shows(host: &mut Host, lba: u64, blocks: u32, expected: impl Fn(u64) -> u8) {
+pub(super) fn shows(host: &mut Host, lba: u64, blocks: u32, expected: impl Fn(u64) -> u8) {
     let (status, read) = host.read(lba, blocks);
     assert_eq!(status, Status::Ok);
     for (at, block) in read.chunks(BLOCK as usize).enumerate() {

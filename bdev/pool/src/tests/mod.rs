@@ -11,4 +11,5 @@ mod model;
 mod parents;
 mod reads;
 mod rig;
+mod silent;
 mod trims;

@@ -201,6 +201,8 @@ pub(super) struct Host {
     ended: Vec<Completion>,
     next: Token,
     began: Instant,
+    /// The time that the queue sees; `None`: the present time.
+    pub frozen: Option<Nanos>,
 }
 
 impl Host {
@@ -219,7 +221,13 @@ impl Host {
             ended: Vec::new(),
             next: 1,
             began: Instant::now(),
+            frozen: None,
         }
+    }
+
+    pub(super) fn now(&self) -> Nanos {
+        let now = Nanos(1) + self.began.elapsed();
+        self.frozen.unwrap_or(now)
     }
 
     fn begin(&mut self, io: Io) -> Token {
@@ -231,7 +239,7 @@ impl Host {
     }
 
     fn take(&mut self, token: Token) -> Option<Completion> {
-        let now = Nanos(1) + self.began.elapsed();
+        let now = self.now();
         self.queue.poll(now, &mut self.done);
         self.ended.extend(self.done.drain());
         let at = self.ended.iter().position(|ended| ended.token == token)?;
@@ -262,8 +270,8 @@ impl Host {
     /// Does what an idle core does: it polls a queue that is not settled.
     pub(super) fn rest(&mut self) {
         if !self.queue.is_settled() {
-            self.queue
-                .poll(Nanos(1) + self.began.elapsed(), &mut self.done);
+            let now = self.now();
+            self.queue.poll(now, &mut self.done);
         }
     }
 

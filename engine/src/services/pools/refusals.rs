@@ -49,6 +49,8 @@ impl Refusal for PoolError {
             Self::Unknown { .. } => of(Errno::ENODEV),
             Self::Degraded(_) => of(Errno::EIO)
                 .remedy("make the external device available; bdev_get_bdevs lists devices"),
+            Self::Silent(_) => of(Errno::ETIMEDOUT)
+                .remedy("look at the external device and its connection, then try again"),
             Self::NotEmpty { .. } => of(Errno::EPERM)
                 .field("disk")
                 .remedy("look at its data first; force overwrites it"),
