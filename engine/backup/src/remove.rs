@@ -10,8 +10,11 @@ use crate::{Failure, Progress, Store};
 /// An older mark is left over from a daemon that ended.
 const STALE: Duration = Duration::from_secs(24 * 3600);
 
+/// Most bad manifests that a removal names.
+const MOST_NAMED: usize = 100;
+
 /// The result of a removal.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct Removed {
     /// Number of removed objects.
     pub objects: u64,
@@ -19,11 +22,15 @@ pub struct Removed {
     pub bytes: u64,
     /// True if another daemon backs up the volume: then a later sweep removes the objects.
     pub deferred: bool,
+    /// The reasons that objects without a backup are left: the other backups of the volume with bad
+    /// manifests, at most 100, or one failure of the store. A later sweep removes the objects.
+    pub left: Vec<Failure>,
 }
 
 /// Deletes a backup: its manifest, then the objects that no other backup of the volume names, also
 /// those of unfinished backups. `holder` is this daemon's UUID. If another manifest of the volume
-/// is bad, fails after the deletion of the manifest, and removes no object.
+/// is bad, removes no object. Succeeds once the manifest is deleted: what happens afterwards is in
+/// [`Removed::left`].
 pub async fn remove(
     store: &Store,
     volume: Uuid,
@@ -39,13 +46,17 @@ pub async fn remove(
         return Err(Failure::Unknown(backup));
     }
     store.delete(&store.manifest_path(volume, backup)).await?;
-    // After a cancellation, a later removal removes the rest.
-    let sweep = sweep_with(store, volume, holder, progress);
-    progress.unless_cancelled(sweep).await
+    let mut removed = Removed::default();
+    let sweep = sweep_with(store, volume, holder, progress, &mut removed);
+    let swept = progress.unless_cancelled(sweep).await;
+    removed.left.extend(swept.err());
+    Ok(removed)
 }
 
 pub(crate) async fn sweep(store: &Store, volume: Uuid, holder: Uuid) -> Result<Removed, Failure> {
-    sweep_with(store, volume, holder, &Progress::default()).await
+    let mut removed = Removed::default();
+    sweep_with(store, volume, holder, &Progress::default(), &mut removed).await?;
+    Ok(removed)
 }
 
 /// Removes objects that no manifest names. The order of the lists matters: see the crate.
@@ -54,7 +65,8 @@ async fn sweep_with(
     volume: Uuid,
     holder: Uuid,
     progress: &Progress,
-) -> Result<Removed, Failure> {
+    removed: &mut Removed,
+) -> Result<(), Failure> {
     let mut unnamed = store.objects(volume).await?;
     let staged = store.staged(volume).await?;
     let marks = store.marks(volume).await?;
@@ -62,22 +74,33 @@ async fn sweep_with(
     let is_stale = |written: SystemTime| now.duration_since(written).is_ok_and(|age| age > STALE);
     let is_live = |mark: &&crate::store::Mark| mark.holder != holder && !is_stale(mark.written);
     if marks.iter().any(|mark| is_live(&mark)) {
-        return Ok(Removed {
-            deferred: true,
-            ..Removed::default()
-        });
+        removed.deferred = true;
+        return Ok(());
     }
+    let mut is_complete = true;
     for backup in store.manifests(volume).await? {
-        let Some(manifest) = store.manifest(volume, backup).await? else {
-            continue;
+        let manifest = match store.manifest(volume, backup).await {
+            Ok(Some(manifest)) => manifest,
+            Ok(None) => continue,
+            Err(failure @ Failure::Damaged { .. }) => {
+                is_complete = false;
+                if removed.left.len() < MOST_NAMED {
+                    removed.left.push(failure);
+                }
+                continue;
+            }
+            Err(failure) => return Err(failure),
         };
         for entry in &manifest.objects {
             unnamed.remove(&entry.name);
         }
     }
+    if !is_complete {
+        // The objects of a bad manifest are not known.
+        return Ok(());
+    }
     progress.set_total(unnamed.len() as u64);
     store.remove_staged(volume, staged).await?;
-    let mut removed = Removed::default();
     for (name, bytes) in unnamed {
         remove_object(store, volume, name).await?;
         progress.add(1, 0);
@@ -87,7 +110,7 @@ async fn sweep_with(
     for mark in marks {
         store.unmark(volume, mark.holder, mark.backup).await?;
     }
-    Ok(removed)
+    Ok(())
 }
 
 async fn remove_object(store: &Store, volume: Uuid, name: ObjectName) -> Result<(), Failure> {

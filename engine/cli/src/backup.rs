@@ -307,6 +307,15 @@ fn lines(job: &Value) -> Vec<String> {
         (Some("complete"), Some("delete")) if job["deferred"] == true => {
             vec!["another daemon backs up the volume: a later deletion removes the data".to_owned()]
         }
+        (Some("complete"), Some("delete")) if !items(&job["left"]).is_empty() => {
+            let mut lines = vec![
+                "the backup is deleted, but data without a backup stays until a later deletion:"
+                    .to_owned(),
+            ];
+            let left = items(&job["left"]).iter();
+            lines.extend(left.map(|one| format!("warning: {}", output::cell(Some(one)))));
+            lines
+        }
         _ => Vec::new(),
     }
 }
@@ -385,6 +394,11 @@ mod tests {
         for (job, line, failed) in table {
             assert_eq!(said(&job), (line.to_owned(), failed.map(str::to_owned)));
         }
+        let mut deleted = job("complete", "delete");
+        deleted["left"] = json!(["x is damaged"]);
+        let (line, failed) = said(&deleted);
+        assert!(line.ends_with("deletion:; warning: x is damaged"), "{line}");
+        assert_eq!(failed, None, "the backup is deleted");
         let mut damaged = job("complete", "verify");
         damaged["damaged"] = json!(["x is damaged"]);
         let (line, failed) = said(&damaged);

@@ -170,6 +170,9 @@ pub struct JobReply {
     pub result: Option<BackupReply>,
     /// Of a deletion: another daemon backs up the volume, so a later deletion removes the objects.
     pub deferred: bool,
+    /// Of a deletion: the reasons that objects stay, such as other backups with bad manifests. The
+    /// backup is deleted; a later deletion removes the objects.
+    pub left: Vec<String>,
 }
 
 fn describe_job(job: &Job) -> JobReply {
@@ -191,6 +194,7 @@ fn describe_job(job: &Job) -> JobReply {
         more_damaged: 0,
         result: None,
         deferred: false,
+        left: Vec::new(),
     };
     match &*job.state.borrow() {
         JobState::Runs => {}
@@ -211,7 +215,10 @@ fn describe_job(job: &Job) -> JobReply {
                     reply.damaged = verified.damaged.iter().map(ToString::to_string).collect();
                     reply.more_damaged = verified.more_damaged;
                 }
-                Ended::Deleted(removed) => reply.deferred = removed.deferred,
+                Ended::Deleted(removed) => {
+                    reply.deferred = removed.deferred;
+                    reply.left = removed.left.iter().map(ToString::to_string).collect();
+                }
             }
         }
     }

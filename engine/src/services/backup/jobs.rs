@@ -286,11 +286,18 @@ fn report(engine: &Engine, job: &Job, ended: &Ended) {
             ("backup_damaged", text, facts(&verified.header))
         }
         Ended::Deleted(removed) => {
-            let text = format!(
+            let mut text = format!(
                 "deleted a backup in {location}: {} objects",
                 removed.objects
             );
-            let facts = json!({ "backup": job.backup, "objects": removed.objects });
+            let left: Vec<String> = removed.left.iter().map(ToString::to_string).collect();
+            if !left.is_empty() {
+                text += &format!("; others are left: {}", left.join("; "));
+                let why = left.join("; ");
+                tracing::warn!(backup = %job.backup, why, "a deletion left data without a backup");
+            }
+            let objects = removed.objects;
+            let facts = json!({ "backup": job.backup, "objects": objects, "left": left });
             ("backup_deleted", text, facts)
         }
     };

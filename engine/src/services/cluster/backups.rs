@@ -125,7 +125,11 @@ fn keep_one(
     let saved = runtime.block_on(saved).context("etcd is too slow")??;
     let file = dir.join(name(when.now));
     write_backup(&file, &saved)?;
-    prune(backups(dir, cluster)?, saved.age()?)?;
+    // The new backup is good, whatever becomes of the old ones.
+    let pruned = backups(dir, cluster).and_then(|found| prune(found, saved.age()?));
+    if let Err(error) = pruned {
+        warn!("old backups of the cluster stay: {error:#}");
+    }
     Ok(Some(file))
 }
 

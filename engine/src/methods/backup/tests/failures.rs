@@ -223,3 +223,36 @@ fn a_deletion_beside_another_daemon() {
     assert_eq!(deleted(&second)["deferred"], false);
     assert_eq!(std::fs::read_dir(dir.join("backups")).unwrap().count(), 0);
 }
+
+/// Goal: a deletion succeeds beside another backup with a bad manifest, and names the manifest.
+#[test]
+fn a_deletion_beside_a_bad_manifest() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (daemon, first) = with_backup(dir);
+    snapshot(&daemon, "p/v1", "v1@tue");
+    let second = back_up(&daemon, dir, "p/v1@tue")["result"].clone();
+    let id = second["backup"].as_str().unwrap();
+    let name = format!("{id}.json");
+    let manifest = volume_dir(dir, &second).join("manifests").join(&name);
+    let mut bad = std::fs::read(&manifest).unwrap();
+    let last = bad.len() - 10;
+    bad[last] ^= 1;
+    std::fs::write(&manifest, bad).unwrap();
+    let deleted = |backup: &Value| {
+        let params = json!({ "backup": backup["backup"], "store": store(dir) });
+        ended(&daemon, &daemon.call("backup_delete", params))
+    };
+    let job = deleted(&first);
+    assert_eq!(
+        (&job["state"], &job["error"]),
+        (&json!("complete"), &Value::Null)
+    );
+    let left = job["left"].as_array().unwrap();
+    assert!(
+        left.len() == 1 && left[0].as_str().unwrap().contains(&name),
+        "{job}"
+    );
+    assert_eq!(deleted(&second)["left"], json!([]));
+    assert_eq!(std::fs::read_dir(dir.join("backups")).unwrap().count(), 0);
+}
