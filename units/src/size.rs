@@ -44,10 +44,22 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     u64::try_from(bytes / parts).map_err(|_| format!("\"{text}\" is more than 64 bits of bytes"))
 }
 
-/// Parses a number without a unit as MiB, as SPDK does, or a size of whole MiB. Returns MiB.
+/// Parses a whole number without a unit as MiB, as SPDK does, or a size of whole MiB. Returns MiB.
 pub fn parse_mebibytes(text: &str) -> Result<u64, String> {
-    match text.trim().parse() {
+    let trimmed = text.trim();
+    match trimmed.parse() {
         Ok(mebibytes) => Ok(mebibytes),
+        // It could mean MiB or bytes.
+        Err(_)
+            if trimmed
+                .parse::<f64>()
+                .is_ok_and(|n| n.is_finite() && n >= 0.0) =>
+        {
+            Err(format!(
+                "\"{text}\" has no unit: write a whole number of MiB, or a number and a unit, such as \
+             512MiB or 1.5GiB"
+            ))
+        }
         Err(_) => whole_mebibytes(text),
     }
 }
@@ -124,5 +136,9 @@ mod tests {
             assert_eq!(parse_mebibytes(text), Ok(mebibytes), "{text}");
         }
         assert!(parse_mebibytes("1000k").is_err() && parse_mebibytes("x").is_err());
+        for text in ["0.5", "1048576.0", "99999999999999999999"] {
+            let error = parse_mebibytes(text).unwrap_err();
+            assert!(error.contains("has no unit"), "{error}");
+        }
     }
 }

@@ -6,6 +6,9 @@ use std::time::{Duration, SystemTime};
 /// The longest accepted duration. Every clock can represent a moment that far away.
 pub const LONGEST: Duration = Duration::from_secs(36_525 * 24 * 3600);
 
+/// Nanoseconds of a second.
+const SECOND: u64 = 1_000_000_000;
+
 /// Parses `250ms`, `5s`, `1h 30m`; a plain number, which may have decimals, is seconds. Fails above
 /// [`LONGEST`].
 pub fn parse(text: &str) -> Result<Duration, String> {
@@ -22,10 +25,9 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Like [`parse`], in milliseconds, rounded down.
+/// Like [`parse`], in milliseconds: a plain number is seconds. Fails if that is not whole.
 pub fn parse_millis(text: &str) -> Result<u64, String> {
-    let time = parse(text)?;
-    Ok(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+    whole(parse(text)?, 1_000_000, text)
 }
 
 fn too_long(text: &str) -> String {
@@ -71,13 +73,27 @@ fn refusal(text: &str) -> String {
 }
 
 /// Parses a duration to a count of units of `nanoseconds` each. A plain whole number is that count;
-/// other texts are parsed by [`parse`]. Fails above [`LONGEST`], and if the count is not whole.
+/// a text with a unit is parsed by [`parse`]. Fails above [`LONGEST`], if the count is not whole,
+/// and for a number with decimals and no unit: that could mean seconds as well.
 pub fn in_units(text: &str, nanoseconds: u64) -> Result<u64, String> {
-    if let Ok(number) = text.trim().parse() {
+    let trimmed = text.trim();
+    if let Ok(number) = trimmed.parse() {
         return bounded(number, nanoseconds);
     }
-    let time = parse(text)?.as_nanos();
-    let unit = u128::from(nanoseconds);
+    let number = trimmed.parse::<f64>();
+    if nanoseconds != SECOND && number.is_ok_and(|number| number.is_finite() && number >= 0.0) {
+        let unit = humantime::format_duration(Duration::from_nanos(nanoseconds));
+        return Err(format!(
+            "\"{text}\" has no unit: write a whole number of {unit}, or a number and a unit, such as \
+             250ms, 5s or 1h 30m"
+        ));
+    }
+    whole(parse(text)?, nanoseconds, text)
+}
+
+/// A time as a count of units of `nanoseconds` each.
+fn whole(time: Duration, nanoseconds: u64, text: &str) -> Result<u64, String> {
+    let (time, unit) = (time.as_nanos(), u128::from(nanoseconds));
     if !time.is_multiple_of(unit) {
         let unit = humantime::format_duration(Duration::from_nanos(nanoseconds));
         return Err(format!("\"{text}\" is not a whole number of {unit}"));
@@ -134,5 +150,42 @@ mod tests {
         }
         let error = in_units("1500ms", 1_000_000_000).unwrap_err();
         assert_eq!(error, "\"1500ms\" is not a whole number of 1s");
+        assert!(
+            parse_millis("1500us")
+                .unwrap_err()
+                .contains("whole number of 1ms")
+        );
+        assert_eq!(parse_millis("0.25"), Ok(250));
+    }
+
+    /// A number with decimals and no unit is seconds in a field of seconds. Elsewhere it could mean
+    /// the unit of the field or seconds.
+    #[test]
+    fn decimals_need_a_unit() {
+        for (text, unit) in [
+            ("0.5", 1_000_000),
+            (" 2.0 ", 1_000_000),
+            ("1e3", 1_000_000),
+            ("0.5", 1000),
+            ("1.5", 3600 * SECOND),
+        ] {
+            let error = in_units(text, unit).unwrap_err();
+            assert!(
+                error.contains("has no unit: write a whole number of 1"),
+                "{error}"
+            );
+        }
+        assert_eq!(in_units("2.0", SECOND), Ok(2));
+        assert!(
+            in_units("0.5", SECOND)
+                .unwrap_err()
+                .contains("whole number of 1s")
+        );
+        assert!(
+            in_units("-0.5", 1000)
+                .unwrap_err()
+                .contains("is not a time")
+        );
+        assert!(in_units("nan", 1000).unwrap_err().contains("is not a time"));
     }
 }
