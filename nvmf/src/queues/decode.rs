@@ -3,8 +3,7 @@
 
 use nacre_bdev::{Flags, Geometry, Op, Status, Support};
 use nacre_nvmf_wire::commands::io::{
-    CopyCommand, CopyFormat, CopyRange0, DatasetManagement, DsmRange, Protection, ReadWrite,
-    WriteZeroes,
+    CopyCommand, CopyFormat, CopyRange0, DatasetManagement, DsmRange, ReadWrite, WriteZeroes,
 };
 use nacre_nvmf_wire::commands::reservation::{
     Acquire, AcquireData, Register, RegisterData, Release, Report,
@@ -197,7 +196,7 @@ pub(super) fn single(
 ) -> Result<Plan, StatusCode> {
     let command = ReadWrite::parse(sqe);
     let (lba, blocks) = (command.slba, command.blocks);
-    check_range(lba, blocks, &command.protection, geometry)?;
+    check_range(lba, blocks, geometry)?;
     let bytes = bytes_of(blocks, geometry);
     if bytes > u64::from(limits.max_transfer_bytes) {
         return Err(StatusCode::INVALID_FIELD.with_dnr());
@@ -233,7 +232,7 @@ fn check_unit(plan: &Plan, namespace: &Namespace) -> Result<(), StatusCode> {
 fn write_zeroes(sqe: &Sqe, geometry: &Geometry, limits: &IoLimits) -> Result<Plan, StatusCode> {
     let command = WriteZeroes::parse(sqe);
     let (lba, blocks) = (command.slba, command.blocks);
-    check_range(lba, blocks, &command.protection, geometry)?;
+    check_range(lba, blocks, geometry)?;
     if command.namespace_zeroes || bytes_of(blocks, geometry) > limits.write_zeroes_bytes {
         return Err(StatusCode::INVALID_FIELD.with_dnr());
     }
@@ -273,7 +272,7 @@ fn dataset_management(
 fn verify(sqe: &Sqe, geometry: &Geometry, limits: &IoLimits) -> Result<Plan, StatusCode> {
     let command = ReadWrite::parse(sqe);
     let (lba, blocks) = (command.slba, command.blocks);
-    check_range(lba, blocks, &command.protection, geometry)?;
+    check_range(lba, blocks, geometry)?;
     if bytes_of(blocks, geometry) > limits.verify_bytes {
         return Err(StatusCode::INVALID_FIELD.with_dnr());
     }
@@ -288,8 +287,7 @@ fn verify(sqe: &Sqe, geometry: &Geometry, limits: &IoLimits) -> Result<Plan, Sta
 
 fn copy(sqe: &Sqe, namespace: &Namespace, limits: &IoLimits) -> Result<Plan, StatusCode> {
     let command = CopyCommand::parse(sqe).map_err(|e| e.status().with_dnr())?;
-    let protected = command.protection.is_requested() || command.read_protection != 0;
-    if command.format != CopyFormat::Format0 || protected {
+    if command.format != CopyFormat::Format0 {
         return Err(StatusCode::INVALID_FIELD.with_dnr());
     }
     let ranges = u32::from(command.ranges);
@@ -345,17 +343,10 @@ fn reservation(sqe: &Sqe, limits: &IoLimits) -> Result<Plan, StatusCode> {
     Ok(Plan::Reservation(ask))
 }
 
-/// Checks that the range is inside the namespace, and that PRINFO is zero: no namespace has
-/// protection information.
-fn check_range(
-    lba: u64,
-    blocks: u32,
-    protection: &Protection,
-    geometry: &Geometry,
-) -> Result<(), StatusCode> {
-    if protection.is_requested() {
-        return Err(StatusCode::INVALID_FIELD.with_dnr());
-    }
+/// Checks that the range is inside the namespace. PRINFO and the tags of a command are ignored:
+/// they concern namespaces with protection information, and no namespace has any. Linux's target
+/// and the compliance tests of NVMe (`protInfoIgnoreBare`) agree.
+fn check_range(lba: u64, blocks: u32, geometry: &Geometry) -> Result<(), StatusCode> {
     if !geometry.holds(lba, u64::from(blocks)) {
         return Err(StatusCode::LBA_OUT_OF_RANGE.with_dnr());
     }

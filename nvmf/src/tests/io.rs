@@ -153,6 +153,60 @@ fn bad_commands_are_refused_by_reason() {
     }
 }
 
+/// Goal: PRINFO, the storage tag check and the tags are ignored, as no namespace has protection
+/// information.
+#[test]
+fn protection_fields_are_ignored() {
+    let mut rig = Rig::with_malloc();
+    let io = rig.io();
+    let data = pattern(1, 9);
+    write(&mut rig, io, 5, &data);
+    for field in 0..32 {
+        let protection = commands::Protection {
+            action: field & 1 != 0,
+            check: field >> 1 & 0b111,
+            storage_tag: field & 0x10 != 0,
+            reference_tag: u32::from(field) << 8,
+            application_tag: field.into(),
+            application_tag_mask: field.into(),
+        };
+        let rw = ReadWrite {
+            protection,
+            ..ReadWrite::new(5, 1)
+        };
+        let sgl = Sgl::Transport { length: BLOCK };
+        for op in [opcode::WRITE, opcode::READ, opcode::COMPARE, opcode::VERIFY] {
+            let sqe = rw.to_sqe(op, rig.cid(), 1);
+            let (sqe, sent) = match op {
+                opcode::VERIFY => (sqe, &[][..]),
+                opcode::READ => (sqe.with_sgl(sgl), &[][..]),
+                _ => (sqe.with_sgl(sgl), &data[..]),
+            };
+            let status = rig.status(io, sqe, sent);
+            assert!(status.is_success(), "{op:#x} with {field:#x}: {status}");
+        }
+        let zeroes = WriteZeroes {
+            slba: 8,
+            blocks: 1,
+            protection,
+            ..WriteZeroes::default()
+        };
+        let cid = rig.cid();
+        assert!(rig.status(io, zeroes.to_sqe(cid, 1), &[]).is_success());
+        let copy = commands::CopyCommand {
+            protection,
+            read_protection: field & 0xf,
+            ..copy_of(20, 1)
+        };
+        let range = CopyRange0::new(5, 1);
+        let length = range.as_bytes().len() as u32;
+        let sqe = copy.to_sqe(rig.cid(), 1);
+        let sqe = sqe.with_sgl(Sgl::Transport { length });
+        assert!(rig.status(io, sqe, range.as_bytes()).is_success());
+        assert_eq!(read(&mut rig, io, 20, 1), data);
+    }
+}
+
 /// Goal: with no buffer free, commands wait in order and none fails.
 #[test]
 fn no_buffers_is_back_pressure() {

@@ -155,11 +155,6 @@ impl Protection {
         let mask = u32::from(self.application_tag_mask) << 16;
         sqe.cdw15 = U32::new(u32::from(self.application_tag) | mask);
     }
-
-    /// True if the command requests a check or an action (PRACT).
-    pub fn is_requested(&self) -> bool {
-        self.action || self.check != 0 || self.storage_tag
-    }
 }
 
 /// A directive of a write (streams, data placement).
