@@ -46,6 +46,13 @@ pub(crate) fn external_units(claim: &Claim, unit: u64) -> Result<u64, PoolError>
             "its blocks have {size} bytes, and those of an lvol have {BLOCK}"
         )));
     }
+    let present = claim.layer().present_blocks();
+    if present < geometry.blocks {
+        return Err(unfit(format!(
+            "it has only {present} of its {} blocks left",
+            geometry.blocks
+        )));
+    }
     let bytes = geometry.bytes();
     if bytes == 0 || !bytes.is_multiple_of(unit) {
         return Err(unfit(format!(

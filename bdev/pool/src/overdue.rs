@@ -1,10 +1,10 @@
 //! The time limit for reads of an external device, a block device outside of the pool.
 //!
-//! The limit is counted in ticks, eight per limit, as in a replicated volume's lane. So a read costs
-//! no timer, and time during which the thread did not run does not count against the device.
+//! The limit is counted in ticks, eight per limit, as in a replicated volume's lane. So a read
+//! costs no timer, and time during which the thread did not run does not count against the device.
 //!
-//! A read beyond the limit is *overdue*: its submitter gets [`nacre_bdev::Status::Gone`] at once. The
-//! device keeps the buffers until it answers or its queue is closed.
+//! A read beyond the limit is *overdue*: its submitter gets [`nacre_bdev::Status::Gone`] at once.
+//! The device keeps the buffers until it answers or its queue is closed.
 
 use std::time::Duration;
 
@@ -52,7 +52,8 @@ impl Ticks {
         true
     }
 
-    /// True when a read that began at a tick is overdue: after the limit, and at most an eighth more.
+    /// True when a read that began at a tick is overdue: after the limit, and at most an eighth
+    /// more.
     pub(crate) fn is_overdue(&self, begun: u32) -> bool {
         self.now.wrapping_sub(begun) > TICKS
     }
@@ -67,8 +68,8 @@ impl Ticks {
 mod tests {
     use super::*;
 
-    /// A read is overdue after the limit and before nine eighths of it; a pause of the thread counts
-    /// as one tick; the number of ticks may wrap.
+    /// A read is overdue after the limit and before nine eighths of it; a pause of the thread
+    /// counts as one tick; the number of ticks may wrap.
     #[test]
     fn ticks_count_the_time_that_the_thread_ran() {
         let mut ticks = Ticks {

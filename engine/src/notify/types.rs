@@ -6,7 +6,7 @@ use Category as C;
 use Severity as S;
 
 /// Every event type, with its sentence in the reference.
-pub const TYPES: [(&str, Category, Severity, &str); 80] = [
+pub const TYPES: [(&str, Category, Severity, &str); 83] = [
     (
         "bdev_register",
         C::Device,
@@ -42,6 +42,24 @@ pub const TYPES: [(&str, Category, Severity, &str); 80] = [
         C::Device,
         S::Error,
         "A disk of a storage pool went away, and the volumes of the pool with it.",
+    ),
+    (
+        "pool_disk_cut",
+        C::Device,
+        S::Error,
+        "A disk of a storage pool lost blocks at its end, and the data in them.",
+    ),
+    (
+        "pool_device_lost",
+        C::Device,
+        S::Error,
+        "A block device that lvols of a storage pool show was removed or lost blocks: reads that need it fail.",
+    ),
+    (
+        "pool_device_back",
+        C::Device,
+        S::Info,
+        "Lvols of a storage pool have a block device again that they show.",
     ),
     (
         "pool_add_disk",

@@ -1,12 +1,14 @@
-//! Reads that an external device does not answer within the limit of [`crate::overdue`].
+//! Failures of devices below a lane: reads that an external device does not answer within the limit
+//! of [`crate::overdue`], and devices that lost their end.
 
 use std::collections::VecDeque;
 
 use nacre_bdev::{Bdev, Extents, Io, Queue, Status, Token};
 use nacre_reactor::Nanos;
+use slab::Slab;
 
-use super::external::EXTERNAL_DISK;
-use super::{Base, Lane, Owner};
+use super::external::Externals;
+use super::{Base, Child, Lane, Owner};
 use crate::overdue::MOST;
 
 #[derive(Clone, Copy)]
@@ -17,88 +19,105 @@ pub(super) struct ExternalRead {
     begun: u32,
 }
 
+impl Child {
+    /// Translates the status of a device that lost its end: the host's range is right.
+    pub(super) fn status_for_host(&self, status: Status) -> Status {
+        let is_external = self.external.is_some();
+        match (status, self.owner) {
+            (Status::OutOfRange, _) if is_external => Status::Gone,
+            (Status::OutOfRange, Owner::Write { .. } | Owner::Data { .. }) => Status::WriteError,
+            (Status::OutOfRange, _) => Status::ReadError,
+            (status, _) => status,
+        }
+    }
+}
+
 impl Base {
     fn take_waiting(&mut self, token: Token) -> Option<Io> {
         let at = self.waiting.iter().position(|io| io.token == token)?;
         self.waiting.remove(at)
     }
+
+    /// Notes the end of a read, if it was overdue.
+    pub(super) fn overdue_ended(&mut self, token: Token) {
+        let known = self.overdue.iter().position(|key| *key as Token == token);
+        let Some(known) = known else { return };
+        self.overdue.swap_remove(known);
+        if self.overdue.is_empty() {
+            tracing::info!(
+                bdev = self.claim.layer().name(),
+                "a device that lvols show has answered late"
+            );
+        }
+    }
+
+    /// Takes the waiting reads, which fail, if the device has too many overdue ones.
+    pub(super) fn take_refused(&mut self) -> VecDeque<Io> {
+        if self.overdue.len() < MOST {
+            return VecDeque::new();
+        }
+        std::mem::take(&mut self.waiting)
+    }
 }
 
-impl Lane {
-    /// `None` for a disk of the pool, whose I/O has no limit.
-    pub(super) fn new_external_read(&self, disk: usize) -> Option<ExternalRead> {
-        let base = self.base(disk).filter(|_| disk == EXTERNAL_DISK)?;
+impl Externals {
+    /// A read of the present device begins.
+    pub(super) fn begin(&mut self) -> Option<ExternalRead> {
+        let base = self.queues.last()?;
+        self.reads += 1;
         Some(ExternalRead {
             queue: base.number,
             begun: self.ticks.now(),
         })
     }
 
-    /// Ends overdue reads of external devices for their submitters. The device keeps the buffers.
-    pub(super) fn find_overdue(&mut self, now: Nanos) {
-        if !self.ticks.advance(now, self.external_reads > 0) {
-            return;
+    /// The overdue reads, once per tick.
+    fn find_overdue(&mut self, now: Nanos, children: &Slab<Child>) -> Vec<usize> {
+        if !self.ticks.advance(now, self.reads > 0) {
+            return Vec::new();
         }
-        let ticks = &self.ticks;
-        let overdue = self.children.iter().filter_map(|(key, child)| {
-            let read = child.external?;
-            ticks.is_overdue(read.begun).then_some((key, read.queue))
-        });
-        let overdue: Vec<(usize, u32)> = overdue.collect();
-        for (key, queue) in overdue {
-            self.give_up(key, queue);
-        }
+        let is_overdue = |child: &Child| {
+            let read = child.external;
+            read.is_some_and(|read| self.ticks.is_overdue(read.begun))
+        };
+        let overdue = children.iter().filter(|(_, child)| is_overdue(child));
+        overdue.map(|(key, _)| key).collect()
     }
 
-    fn give_up(&mut self, key: usize, queue: u32) {
-        let mut bases = self.externals.iter_mut();
-        let Some(base) = bases.find(|base| base.number == queue) else {
-            return;
-        };
+    /// Marks a read as overdue. Returns it if the device does not have it yet.
+    fn give_up(&mut self, key: usize, read: ExternalRead) -> Option<Io> {
+        let mut queues = self.queues.iter_mut();
+        let base = queues.find(|base| base.number == read.queue)?;
         if base.overdue.is_empty() {
             tracing::warn!(
                 bdev = base.claim.layer().name(),
                 "a device that lvols show does not answer: reads of it fail"
             );
         }
-        if let Some(io) = base.take_waiting(key as Token) {
-            return self.child_ended(io.complete(Status::Gone));
+        let waiting = base.take_waiting(key as Token);
+        if waiting.is_none() {
+            base.overdue.push(key);
+            // The outcome comes earlier if the device can abort the read.
+            base.queue.abort(key as Token);
         }
-        base.overdue.push(key);
-        // The outcome comes earlier if the device can abort the read.
-        base.queue.abort(key as Token);
-        let child = &mut self.children[key];
-        let owner = std::mem::replace(&mut child.owner, Owner::Overdue);
-        child.external = None;
-        self.external_reads -= 1;
-        self.owned_ended(owner, Status::Gone, Extents::new());
+        waiting
     }
+}
 
-    /// Fails the waiting reads of a queue with too many overdue ones. Returns their number.
-    pub(super) fn refuse_waiting(&mut self, at: usize) -> usize {
-        let base = &mut self.externals[at];
-        if base.overdue.len() < MOST || base.waiting.is_empty() {
-            return 0;
-        }
-        let refused: VecDeque<Io> = std::mem::take(&mut base.waiting);
-        let count = refused.len();
-        for io in refused {
-            self.child_ended(io.complete(Status::Gone));
-        }
-        count
-    }
-
-    /// Notes the end of a read, if it was overdue.
-    pub(super) fn overdue_ended(&mut self, at: usize, token: Token) {
-        let base = &mut self.externals[at];
-        let known = base.overdue.iter().position(|key| *key as Token == token);
-        let Some(known) = known else { return };
-        base.overdue.swap_remove(known);
-        if base.overdue.is_empty() {
-            tracing::info!(
-                bdev = base.claim.layer().name(),
-                "a device that lvols show has answered late"
-            );
+impl Lane {
+    /// Ends overdue reads of external devices for their submitters. The device keeps the buffers.
+    pub(super) fn end_overdue(&mut self, now: Nanos) {
+        for key in self.externals.find_overdue(now, &self.children) {
+            let child = &mut self.children[key];
+            let Some(read) = child.external else { continue };
+            if let Some(io) = self.externals.give_up(key, read) {
+                self.child_ended(io.complete(Status::Gone));
+                continue;
+            }
+            let owner = std::mem::replace(&mut child.owner, Owner::Overdue);
+            child.external = None;
+            self.externals.reads -= 1;
+            self.owned_ended(owner, Status::Gone, Extents::new());
         }
     }
 }

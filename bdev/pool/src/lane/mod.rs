@@ -38,9 +38,9 @@ use slab::Slab;
 
 use crate::BLOCK;
 use crate::map::LvolMap;
-use crate::overdue::Ticks;
 use crate::port::{KeeperMessage, LanePort, MapId, RequestId, Shared, ToKeeper, ToLane};
 
+use external::{EXTERNAL_DISK, Externals};
 use late::ExternalRead;
 use parts::Part;
 
@@ -56,11 +56,7 @@ pub(crate) struct Lane {
     table: Arc<DiskTable>,
     /// Queues on the disks, in the pool's order. `None`: the disk has left.
     bases: Vec<Option<Base>>,
-    /// Queues on external devices, the present one last.
-    externals: Vec<Base>,
-    /// Reads of external devices that are in flight and not overdue.
-    external_reads: usize,
-    ticks: Ticks,
+    externals: Externals,
     /// A disk of the pool could lose writes when the queue was opened: hosts know of FLUSH, also
     /// when that disk has left.
     has_flush: bool,
@@ -267,9 +263,7 @@ impl Lane {
             table,
             has_flush: bases.iter().flatten().any(|base| base.is_volatile),
             bases,
-            externals: Vec::new(),
-            external_reads: 0,
-            ticks: Ticks::default(),
+            externals: Externals::default(),
             closing: None,
             depth,
             jobs: Slab::with_capacity(depth.min(64)),
@@ -367,8 +361,10 @@ impl Lane {
         if io.op == Op::Write {
             self.map.note_disk(disk);
         }
-        let external = self.new_external_read(disk);
-        self.external_reads += usize::from(external.is_some());
+        let external = match disk {
+            EXTERNAL_DISK => self.externals.begin(),
+            _ => None,
+        };
         let child = Child {
             owner,
             epoch,
@@ -434,8 +430,9 @@ impl Lane {
         if let Some(epoch) = child.epoch {
             self.port.counts.leave(epoch);
         }
-        self.external_reads -= usize::from(child.external.is_some());
-        self.owned_ended(child.owner, ended.status, ended.data);
+        self.externals.reads -= usize::from(child.external.is_some());
+        let status = child.status_for_host(ended.status);
+        self.owned_ended(child.owner, status, ended.data);
     }
 
     fn owned_ended(&mut self, owner: Owner, status: Status, data: Extents) {
@@ -595,7 +592,7 @@ impl Queue for Lane {
             self.read_source(request, unit, granules);
         }
         self.collect(now);
-        self.find_overdue(now);
+        self.end_overdue(now);
         self.close_disks();
         self.close_externals();
         self.send();
@@ -634,7 +631,7 @@ impl Queue for Lane {
         }
         let idles = self.queues_mut().map(|base| base.queue.arm(now));
         let idle = idles.fold(Idle::Quiet, Idle::and);
-        let idle = idle.and(self.ticks.due().map_or(Idle::Quiet, Idle::Until));
+        let idle = idle.and(self.externals.due());
         if self.starved.is_empty() {
             idle
         } else {

@@ -197,3 +197,24 @@ fn a_silent_device_is_given_back() {
     run(&pool, export).unwrap();
     answer(&far);
 }
+
+/// Goal: a device that lost its end does not make hosts believe that their range is wrong. The
+/// external device counts as missing; a disk of the pool has a medium error.
+#[test]
+fn devices_that_lost_their_end() {
+    let home = Home::with_disk(64);
+    device(&home, "gold", 4);
+    let (gold, disk) = (on_fault(&home, "gold"), on_fault(&home, "disk"));
+    let pool = home.create_on("EE_disk", false).unwrap();
+    let lvol = clone(&home, &pool, "EE_gold", 1).unwrap();
+    let mut host = Host::on(&pool, lvol);
+    assert_eq!(host.write(0, 16, 7), Status::Ok);
+    let fails = || Fault::new(Action::Fail(Status::OutOfRange));
+    for device in [&gold, &disk] {
+        device.inject(fails().on(&[Op::Read])).unwrap();
+    }
+    assert_eq!(host.read(64, 4).0, Status::Gone);
+    assert_eq!(host.read(0, 4).0, Status::ReadError);
+    disk.clear();
+    shows(&mut host, 0, 4, |_| 7);
+}

@@ -98,13 +98,15 @@ pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
             Event::Resized { name, .. } => {
                 plane.target.bdev_resized(&name);
                 engine.notes.send("bdev_resize", name.clone());
+                // It may be smaller, by force.
+                pools::device_cut(&engine, &name);
                 let engine = Rc::clone(&engine);
                 tokio::task::spawn_local(async move {
                     // It may be large enough now.
                     pools::external::device_appeared(&engine, &name).await;
                 });
             }
-            Event::Cut { .. } => {}
+            Event::Cut { name } => pools::device_cut(&engine, &name),
             // Removes its namespaces, so that every core closes its queue and the removal
             // completes.
             Event::Removing { name } => {

@@ -4,7 +4,7 @@
 //! ```text
 //!   clone, set parent ──▶ read-only claim ──▶ the pool   until no lvol shows the bdev
 //!   import, bdev appears ──▶ the same, for lvols that show it already
-//!   bdev removed ──▶ the pool gives the claim back       lvols are degraded
+//!   bdev removed or cut ──▶ the pool gives the claim back       lvols are degraded
 //! ```
 //!
 //! The pool records the UUID of the bdev, so it may come back under another name.
@@ -21,7 +21,7 @@ use nacre_bdev_pool::{Lvol, Outcome, PoolError};
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use super::OpenPool;
+use super::{OpenPool, cut};
 use crate::bdev_modules;
 use crate::plane::Plane;
 use crate::refusal::Refusal;
@@ -147,6 +147,12 @@ pub(super) fn claim(
             .field(field)
             .remedy("make a snapshot of that lvol, and clone the snapshot"));
     }
+    if engine.devices.pools.cut.has(&layer) {
+        let cause = format!("\"{bdev}\" has lost blocks that lvols show");
+        return Err(RpcError::errno(Errno::EINVAL, cause)
+            .field(field)
+            .remedy(cut::REMEDY));
+    }
     let claimed = plane
         .bdevs
         .claim(layer.name(), holder(pool), Usage::ReadOnly);
@@ -266,7 +272,7 @@ async fn retry(engine: &Rc<Engine>, pool: &Rc<OpenPool>, device: Uuid) {
         }
         match attach(engine, pool, device).await {
             Ok(()) => {
-                info!(pool = pool.name(), %device, "lvols show a device again");
+                report_back(engine, pool, device);
                 return;
             }
             Err(NotAttached::Now(_)) => {}
@@ -287,6 +293,12 @@ async fn attach(engine: &Rc<Engine>, pool: &OpenPool, device: Uuid) -> Result<()
     let layer = layer.ok_or_else(|| never(format!("there is no bdev \"{name}\"")))?;
     if is_on_pool(engine, &plane, &layer, pool.handle.id()) {
         return Err(never("it depends on an lvol of the same pool".to_owned()));
+    }
+    if engine.devices.pools.cut.has(&layer) {
+        let remedy = cut::REMEDY;
+        return Err(never(format!(
+            "it has lost blocks that lvols show: {remedy}"
+        )));
     }
     let claim = plane.bdevs.claim(&name, holder(pool), Usage::ReadOnly);
     let claim = claim.map_err(|error| NotAttached::Now(error.to_string()))?;
@@ -316,7 +328,7 @@ pub async fn device_appeared(engine: &Rc<Engine>, name: &str) {
         let mut missing = shown.iter().filter(|device| !device.is_present);
         let is_needed = missing.any(|device| device.parent.id == id);
         if is_needed && attach_or_retry(engine, &pool, id).await {
-            info!(pool = pool.name(), bdev = name, "lvols show a device again");
+            report_back(engine, &pool, id);
         }
     }
 }
@@ -336,16 +348,37 @@ pub fn device_gone(engine: &Rc<Engine>, name: &str) {
                 if plane.bdevs.lookup(&id.to_string()).is_some() {
                     continue;
                 }
-                warn!(
-                    pool = pool.name(),
-                    bdev = name,
-                    "lvols lack a device that they show"
-                );
+                report_lost(&engine, &pool, &name, id, "was removed");
                 // A pool that closes has no claim.
                 let _ = pool.handle.detach_gone(id).await;
             }
         });
     }
+}
+
+/// Reports that lvols lose a bdev.
+pub(super) fn report_lost(engine: &Engine, pool: &OpenPool, bdev: &str, device: Uuid, why: &str) {
+    let pool_name = pool.name();
+    warn!(
+        pool = pool_name,
+        bdev, why, "lvols lack a device that they show"
+    );
+    let text = format!("pool \"{pool_name}\": {bdev}, which lvols show, {why}");
+    let facts = serde_json::json!({
+        "id": pool.handle.id(), "bdev": bdev, "device": device,
+    });
+    let notes = &engine.notes;
+    notes.report("pool_device_lost", pool_name, text, facts);
+}
+
+/// Reports that lvols have a bdev again.
+fn report_back(engine: &Engine, pool: &OpenPool, device: Uuid) {
+    let pool_name = pool.name();
+    info!(pool = pool_name, %device, "lvols show a device again");
+    let text = format!("pool \"{pool_name}\": lvols show device {device} again");
+    let facts = serde_json::json!({ "id": pool.handle.id(), "device": device });
+    let notes = &engine.notes;
+    notes.report("pool_device_back", pool_name, text, facts);
 }
 
 /// Ends the claims of all pools on external parents, before the pools are closed: the bdevs may be

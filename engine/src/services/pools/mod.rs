@@ -12,6 +12,7 @@
 mod closing;
 pub mod copies;
 mod copy;
+mod cut;
 mod disks;
 pub mod external;
 mod lvols;
@@ -49,6 +50,7 @@ use crate::store::{Change, Edit, Record};
 
 use closing::{Gone, close_one};
 pub use closing::{close, close_all, disk_gone, withdraw};
+pub use cut::device_cut;
 use disks::ImportDisks;
 pub use disks::{KnownDisk, add_disk, grow};
 pub use lvols::{
@@ -75,6 +77,7 @@ pub struct Pools {
     gone: RefCell<BTreeMap<Uuid, Gone>>,
     /// Devices that pools lack and try to claim again, and those of commands in progress.
     external: external::Pending,
+    cut: cut::CutDevices,
     /// A disk of a pool in `lost` appeared while the daemon was starting.
     came_early: Cell<bool>,
     /// Serialises changes. The holder of the lock waits for a disk for at most `patience`.
@@ -90,6 +93,7 @@ impl Default for Pools {
             lost: RefCell::default(),
             gone: RefCell::default(),
             external: external::Pending::default(),
+            cut: cut::CutDevices::default(),
             came_early: Cell::default(),
             changing: Mutex::default(),
             copies: copies::Copies::default(),

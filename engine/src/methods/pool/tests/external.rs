@@ -439,3 +439,55 @@ fn a_circle_with_a_disk_that_is_being_added() {
     drop(addition);
     daemon.call("bdev_lvol_clone_bdev", clone_of("other/s", "e"));
 }
+
+/// True if the daemon has sent an event of this type.
+fn has_event(daemon: &TestDaemon, kind: &str) -> bool {
+    let events = daemon.call("events_get", json!({}));
+    let mut events = events["events"].as_array().unwrap().iter();
+    events.any(|event| event["type"] == kind)
+}
+
+/// Goal: a file that another program truncates under the claim of a pool counts as removed: its
+/// lvols are degraded, with an event. They get neither the rest of it nor what comes in the place
+/// of the lost blocks, only a bdev that is made anew. A truncated disk of the pool is reported.
+#[test]
+fn a_bdev_that_is_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = with_gold(dir.path());
+    daemon.call("bdev_lvol_clone_bdev", clone_of("gold", "e"));
+    let gold = daemon.call("bdev_get_bdevs", json!({ "name": "gold" }))[0]["uuid"].clone();
+    let set_len = |name: &str, bytes: u64| {
+        let options = std::fs::OpenOptions::new().write(true).clone();
+        let file = options.open(dir.path().join(name)).unwrap();
+        file.set_len(bytes).unwrap();
+        // A claimed device keeps its announced size.
+        let _ = daemon.try_call("bdev_aio_rescan", json!({ "name": name }));
+    };
+    let is_claimed = || {
+        let gold = daemon.call("bdev_get_bdevs", json!({ "name": "gold" }));
+        gold[0]["claimed"] == true
+    };
+    assert!(is_claimed());
+    set_len("gold", 2 << 20);
+    until(&daemon, || kind(&daemon, "e") == [false, true, true]);
+    until(&daemon, || !is_claimed());
+    assert!(has_event(&daemon, "pool_device_lost"));
+    daemon.refused("bdev_lvol_clone_bdev", clone_of("gold", "f"));
+    set_len("gold", 4 << 20);
+    let refused = daemon.refused("bdev_lvol_clone_bdev", clone_of("gold", "f"));
+    assert!(refused.to_string().contains("has lost blocks"), "{refused}");
+    assert_eq!(kind(&daemon, "e"), [false, true, true]);
+    assert!(!has_event(&daemon, "pool_device_back"));
+    daemon.call("bdev_aio_delete", json!({ "name": "gold" }));
+    std::fs::write(dir.path().join("gold"), contents()).unwrap();
+    let filename = dir.path().join("gold");
+    let aio = json!({ "name": "gold", "filename": filename, "block_size": 512, "uuid": gold });
+    daemon.call("bdev_aio_create", aio);
+    until(&daemon, || kind(&daemon, "e") == [false, true, false]);
+    until(&daemon, || has_event(&daemon, "pool_device_back"));
+
+    assert!(!has_event(&daemon, "pool_disk_cut"));
+    set_len("disk", 100 << 20);
+    until(&daemon, || has_event(&daemon, "pool_disk_cut"));
+    set_len("disk", 128 << 20);
+}
