@@ -102,6 +102,10 @@ impl Data for Pattern<'_> {
         self.0.wrote(unit);
     }
 
+    fn write_failed(&mut self, unit: u64) {
+        self.0.write_failed(unit);
+    }
+
     fn read(&mut self, _path: usize, _unit: u64, _data: &[u8]) {}
 }
 
@@ -117,6 +121,8 @@ impl Data for Comparison<'_> {
     fn fill(&mut self, _unit: u64, _data: &mut [u8]) {}
 
     fn wrote(&mut self, _unit: u64) {}
+
+    fn write_failed(&mut self, _unit: u64) {}
 
     fn read(&mut self, path: usize, unit: u64, data: &[u8]) {
         self.sums[path] = self.sums[path].wrapping_add(checksum_at(unit, data));

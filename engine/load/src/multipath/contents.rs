@@ -20,6 +20,8 @@ pub struct Contents {
     /// In a test that writes, the number of writes of each unit (0: none); else the checksum of the
     /// last read (0: none).
     known: Vec<u64>,
+    /// True for a unit whose last write failed: each block has the old contents or the new ones.
+    doubtful: Vec<bool>,
     /// True for a unit with an I/O of this run in flight.
     busy: Vec<bool>,
     report: ContentsReport,
@@ -54,6 +56,7 @@ impl Contents {
             run,
             writes,
             known: vec![0; units as usize],
+            doubtful: vec![false; units as usize],
             busy: vec![false; units as usize],
             report: ContentsReport::default(),
         }
@@ -94,21 +97,28 @@ impl Contents {
     /// Records a completed write of the pattern of [`Contents::fill`].
     pub fn wrote(&mut self, unit: u64) {
         self.known[unit as usize] += 1;
+        self.doubtful[unit as usize] = false;
         self.report.units_written += 1;
     }
 
-    /// Compares data that was read with the pattern of the last write. In a test that only reads,
-    /// compares it with the last read of the unit, and counts a difference as a change.
+    /// Records a write of the pattern of [`Contents::fill`] that failed for good: until the next
+    /// write, each block may have that pattern or the contents from before.
+    pub fn write_failed(&mut self, unit: u64) {
+        self.doubtful[unit as usize] = true;
+    }
+
+    /// Compares data that was read with the pattern of the last write, and with that of a failed
+    /// one after it. Before the first successful write of a unit, any data is right. In a test that
+    /// only reads, compares it with the last read of the unit, and counts a difference as a change.
     pub fn read(&mut self, unit: u64, data: &[u8]) {
-        let known = self.known[unit as usize];
         self.report.units_compared += 1;
         if self.writes {
-            if let Some(text) = self.mismatch(unit, known, data) {
+            if let Some(text) = self.mismatch(unit, data) {
                 self.wrong(text);
             }
             return;
         }
-        let sum = checksum(data);
+        let (known, sum) = (self.known[unit as usize], checksum(data));
         if known != 0 && known != sum {
             self.report.units_changed += 1;
         }
@@ -117,9 +127,10 @@ impl Contents {
 
     /// True if the data equals the known data of the unit.
     pub fn is_known(&self, unit: u64, data: &[u8]) -> bool {
-        match (self.known[unit as usize], self.writes) {
-            (generation, true) => self.mismatch(unit, generation, data).is_none(),
-            (sum, false) => sum == checksum(data),
+        if self.writes {
+            self.mismatch(unit, data).is_none()
+        } else {
+            self.known[unit as usize] == checksum(data)
         }
     }
 
@@ -139,10 +150,18 @@ impl Contents {
         self.report.first_wrong.get_or_insert(text);
     }
 
-    fn mismatch(&self, unit: u64, generation: u64, data: &[u8]) -> Option<String> {
+    fn mismatch(&self, unit: u64, data: &[u8]) -> Option<String> {
+        let generation = self.known[unit as usize];
+        let is_doubtful = self.doubtful[unit as usize];
+        if generation == 0 {
+            return None;
+        }
         let mut blocks = self.blocks(unit).zip(data.chunks_exact(self.block()));
         blocks.find_map(|(lba, block)| {
             let wrong = self.stamp(lba, generation).check(block).err()?;
+            if is_doubtful && self.stamp(lba, generation + 1).check(block).is_ok() {
+                return None;
+            }
             let found = match wrong {
                 Wrong::Zeroes => "zeroes".to_owned(),
                 Wrong::Foreign { .. } => "data of another program".to_owned(),
@@ -150,7 +169,14 @@ impl Contents {
                 Wrong::Other { found } => format!("its write {}", found.generation),
                 Wrong::Damaged { offset, .. } => format!("damage from byte {offset}"),
             };
-            Some(format!("LBA {lba}: {found} in place of write {generation}"))
+            let or = if is_doubtful {
+                format!(" or {}", generation + 1)
+            } else {
+                String::new()
+            };
+            Some(format!(
+                "LBA {lba}: {found} in place of write {generation}{or}"
+            ))
         })
     }
 
@@ -223,6 +249,47 @@ mod tests {
         let report = contents.report();
         assert_eq!((report.units_wrong, report.units_compared), (3, 5));
         assert_eq!((report.units_written, report.units_changed), (2, 0));
+    }
+
+    /// Goal: after a write that failed for good, each block may have the old contents or the new
+    /// ones, and nothing else, until the next write.
+    #[test]
+    fn a_failed_write_leaves_old_or_new_contents() {
+        let mut contents = contents(true);
+        let foreign = [9; UNIT];
+        let mut first = [0; UNIT];
+        contents.fill(2, &mut first);
+        // No write of the unit was successful: its contents are not known.
+        contents.read(2, &foreign);
+        contents.write_failed(2);
+        contents.read(2, &foreign);
+        contents.read(2, &first);
+        contents.wrote(2);
+        let mut second = [0; UNIT];
+        contents.fill(2, &mut second);
+        contents.write_failed(2);
+        let mut mixed = first;
+        mixed[512..1536].copy_from_slice(&second[512..1536]);
+        for data in [&first, &second, &mixed] {
+            assert!(contents.is_known(2, data));
+            contents.read(2, data);
+        }
+        assert_eq!(contents.report().units_wrong, 0);
+        let mut torn = first;
+        torn[..256].copy_from_slice(&second[..256]);
+        for data in [&foreign, &torn] {
+            assert!(!contents.is_known(2, data));
+            contents.read(2, data);
+        }
+        assert_eq!(contents.report().units_wrong, 2);
+        let text = contents.report().first_wrong.clone().unwrap();
+        assert!(text.ends_with("in place of write 1 or 2"), "{text}");
+        // The next write decides.
+        let mut again = [0; UNIT];
+        contents.fill(2, &mut again);
+        contents.wrote(2);
+        assert!(contents.is_known(2, &again) && !contents.is_known(2, &first));
+        assert_eq!(contents.report().units_written, 2);
     }
 
     /// Goal: without writes a difference is a change of another host, until two paths disagree.

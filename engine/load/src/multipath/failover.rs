@@ -264,6 +264,9 @@ impl FailoverLoad {
             }
         } else {
             self.record.failed(describe(one.status));
+            if one.op == Op::Write {
+                self.contents.write_failed(one.unit);
+            }
         }
         self.contents.release(one.unit);
     }

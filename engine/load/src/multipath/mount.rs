@@ -336,6 +336,14 @@ impl Mount {
         self.slots.len() - self.free.len()
     }
 
+    /// The units of the writes in flight that began at `since` or later.
+    pub(super) fn writes_in_flight(&self, since: Nanos) -> impl Iterator<Item = u64> {
+        let slots = self.slots.iter().enumerate();
+        let used = slots.filter(|(at, _)| !self.free.contains(&(*at as u16)));
+        used.filter(move |(_, slot)| slot.op == Op::Write && slot.since >= since)
+            .map(|(_, slot)| slot.unit)
+    }
+
     /// Starts an I/O of one unit. Returns false if the path has no free buffer or queue entry.
     pub(super) fn start(
         &mut self,

@@ -62,6 +62,8 @@ pub(super) trait Data {
     fn fill(&mut self, unit: u64, data: &mut [u8]);
     /// A unit was written.
     fn wrote(&mut self, unit: u64);
+    /// A write of a unit failed, or has not completed.
+    fn write_failed(&mut self, unit: u64);
     /// A unit was read over a path.
     fn read(&mut self, path: usize, unit: u64, data: &[u8]);
 }
@@ -122,6 +124,9 @@ impl Mount {
                 course.seconds = now.since(begin).as_secs_f64();
                 if !one.status.is_ok() {
                     *course.errors.entry(describe(one.status)).or_default() += 1;
+                    if one.op == Op::Write {
+                        data.write_failed(one.unit);
+                    }
                     continue;
                 }
                 course.counted.count(bytes, one.took);
@@ -141,6 +146,8 @@ impl Mount {
                 self.idle_pause();
             }
         }
+        self.writes_in_flight(begin)
+            .for_each(|unit| data.write_failed(unit));
         let names = self.names();
         let report = |course: PassState| {
             let direction = course.counted.report(course.seconds);
