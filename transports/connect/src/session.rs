@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_hugepages::{ClassSpec, Pool};
+use nacre_hugepages::{Buf, ClassSpec, Pool};
 use nacre_nvmf::host::{
     Connector, ControllerState, DiscoveryLog, HostController, HostError, HostOptions, Paths,
     fetch_discovery_log,
@@ -56,6 +56,14 @@ pub enum SessionError {
     },
     #[error("{command}: too many commands wait")]
     Busy { command: &'static str },
+    #[error(
+        "{command} of {bytes} bytes is too large: a session reads at most {most} bytes at once"
+    )]
+    TooLarge {
+        command: &'static str,
+        bytes: usize,
+        most: usize,
+    },
 }
 
 /// Advice for an error, or an empty string.
@@ -195,18 +203,15 @@ impl Session {
 
     /// Executes one admin command, which returns `bytes` of data (0: none), and waits for its
     /// completion. `command` names it in errors. A completion with an error status is
-    /// [`SessionError::Refused`].
+    /// [`SessionError::Refused`]; more than 64 KiB are [`SessionError::TooLarge`].
     pub fn admin(
         &mut self,
         command: &'static str,
         sqe: Sqe,
         bytes: usize,
     ) -> Result<(Cqe, Vec<u8>), SessionError> {
+        let read = buffer(&self.pool, command, bytes)?;
         let busy = || SessionError::Busy { command };
-        let read = match bytes {
-            0 => None,
-            _ => Some(self.pool.acquire(bytes).ok_or_else(busy)?),
-        };
         let ticket = self.controller.submit(sqe, None, read).ok_or_else(busy)?;
         let answer = loop {
             if let Some(answer) = self.controller.take_result(ticket) {
@@ -279,9 +284,49 @@ impl Session {
     }
 }
 
+/// A buffer for the data of a command; `None` for none.
+fn buffer(pool: &Pool, command: &'static str, bytes: usize) -> Result<Option<Buf>, SessionError> {
+    let most = pool.max_len();
+    match bytes {
+        0 => Ok(None),
+        _ if bytes > most => Err(SessionError::TooLarge {
+            command,
+            bytes,
+            most,
+        }),
+        _ => {
+            let buf = pool.acquire(bytes);
+            buf.map(Some).ok_or(SessionError::Busy { command })
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A command of more bytes than a session has buffers for is refused with the limit: a later
+    /// attempt would fail, too. A shortage of buffers is another error.
+    #[test]
+    fn a_command_that_is_too_large_learns_the_limit() {
+        let pool = Pool::heap(&CLASSES);
+        let buffer = |bytes| buffer(&pool, "get log page", bytes);
+        assert!(buffer(0).unwrap().is_none());
+        let held = [buffer(64 << 10).unwrap(), buffer(5000).unwrap()];
+        assert_eq!(held[0].as_ref().map(|buf| buf.len()), Some(65_536));
+        let error = buffer((64 << 10) + 1).unwrap_err();
+        assert!(matches!(
+            error,
+            SessionError::TooLarge {
+                bytes: 65_537,
+                most: 65_536,
+                ..
+            }
+        ));
+        assert!(error.to_string().contains("at most 65536 bytes"), "{error}");
+        let error = buffer(64 << 10).unwrap_err();
+        assert!(matches!(error, SessionError::Busy { .. }), "{error}");
+    }
 
     #[test]
     fn a_refused_host_learns_the_command() {
