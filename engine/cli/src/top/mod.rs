@@ -30,7 +30,7 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 
 use self::app::{App, Flow};
-use self::poll::{Order, Poller, Source, Update};
+use self::poll::{Order, Poller, Source, Update, WATCHED_MAX};
 use self::snapshot::{Snapshot, Sort};
 use super::{Connection, Failure, output};
 
@@ -52,7 +52,8 @@ pub(crate) struct TopArgs {
     /// Reverse the order
     #[arg(long)]
     reverse: bool,
-    /// Print one table for one interval, and end; so does --json
+    /// Print one table for one interval, and end; so does --json. With more than 128 devices, an
+    /// interval before it finds the 128 whose percentiles are counted
     #[arg(long)]
     once: bool,
     /// Do not have the daemon count latencies for percentiles
@@ -94,16 +95,33 @@ pub(crate) fn run(args: TopArgs) -> Result<(), Failure> {
     live(source, &args)
 }
 
-/// Two samples an interval apart.
+/// Two samples an interval apart. The percentiles of only [`WATCHED_MAX`] devices can be counted:
+/// with more devices, another interval finds those that the order has first.
 fn once(source: &mut Source, args: &TopArgs) -> Result<Snapshot, Failure> {
     let mut first = source.sample()?;
+    let mut snapshot = Snapshot::between(None, &first);
+    if snapshot.devices.len() > WATCHED_MAX && !args.no_histograms {
+        std::thread::sleep(args.interval);
+        let next = source.sample()?;
+        snapshot = Snapshot::between(Some(&first), &next);
+        first = next;
+    }
+    // No percentile is known yet.
+    let order = match args.sort {
+        Sort::P99 => Sort::Latency,
+        order => order,
+    };
+    snapshot.sort(order, args.reverse);
     // The devices are known now: include their histograms in the first sample.
-    source.watch(first.bdevs(args.sort, args.reverse));
+    source.watch(snapshot.bdevs());
     source.add_histograms(&mut first)?;
     std::thread::sleep(args.interval);
     let second = source.sample()?;
     let mut snapshot = Snapshot::between(Some(&first), &second);
     snapshot.sort(args.sort, args.reverse);
+    if !args.no_histograms {
+        snapshot.not_watched = snapshot.devices.len().saturating_sub(WATCHED_MAX);
+    }
     Ok(snapshot)
 }
 

@@ -4,6 +4,7 @@
 use serde_json::{Value, json};
 
 use super::super::{Failure, output};
+use super::poll::WATCHED_MAX;
 use super::rates::{self, Rates, rounded};
 use super::snapshot::{
     ControllerRow, Device, Listener, Namespace, PathRow, Pool, Reactor, Share, Snapshot,
@@ -27,10 +28,23 @@ pub(super) fn print(snapshot: &Snapshot) -> Result<(), Failure> {
     if !snapshot.pools.is_empty() {
         named(&POOL, snapshot.pools.iter().map(pool).collect())?;
     }
-    for refused in &snapshot.refused {
-        output::line(&format!("refused: {refused}"))?;
+    notes(snapshot)
+        .iter()
+        .try_for_each(|note| output::line(note))
+}
+
+/// The reasons of missing data.
+pub(super) fn notes(snapshot: &Snapshot) -> Vec<String> {
+    let refused = snapshot.refused.iter();
+    let mut notes: Vec<String> = refused.map(|why| format!("refused: {why}")).collect();
+    if snapshot.not_watched > 0 {
+        notes.push(format!(
+            "p99 is only of the {WATCHED_MAX} devices that this order had first one interval earlier, \
+             not of the {} others; `nacre top` without --once shows it as you scroll",
+            snapshot.not_watched
+        ));
     }
-    Ok(())
+    notes
 }
 
 /// The daemon and its hosts in one line.
@@ -269,6 +283,6 @@ pub(super) fn json(snapshot: &Snapshot) -> Value {
         "connections": snapshot.connections.iter().map(connection).collect::<Vec<_>>(),
         "paths": snapshot.paths.iter().map(path).collect::<Vec<_>>(),
         "pools": snapshot.pools.iter().map(pool).collect::<Vec<_>>(),
-        "refused": snapshot.refused,
+        "refused": snapshot.refused, "devices_without_p99": snapshot.not_watched,
     })
 }

@@ -30,6 +30,8 @@ pub(super) struct Snapshot {
     pub pools: Vec<Pool>,
     /// Calls that the daemon refused, with the errors: the reason of missing data.
     pub refused: BTreeSet<String>,
+    /// Devices whose percentiles are not counted, because there are too many.
+    pub not_watched: usize,
 }
 
 /// A reactor of the daemon.
@@ -184,6 +186,7 @@ impl Snapshot {
             paths: paths(before, now, seconds),
             pools: pools(now),
             refused: now.refused.clone(),
+            not_watched: 0,
         }
     }
 
@@ -533,14 +536,4 @@ fn namespaces(
         }
     }
     all
-}
-
-impl Sample {
-    /// The names of all devices, in the order of [`Snapshot::bdevs`]. One sample has no rates, so
-    /// each `sort` means the order by name; `reverse` reverses it.
-    pub(super) fn bdevs(&self, sort: Sort, reverse: bool) -> Vec<String> {
-        let mut snapshot = Snapshot::between(None, self);
-        snapshot.sort(sort, reverse);
-        snapshot.bdevs()
-    }
 }

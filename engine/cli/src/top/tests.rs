@@ -21,7 +21,7 @@ use super::app::{App, Flow, Link, Panel};
 use super::histogram::tests::answer as histogram;
 use super::poll::{Order, Poller, Sample, Source, Update, WATCHED_MAX};
 use super::snapshot::{Snapshot, Sort};
-use super::{report, view};
+use super::{TopArgs, once, report, view};
 
 /// A daemon that lives as long as this value.
 struct Daemon {
@@ -575,6 +575,69 @@ fn spdks_reactors() {
     let mut other = look(2);
     other.reactors["pid"] = json!(2);
     assert_eq!(Snapshot::between(Some(&look(1)), &other).seconds, None);
+}
+
+/// Goal: with more devices than can be asked for one by one, a table printed once has the
+/// percentiles of the busiest ones, and says that others have none.
+#[test]
+fn many_devices_once() {
+    let (_directory, path) = socket();
+    let mut inner = nacre(7);
+    let mut looks = 0;
+    let count = WATCHED_MAX as u64 + 72;
+    let _daemon = Daemon::start(&path, move |method: &str, params: &Value| {
+        let answer = inner(method, params);
+        if method != "bdev_get_iostat" {
+            return answer;
+        }
+        looks += 1;
+        // The busiest ones are the last by name.
+        let device = |n: u64| {
+            json!({
+                "name": format!("d{n:04}"), "num_read_ops": looks * n, "bytes_read": looks * n * 4096,
+                "read_latency_ticks": looks * n * 1000,
+            })
+        };
+        Ok(json!({
+            "tick_rate": SECOND, "ticks": looks * SECOND,
+            "bdevs": (0..count).map(device).collect::<Vec<_>>(),
+        }))
+    });
+    let connection = Connection {
+        socket: Some(path.clone()),
+        timeout: Duration::from_secs(10),
+        json: false,
+    };
+    let args = TopArgs {
+        connection: connection.clone(),
+        interval: Duration::from_millis(1),
+        sort: Sort::Iops,
+        reverse: false,
+        once: true,
+        no_histograms: false,
+    };
+    let snapshot = once(&mut Source::new(connection.clone(), true), &args).unwrap();
+    let with = snapshot.devices.iter().filter(|d| d.p99_s.is_some());
+    let with: Vec<&str> = with.map(|device| device.name.as_str()).collect();
+    // The three exported devices are unknown to this daemon's statistics, and count as watched.
+    assert!(with.len() > WATCHED_MAX - 4, "{}", with.len());
+    assert_eq!(with[0], format!("d{:04}", count - 1));
+    assert_eq!(snapshot.not_watched, 72);
+    let note = report::notes(&snapshot).pop().unwrap();
+    assert!(
+        note.contains("128 devices") && note.contains("72 others"),
+        "{note}"
+    );
+    assert_eq!(report::json(&snapshot)["devices_without_p99"], 72);
+    let args = TopArgs {
+        no_histograms: true,
+        ..args
+    };
+    let snapshot = once(&mut Source::new(connection, false), &args).unwrap();
+    assert_eq!(
+        (snapshot.not_watched, report::notes(&snapshot).len()),
+        (0, 0)
+    );
 }
 
 /// With more devices than can be asked for one by one, those in view are.
