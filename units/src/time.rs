@@ -30,6 +30,11 @@ pub fn parse_millis(text: &str) -> Result<u64, String> {
     whole(parse(text)?, 1_000_000, text)
 }
 
+/// Like [`parse`]; fails if that is not a whole number of seconds.
+pub fn whole_seconds(text: &str) -> Result<Duration, String> {
+    whole(parse(text)?, SECOND, text).map(Duration::from_secs)
+}
+
 fn too_long(text: &str) -> String {
     format!("{text} is longer than 100 years, the most that a time may be")
 }
@@ -156,6 +161,9 @@ mod tests {
                 .contains("whole number of 1ms")
         );
         assert_eq!(parse_millis("0.25"), Ok(250));
+        assert_eq!(whole_seconds("1m"), Ok(Duration::from_secs(60)));
+        let error = whole_seconds("500ms").unwrap_err();
+        assert!(error.contains("whole number of 1s"), "{error}");
     }
 
     /// A number with decimals and no unit is seconds in a field of seconds. Elsewhere it could mean

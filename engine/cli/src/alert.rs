@@ -133,10 +133,10 @@ struct SelectionArgs {
     #[arg(long, value_delimiter = ',', value_name = "TYPE")]
     except: Vec<String>,
     /// Events within this time of the first one share a message; 2s, and 30s for mail, unless given
-    #[arg(long, value_name = "TIME", value_parser = nacre_engine_values::time::parse)]
+    #[arg(long, value_name = "TIME", value_parser = nacre_engine_values::time::whole_seconds)]
     gather: Option<Duration>,
     /// How long a failed message is tried again; 1h unless given
-    #[arg(long, value_name = "TIME", value_parser = nacre_engine_values::time::parse)]
+    #[arg(long, value_name = "TIME", value_parser = nacre_engine_values::time::whole_seconds)]
     retry_for: Option<Duration>,
 }
 

@@ -105,7 +105,7 @@ enum KeyCommand {
         controller_key: Option<String>,
         /// How long the former key stays in force, unless the host uses the new one everywhere
         /// before
-        #[arg(long, value_name = "TIME", default_value = "1d", value_parser = time::parse)]
+        #[arg(long, value_name = "TIME", default_value = "1d", value_parser = time::whole_seconds)]
         overlap: Duration,
     },
     /// Set when a key expires; hosts with an expired key are refused

@@ -63,7 +63,7 @@ enum TokenCommand {
         #[arg(long, value_enum)]
         role: Role,
         /// End of the token, from now; without it: until it is deleted
-        #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+        #[arg(long, value_name = "TIME", value_parser = nacre_engine_values::time::whole_seconds)]
         valid_for: Option<Duration>,
     },
     /// Delete a token: its next request is refused
