@@ -73,7 +73,7 @@ pub fn target(input: &[u8]) {
         conn.send_slices(&mut slices);
         let n = slices.iter().map(|slice| slice.len()).sum();
         drop(slices);
-        conn.sent(n);
+        conn.sent(n, NOW);
         if stream.is_empty() && !conn.has_news() {
             break;
         }

@@ -44,8 +44,8 @@ pub struct TcpConfig {
     /// Longest time from the TCP connection, or the end of the TLS handshake, to an accepted
     /// Connect command.
     pub connect_timeout: Duration,
-    /// Longest wait for the rest of a PDU, and for the next H2CData PDU that an R2T requests. The
-    /// wait for the first one is twice as long while the R2T is not known to have been sent.
+    /// Longest wait for the rest of a PDU, and for each H2CData PDU that an R2T requests, from the
+    /// time at which the socket took the R2T.
     pub stall_timeout: Duration,
     /// Longest time that a connected queue may be silent. `None`: only the Keep Alive Timer ends
     /// a silent controller.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use nacre_nvmf::tcp::{HostConn, Slices, TargetConn};
 use nacre_nvmf::tls::{Alert, SecureChannel};
+use nacre_reactor::Nanos;
 use nacre_transport_tls::{Failure, Outcome, Session, SessionCounts};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -33,26 +34,39 @@ pub(crate) trait Machine {
     fn sent(&mut self, count: usize);
 }
 
-macro_rules! machine {
-    ($machine:ty) => {
-        impl Machine for $machine {
-            fn wants_write(&self) -> bool {
-                <$machine>::wants_write(self)
-            }
-
-            fn send_slices<'a>(&'a self, out: &mut Slices<'a>) {
-                <$machine>::send_slices(self, out);
-            }
-
-            fn sent(&mut self, count: usize) {
-                <$machine>::sent(self, count);
-            }
-        }
-    };
+/// A target's connection, and the time of its sends.
+pub(crate) struct TargetOutput<'a> {
+    pub machine: &'a mut TargetConn,
+    pub now: Nanos,
 }
 
-machine!(TargetConn);
-machine!(HostConn);
+impl Machine for TargetOutput<'_> {
+    fn wants_write(&self) -> bool {
+        self.machine.wants_write()
+    }
+
+    fn send_slices<'a>(&'a self, out: &mut Slices<'a>) {
+        self.machine.send_slices(out);
+    }
+
+    fn sent(&mut self, count: usize) {
+        self.machine.sent(count, self.now);
+    }
+}
+
+impl Machine for HostConn {
+    fn wants_write(&self) -> bool {
+        HostConn::wants_write(self)
+    }
+
+    fn send_slices<'a>(&'a self, out: &mut Slices<'a>) {
+        HostConn::send_slices(self, out);
+    }
+
+    fn sent(&mut self, count: usize) {
+        HostConn::sent(self, count);
+    }
+}
 
 /// The result of [`Sealed::send`], with its number of system calls (`sends`) and the bytes that it
 /// took from the machine, before encryption (`bytes`).

@@ -183,10 +183,11 @@ pub struct TargetConn {
     fetching_bytes: usize,
     /// Time since which the host owes data, or has sent none of the owed data.
     fetch_since: Nanos,
-    /// Position of the end of the latest R2T in the sent stream, and whether it had left when
-    /// `fetch_since` was last restarted.
+    /// Position of the end of the latest R2T in the sent stream.
     r2t_end: u64,
-    r2t_left: bool,
+    /// R2Ts queued since all were last known to have left. Each fetch has one outstanding R2T, so
+    /// the host owes data only while there are more fetches than that.
+    unsent_r2ts: usize,
     waiting: bool,
     /// In-capsule data may be reported in the receive buffer.
     in_place: bool,
@@ -225,7 +226,7 @@ impl TargetConn {
             fetching_bytes: 0,
             fetch_since: now,
             r2t_end: 0,
-            r2t_left: false,
+            unsent_r2ts: 0,
             waiting: false,
             in_place: false,
             opened: now,
@@ -473,8 +474,11 @@ impl TargetConn {
     }
 
     #[inline]
-    pub fn sent(&mut self, n: usize) {
+    pub fn sent(&mut self, n: usize, now: Nanos) {
         self.tx.sent(n);
+        if self.unsent_r2ts > 0 && self.tx.has_left(self.r2t_end) {
+            self.r2ts_left(now);
+        }
         if self.tx.is_empty() {
             self.lifecycle.drained();
         }
@@ -534,9 +538,9 @@ impl TargetConn {
 
     pub fn handle_timeout(&mut self, now: Nanos) {
         let is_over = |conn: &Self| conn.deadline().is_some_and(|deadline| deadline <= now);
-        if is_over(self) && self.fetching > 0 && !self.r2t_left {
-            // A host that is slow in reading earlier data may have got the R2T only now.
-            (self.fetch_since, self.r2t_left) = (now, self.tx.has_left(self.r2t_end));
+        if is_over(self) && self.fetching > 0 && !self.owes_data() {
+            // A host that is slow in reading earlier data has not got the R2T yet.
+            self.fetch_since = now;
         }
         if is_over(self) {
             self.lifecycle.record_cause(Closed::TimedOut);
@@ -581,8 +585,23 @@ impl TargetConn {
             &R2t::new(tag.cid, tag.index, offset, length, digests),
             digests,
         );
-        (self.r2t_end, self.r2t_left) = (self.tx.position(), false);
+        self.r2t_end = self.tx.position();
+        self.unsent_r2ts += 1;
         self.pdus_sent += 1;
+    }
+
+    /// Notes that all R2Ts have left. The host gets the full time for the first one, unless it owed
+    /// data before.
+    fn r2ts_left(&mut self, now: Nanos) {
+        if !self.owes_data() {
+            self.fetch_since = now;
+        }
+        self.unsent_r2ts = 0;
+    }
+
+    /// True if an R2T that is known to have left is outstanding.
+    fn owes_data(&self) -> bool {
+        self.fetching > self.unsent_r2ts
     }
 
     fn begin_closing(&mut self, now: Nanos) {

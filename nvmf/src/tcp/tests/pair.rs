@@ -343,7 +343,7 @@ impl Pair {
             self.target.send_slices(&mut slices);
             let bytes = gather(&slices, limit);
             drop(slices);
-            self.target.sent(bytes.len());
+            self.target.sent(bytes.len(), self.now);
             self.to_host.extend(&bytes);
             self.sent_to_host.extend_from_slice(&bytes);
             moved = true;

@@ -85,7 +85,7 @@ impl Raw {
         self.conn.send_slices(&mut slices);
         let bytes = gather(&slices, usize::MAX);
         drop(slices);
-        self.conn.sent(bytes.len());
+        self.conn.sent(bytes.len(), NOW);
         self.out.extend(bytes);
         while let TargetPoll::Event(event) = self.conn.poll(&self.pools, NOW) {
             self.app.handle(event, &mut self.conn, &self.pools);

@@ -108,18 +108,42 @@ fn requested_data_has_a_time_limit_per_piece() {
             Some(pair.now + Duration::from_secs(3))
         );
     }
+    // The R2T leaves here, and the wait begins.
     assert_eq!(silent(&mut pair, MS), None);
-    assert_eq!(
-        silent(&mut pair, Duration::from_secs(3)),
-        None,
-        "since when?"
-    );
     assert_eq!(silent(&mut pair, Duration::from_secs(2)), None);
     assert_eq!(
         silent(&mut pair, Duration::from_secs(1)),
         Some(Closed::TimedOut)
     );
     assert!(pair.pools.io.stats().iter().all(|c| c.free == c.count));
+}
+
+/// Goal: a host that ignores an R2T cannot gain time with further commands. Method: it sends a write
+/// each second, whose R2T leaves at once.
+#[test]
+fn further_commands_give_no_time() {
+    let mut pair = Pair::connected(config(), HostConfig::default(), io_queue(false));
+    pair.app.answer = false;
+    for cid in 1..=3 {
+        pair.write(cid, 1, 100_000);
+        pair.run();
+    }
+    pair.host.close();
+    let asked = |pair: &mut Pair, cid: u16| {
+        let tag = ReqTag { cid, index: cid };
+        let into = pair.pools.io.acquire(100_000).expect("memory enough");
+        pair.target.fetch(tag, into, pair.now);
+        pair.step();
+    };
+    asked(&mut pair, 1);
+    assert_eq!(silent(&mut pair, Duration::from_secs(1)), None);
+    asked(&mut pair, 2);
+    assert_eq!(silent(&mut pair, Duration::from_secs(1)), None);
+    asked(&mut pair, 3);
+    assert_eq!(
+        silent(&mut pair, Duration::from_secs(1)),
+        Some(Closed::TimedOut)
+    );
 }
 
 #[test]

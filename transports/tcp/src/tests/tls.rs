@@ -1,12 +1,13 @@
 //! Tests of connections over TLS on real sockets: handshakes, their limits and threads, and the
 //! close.
 
-use std::io::{IoSlice, Read, Write};
+use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use nacre_nvmf::tls::{Alert, Identity, PskKey, PskSource, TlsFailure};
+use nacre_nvmf::transport::conformance::Rig;
 use nacre_nvmf::transport::{Closed, HostTransport, Plug, TlsPolicy};
 use nacre_reactor::{Clock, EventSet, Events, Helper, Idle, Interest};
 use nacre_transport_tls::{Handshake, Role, Session};
@@ -15,6 +16,7 @@ use zerocopy::IntoBytes;
 
 use super::conformance::{TcpRig, psk, tls};
 use super::sockets::{Server, ic_req, ready};
+use super::turns::{R2T_END, write_command};
 use crate::{TcpConfig, TcpHostOptions, TcpPlug, connect_host};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -102,6 +104,36 @@ fn close_notify_ends_a_connection() {
         let counts = server.rig.plug.counts().tls.unwrap();
         assert_eq!(counts.connections, 0);
     }
+}
+
+/// Goal: a host that ignores an R2T over TLS is closed after one `stall_timeout`, and not sooner.
+/// Method: the time after the R2T is virtual.
+#[test]
+fn an_ignored_r2t_over_tls() {
+    const STALL: Duration = Duration::from_secs(30);
+    let config = TcpConfig {
+        stall_timeout: STALL,
+        ..TcpConfig::default()
+    };
+    let (mut server, _) = server(config, TlsPolicy::Require);
+    let (mut socket, mut session) = secure(server.rig.address);
+    socket
+        .set_read_timeout(Some(Duration::from_millis(1)))
+        .unwrap();
+    let before = server.rig.now();
+    let bytes = [ic_req().as_bytes(), &write_command()].concat();
+    session.seal(&[IoSlice::new(&bytes)]).unwrap();
+    socket.write_all(session.ciphertext()).unwrap();
+    let (mut place, mut count) = ([0; R2T_END], 0);
+    server.until("ICResp and R2T", |_| {
+        if let Ok(received) = socket.read(session.room()) {
+            session.received(received);
+        }
+        let mut rest = [IoSliceMut::new(&mut place[count..])];
+        count += session.read(&mut rest).unwrap();
+        count == R2T_END
+    });
+    server.assert_stalls(before, STALL);
 }
 
 /// Goal: an address whose handshakes fail has ten a second, and the log and the events one line for

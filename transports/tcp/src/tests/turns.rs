@@ -1,17 +1,19 @@
-//! Tests of fairness: the order in which a core serves its connections, and the bound of a turn.
+//! Tests of fairness: the order in which a core serves its connections, the bound of a turn, and
+//! the time limit of a host that ignores an R2T.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use nacre_hugepages::{ClassSpec, Pool};
+use nacre_nvmf::transport::conformance::Rig;
 use nacre_nvmf::transport::{CloseWhy, Closed, HostCommand, HostTransport};
 use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::sqe::{Sgl, Sqe};
 use nacre_nvmf_wire::tcp::{
     CapsuleCmd, DataAlignment, DataPdu, Digests, FatalErrorStatus, IcResp, R2t, Side, TermPdu,
 };
-use nacre_reactor::Clock;
+use nacre_reactor::{Clock, Nanos};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::sockets::{Server, ic_req, ready};
@@ -204,4 +206,51 @@ fn a_termination_request_is_the_end() {
     }
     raw.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
     assert_eq!(raw.read(&mut [0; 1]).map_err(|e| e.kind()), Ok(0));
+}
+
+/// Goal: a host that ignores an R2T is closed after one `stall_timeout`, and not sooner. Method: the
+/// time after the R2T is virtual.
+#[test]
+fn an_ignored_r2t_ends_the_connection() {
+    const STALL: Duration = Duration::from_secs(30);
+    let mut server = Server::new(TcpConfig {
+        stall_timeout: STALL,
+        ..TcpConfig::default()
+    });
+    let mut raw = server.raw();
+    raw.set_read_timeout(Some(Duration::from_millis(1)))
+        .unwrap();
+    raw.write_all(ic_req().as_bytes()).unwrap();
+    let before = server.rig.now();
+    raw.write_all(&write_command()).unwrap();
+    let mut answers = Vec::new();
+    server.until("ICResp and R2T", |_| {
+        let _ = (&raw).take(R2T_END as u64).read_to_end(&mut answers);
+        answers.len() == R2T_END
+    });
+    server.assert_stalls(before, STALL);
+}
+
+/// The end of the R2T in the bytes that a target sends: behind its ICResp.
+pub(super) const R2T_END: usize = 128 + 24;
+
+/// A write whose data the target requests.
+pub(super) fn write_command() -> Vec<u8> {
+    let mut sqe = Sqe::for_namespace(io::WRITE, 0, 1);
+    sqe.set_sgl(Sgl::Transport { length: 4096 });
+    let capsule = CapsuleCmd::new(sqe, 0, Digests::NONE, DataAlignment::DWORD);
+    capsule.as_bytes().to_vec()
+}
+
+impl Server {
+    /// The only connection has its R2T, which left after `before`, and is closed in time.
+    pub(super) fn assert_stalls(&mut self, before: Nanos, stall: Duration) {
+        let after = self.rig.now();
+        self.turn_at(before + stall - Duration::from_millis(1));
+        assert_eq!(self.closed, []);
+        for _ in 0..2 {
+            self.turn_at(after + stall);
+        }
+        assert_eq!(self.closed, [Closed::TimedOut]);
+    }
 }

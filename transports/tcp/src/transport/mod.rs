@@ -34,7 +34,7 @@ use nacre_transport_tls::SessionCounts;
 use rustix::io::Errno;
 
 use crate::accept::{CoreSlot, Pending, Shared};
-use crate::sealed::Sealed;
+use crate::sealed::{Sealed, TargetOutput};
 use crate::socket;
 use crate::stats::{Stats, add};
 
@@ -289,7 +289,7 @@ impl TcpTransport {
         let stats = &self.core.stats;
         let in_clear = conn.sealed.is_none();
         if !in_clear {
-            seal(&self.epoll, conn, index, stats);
+            seal(&self.epoll, conn, index, stats, self.now);
         }
         while in_clear && conn.machine.wants_write() && !conn.blocked {
             let mut slices = Slices::new();
@@ -301,7 +301,7 @@ impl TcpTransport {
             match result {
                 Ok(n) => {
                     add(&stats.bytes_sent, n as u64);
-                    conn.machine.sent(n);
+                    conn.machine.sent(n, self.now);
                     if n < wanted {
                         add(&stats.sends_partial, 1);
                         block(&self.epoll, conn, index);
@@ -350,11 +350,15 @@ fn has_left(conn: &Conn) -> bool {
 }
 
 /// Encrypts and sends the queued data of one TLS connection.
-fn seal(epoll: &EventSet, conn: &mut Conn, index: u32, stats: &Stats) {
+fn seal(epoll: &EventSet, conn: &mut Conn, index: u32, stats: &Stats, now: Nanos) {
     let Some(sealed) = conn.sealed.as_deref_mut() else {
         return;
     };
-    let outcome = sealed.send(conn.socket.as_fd(), &mut conn.machine, conn.blocked);
+    let mut output = TargetOutput {
+        machine: &mut conn.machine,
+        now,
+    };
+    let outcome = sealed.send(conn.socket.as_fd(), &mut output, conn.blocked);
     add(&stats.sends, outcome.sends);
     add(&stats.bytes_sent, outcome.bytes);
     match outcome.result {
