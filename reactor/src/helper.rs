@@ -1,7 +1,9 @@
 //! A helper thread for work that would take too long in a reactor's turn.
 //!
 //! Each owner has a queue of jobs, and the queues are served round-robin, so that an owner with
-//! many jobs hardly delays others. The number of waiting jobs of all owners together has a bound.
+//! many jobs hardly delays others. The number of waiting jobs of all owners together has a bound,
+//! and an owner may have at most as many as are free: one owner alone gets half of them. So an owner
+//! that submits without end leaves as much room to the others as it takes.
 //! The thread runs with a lower priority than the reactors. A thread started by a reactor would
 //! inherit the reactor's core, so management starts it with [`Helper::start`].
 
@@ -24,10 +26,16 @@ pub struct Helper {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The error of a helper with `max` waiting jobs, of all owners together.
+/// The owner has as many waiting jobs as are free for all owners together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the helper thread has all of its {max} waiting jobs")]
+#[error(
+    "the helper thread has {own} waiting jobs of this owner, and {waiting} of at most {max} in all"
+)]
 pub struct HelperFull {
+    /// Waiting jobs of the owner.
+    pub own: usize,
+    /// Waiting jobs of all owners.
+    pub waiting: usize,
     pub max: usize,
 }
 
@@ -49,7 +57,8 @@ struct HelperState {
 }
 
 impl Helper {
-    /// Creates a helper without a thread yet, for up to `max` waiting jobs.
+    /// Creates a helper without a thread yet, for up to `max` waiting jobs. One owner alone gets
+    /// half of them.
     pub fn new(name: &'static str, max: usize) -> Self {
         Self::with(name, max, false)
     }
@@ -98,18 +107,22 @@ impl Helper {
         }
         let max = self.control.max;
         let mut state = self.control.state.lock();
-        if state.waiting >= max {
-            return Err(HelperFull { max });
+        let waiting = state.waiting;
+        let own = state.owners.iter_mut().find(|(name, _)| name == owner);
+        let own_count = own.as_ref().map_or(0, |(_, jobs)| jobs.len());
+        if own_count >= max.saturating_sub(waiting) {
+            let own = own_count;
+            return Err(HelperFull { own, waiting, max });
         }
-        state.waiting += 1;
         let job: Job = Box::new(job);
-        match state.owners.iter_mut().find(|(name, _)| name == owner) {
+        match own {
             Some((_, jobs)) => jobs.push_back(job),
             None => {
                 let jobs = VecDeque::from([job]);
                 state.owners.push_back((owner.to_owned(), jobs));
             }
         }
+        state.waiting += 1;
         drop(state);
         self.control.changed.notify_one();
         Ok(())
@@ -175,16 +188,16 @@ fn next(control: &HelperControl) -> Option<Job> {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
-    /// Goal: owners take turns, and the queue has a bound. Method: jobs submitted before the start.
+    /// Goal: owners take turns. Method: jobs submitted before the start.
     #[test]
     fn owners_take_turns() {
-        let helper = Helper::new("test", 6);
+        let helper = Helper::new("test", 9);
         let (done, order) = mpsc::channel();
         for owner in ["a", "a", "a", "a", "b", "c"] {
             let done = done.clone();
@@ -192,7 +205,6 @@ mod tests {
                 .submit(owner, move || done.send(owner).expect("the test waits"))
                 .unwrap();
         }
-        assert_eq!(helper.submit("d", || {}), Err(HelperFull { max: 6 }));
         assert_eq!(helper.waiting(), 6);
         helper.start().unwrap();
         helper.start().unwrap();
@@ -203,9 +215,48 @@ mod tests {
         assert_eq!(helper.waiting(), 0);
     }
 
+    /// Goal: an owner cannot fill the queue for the others, however many jobs it submits, and a job
+    /// that ran makes room. Method: owners submit as many as they can, one after the other.
+    #[test]
+    fn every_owner_finds_room() {
+        const MAX: usize = 64;
+        let helper = Helper::new("test", MAX);
+        let fill = |owner: &str| {
+            let mut count = 0;
+            loop {
+                match helper.submit(owner, || {}) {
+                    Ok(()) => count += 1,
+                    Err(full) => {
+                        let waiting = helper.waiting();
+                        let expected = HelperFull {
+                            own: count,
+                            waiting,
+                            max: MAX,
+                        };
+                        assert_eq!(full, expected);
+                        return count;
+                    }
+                }
+            }
+        };
+        assert_eq!(["a", "b", "c", "d"].map(fill), [32, 16, 8, 4]);
+        // The greedy owner gets nothing, and new ones a job each until the end.
+        assert!(helper.submit("a", || {}).is_err());
+        assert_eq!(["e", "f", "g"].map(fill), [2, 1, 1]);
+        assert_eq!(helper.waiting(), MAX);
+        assert!(helper.submit("h", || {}).is_err());
+        helper.start().unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        while helper.waiting() > 0 {
+            assert!(Instant::now() < deadline, "jobs wait for ever");
+            std::thread::yield_now();
+        }
+        helper.submit("a", || {}).unwrap();
+    }
+
     #[test]
     fn a_panic_does_not_end_the_thread() {
-        let helper = Helper::new("test", 2);
+        let helper = Helper::new("test", 4);
         let (done, ended) = mpsc::channel();
         helper.submit("a", || panic!("on purpose")).unwrap();
         helper.submit("a", move || done.send(()).unwrap()).unwrap();

@@ -29,8 +29,9 @@ use nacre_engine_doctor::{System, check_rdma_route};
 use nacre_engine_values::address::socket_of;
 use nacre_engine_values::host_identity::{Identity, Names};
 
-/// Jobs of authentication that may wait: one for each queue.
-const KEY_JOBS: usize = 1024;
+/// Jobs of authentication that may wait: one for each queue of up to 1024, which the controller alone
+/// has, as half of all ([`Helper::new`]).
+const KEY_JOBS: usize = 2048;
 
 /// Exit code: no connection could be established.
 pub(crate) const CANNOT_CONNECT: u8 = 3;

@@ -30,7 +30,7 @@ use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::request::Step;
 use crate::queues::resources::Resources;
 use crate::subsystems::association::{Association, Teardown};
-use crate::subsystems::authentication::{AuthFailure, of_peer};
+use crate::subsystems::authentication::{AuthFailure, of_peer, origin};
 use crate::subsystems::config::IoLimits;
 use crate::subsystems::core_handle::GroupMessage;
 use crate::subsystems::nvmf_target::Target;
@@ -243,7 +243,7 @@ impl Resources {
     }
 
     fn start_job(&mut self, qp: &mut QueuePair) {
-        let (id, peer) = (qp.id, of_peer(&qp.ends.peer));
+        let (id, owner) = (qp.id, origin(&qp.ends.peer));
         let Some(auth) = &mut qp.admission.auth else {
             return;
         };
@@ -266,7 +266,7 @@ impl Resources {
             tracing::warn!("the answer to an authentication is lost: its core takes no messages");
         };
         let helper = self.target.authentication.helper();
-        if helper.submit(&peer, computed).is_err() {
+        if helper.submit(&owner, computed).is_err() {
             end.abandon(Reason::Overloaded);
         }
     }
