@@ -1,9 +1,10 @@
 //! Slots of a published volume: each node that shows the volume to hosts has one. The slot gives
 //! the node a range of controller ids (CNTLID) that no other node uses for this volume's subsystem.
 //!
-//! A host may keep controllers of a removed node for a while. Linux refuses another controller of
-//! the subsystem with the same id ("Duplicate cntlid"). So slots are assigned round-robin, which
-//! makes an early reuse of a slot unlikely.
+//! A host may keep controllers of a removed node for a while, Linux for ten minutes by default. It
+//! refuses another controller of the subsystem with the same id ("Duplicate cntlid"), and then has
+//! a path less. So the slot that has been free for longest is assigned. With 16 nodes in turn, the
+//! slot of the node that was just removed is the only free one, and is assigned at once.
 
 use std::ops::RangeInclusive;
 
@@ -18,26 +19,53 @@ const SLOTS: u8 = 16;
 /// Controller ids of one slot: 16 slots use 1 to 65,504. The specification allows up to FFEFh.
 const IDS: u16 = 4094;
 
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slots {
     assigned: ArrayVec<(NodeId, u8), MAX_SLOTS>,
-    /// The slot after the last one assigned.
+    /// The free slots; the first has been free for longest.
+    free: ArrayVec<u8, MAX_SLOTS>,
+    /// The slot after the last one assigned, for nodes of earlier versions.
     next: u8,
 }
 
+impl Default for Slots {
+    fn default() -> Self {
+        Self {
+            assigned: ArrayVec::new(),
+            free: (0..SLOTS).collect(),
+            next: 0,
+        }
+    }
+}
+
 impl Slots {
-    /// The slots as they were stored; `next` is taken modulo [`MAX_SLOTS`]. `None`: two nodes have
-    /// one slot, a node has two, or a slot is out of range.
-    pub fn of_assigned(assigned: impl Iterator<Item = (NodeId, u8)>, next: u8) -> Option<Self> {
-        let mut slots = Self::default();
+    /// The slots as they were stored. `free`: the free slots, the one first that has been free for
+    /// longest. Earlier versions leave it as it was, and store `next` only, which is taken modulo
+    /// [`MAX_SLOTS`]: free slots that are missing in `free` come last, from `next` on. `None`: two
+    /// nodes have one slot, a node has two, or a slot is out of range.
+    pub fn of_assigned(
+        assigned: impl Iterator<Item = (NodeId, u8)>,
+        next: u8,
+        free: &[u8],
+    ) -> Option<Self> {
+        let mut slots = Self {
+            assigned: ArrayVec::new(),
+            free: ArrayVec::new(),
+            next: next % SLOTS,
+        };
         for (node, slot) in assigned {
-            let is_free = slots.assigned.iter().all(|(_, used)| *used != slot);
-            if usize::from(slot) >= MAX_SLOTS || !is_free || slots.of(node).is_some() {
+            if slot >= SLOTS || slots.is_assigned(slot) || slots.of(node).is_some() {
                 return None;
             }
             slots.assigned.push((node, slot));
         }
-        slots.next = next % SLOTS;
+        let others = (0..SLOTS).map(|step| (slots.next + step) % SLOTS);
+        let all = free.iter().copied().filter(|slot| *slot < SLOTS);
+        for slot in all.chain(others) {
+            if !slots.is_assigned(slot) && !slots.free.contains(&slot) {
+                slots.free.push(slot);
+            }
+        }
         Some(slots)
     }
 
@@ -50,26 +78,37 @@ impl Slots {
         self.next
     }
 
+    /// The free slots; the first has been free for longest.
+    pub fn free(&self) -> &[u8] {
+        &self.free
+    }
+
     /// The node's slot, assigned now if it has none; `None` if all slots are in use.
     pub fn assign(&mut self, node: NodeId) -> Option<u8> {
         if let Some(slot) = self.of(node) {
             return Some(slot);
         }
-        let first = if Mutation::SlotAtOnce.is_active() {
-            0
+        let at = if Mutation::SlotAtOnce.is_active() {
+            let lowest = self.free.iter().enumerate().min_by_key(|(_, slot)| **slot);
+            lowest.map_or(0, |(at, _)| at)
         } else {
-            self.next
+            0
         };
-        let slot = (0..SLOTS)
-            .map(|step| (first + step) % SLOTS)
-            .find(|slot| self.assigned.iter().all(|(_, used)| used != slot))?;
+        let slot = self.free.pop_at(at)?;
         self.assigned.push((node, slot));
         self.next = (slot + 1) % SLOTS;
         Some(slot)
     }
 
     pub fn remove(&mut self, node: NodeId) {
-        self.assigned.retain(|(of, _)| *of != node);
+        if let Some(slot) = self.of(node) {
+            self.assigned.retain(|(of, _)| *of != node);
+            self.free.push(slot);
+        }
+    }
+
+    fn is_assigned(&self, slot: u8) -> bool {
+        self.assigned.iter().any(|(_, used)| *used == slot)
     }
 
     pub fn of(&self, node: NodeId) -> Option<u8> {

@@ -47,9 +47,12 @@ struct Stored {
     v: u64,
     nqn: String,
     slots: BTreeMap<Uuid, u8>,
-    /// The slot after the last one assigned.
+    /// The slot after the last one assigned, for earlier versions.
     #[serde(default)]
     next_slot: u8,
+    /// The free slots; the first has been free for longest. Earlier versions do not change it.
+    #[serde(default)]
+    free_slots: Vec<u8>,
     #[serde(default)]
     order: Vec<Uuid>,
     #[serde(default)]
@@ -99,7 +102,7 @@ impl Publication {
             .slots
             .into_iter()
             .map(|(id, slot)| (NodeId(id), slot));
-        let Some(slots) = Slots::of_assigned(assigned, stored.next_slot) else {
+        let Some(slots) = Slots::of_assigned(assigned, stored.next_slot, &stored.free_slots) else {
             return Err(damaged(
                 &key(),
                 &"its slots are not different numbers below 16",
@@ -129,6 +132,7 @@ impl Publication {
                 .map(|(node, slot)| (node.0, slot))
                 .collect(),
             next_slot: self.slots.next(),
+            free_slots: self.slots.free().to_vec(),
             order: self.order.iter().map(|node| node.0).collect(),
             hosts: self.hosts.clone(),
             any_host: self.any_host,
