@@ -12,9 +12,12 @@ use nacre_bdev::{Bdev, malloc};
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
 use nacre_nvmf::queues::{GroupConfig, QueueGroup};
 use nacre_nvmf::subsystems::{
-    Backing, NamespaceConfig, NamespaceIds, SubsystemConfig, Target, TargetConfig,
+    Backing, ListenOptions, NamespaceConfig, NamespaceIds, SubsystemConfig, Target, TargetConfig,
+    TargetPsks,
 };
-use nacre_nvmf::transport::{Address, Plug, Pools, TransportType};
+use nacre_nvmf::transport::{
+    Address, ListenerOptions, Plug, Pools, TlsCounts, TlsPolicy, TransportType,
+};
 use nacre_nvmf_wire::Nqn;
 use nacre_reactor::Clock;
 use nacre_transport_tcp::{TcpConfig, TcpPlug};
@@ -25,6 +28,7 @@ pub const SUBNQN: &str = "nqn.2025-01.io.nacre:test";
 pub struct TestTarget {
     pub target: Arc<Target>,
     pub address: SocketAddr,
+    tcp: Arc<TcpPlug>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -46,8 +50,12 @@ impl TestTarget {
         plugs: impl FnOnce(Vec<Arena>) -> Vec<Arc<dyn Plug>>,
     ) -> Self {
         let target = Target::new(TargetConfig::default(), 1);
-        let plug = TcpPlug::new(TcpConfig::default()).expect("the TCP plug starts");
-        target.add_plug(Arc::new(plug)).expect("the first plug");
+        let psks = Arc::new(TargetPsks::new(&target));
+        let tcp = TcpPlug::with_psks(TcpConfig::default(), psks);
+        let tcp = Arc::new(tcp.expect("the TCP plug starts"));
+        target
+            .add_plug(Arc::clone(&tcp) as _)
+            .expect("the first plug");
         let bytes = Pool::bytes_for(&IO) + Pool::bytes_for(&ADMIN);
         let arena = Arena::allocate(ArenaOptions::new(bytes as u64)).expect("memory");
         for plug in plugs(vec![arena.clone()]) {
@@ -75,9 +83,33 @@ impl TestTarget {
         Self {
             target,
             address,
+            tcp,
             stop,
             thread: Some(thread),
         }
+    }
+
+    /// Adds a listener on any free port that takes connections in clear and over TLS.
+    pub fn listen_with_tls(&self) -> SocketAddr {
+        let options = ListenOptions {
+            listener: ListenerOptions {
+                tls: Some(TlsPolicy::Allow),
+                ..ListenerOptions::default()
+            },
+            ..ListenOptions::default()
+        };
+        let any = Address::Ip("127.0.0.1:0".parse().expect("an address"));
+        let listened =
+            self.target
+                .add_listener_with(&nqn(SUBNQN), TransportType::Tcp, &any, options);
+        match listened.expect("a free port") {
+            Address::Ip(address) => address,
+            other => panic!("TCP listens on {other}"),
+        }
+    }
+
+    pub fn tls_counts(&self) -> Option<TlsCounts> {
+        self.tcp.counts().tls
     }
 
     /// Adds a namespace on `bdev`, wrapped in the layer.

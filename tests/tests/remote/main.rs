@@ -1,6 +1,7 @@
 //! Tests of remote bdevs: the conformance suite over TCP and over simulated RDMA, and the
 //! guarantees while connections, targets and namespaces are lost and return.
 
+mod concat;
 mod conformance;
 mod lifecycle;
 mod paths;

@@ -381,8 +381,9 @@ impl Session {
         Ok(total)
     }
 
-    /// Sends a KeyUpdate; it also answers those of the peer. `asks`: the peer is to answer.
-    pub(crate) fn update_keys(&mut self, asks: bool) -> Result<(), Failure> {
+    /// Queues a KeyUpdate; it also answers those of the peer. `asks`: the peer is to answer. Data
+    /// sent later has other keys. [`Session::seal`] calls it when one is due.
+    pub fn update_keys(&mut self, asks: bool) -> Result<(), Failure> {
         self.put(kind::HANDSHAKE, &[KEY_UPDATE, 0, 0, 1, u8::from(asks)])?;
         self.owes_update = false;
         self.asked |= asks;
