@@ -122,3 +122,66 @@ pub fn controller_ids(slot: u8) -> RangeInclusive<u16> {
     let first = 1 + IDS * u16::from(slot);
     first..=first + IDS - 1
 }
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn node(number: u128) -> NodeId {
+        NodeId(Uuid::from_u128(10 + number))
+    }
+
+    #[test]
+    fn a_slot_rests_until_all_others_were_assigned() {
+        let mut slots = Slots::default();
+        assert_eq!(slots.assign(node(0)), Some(0));
+        assert_eq!(slots.assign(node(1)), Some(1));
+        slots.remove(node(0));
+        let later = (2..MAX_SLOTS as u128).map(|n| slots.assign(node(n)));
+        assert!(later.eq((2..MAX_SLOTS as u8).map(Some)));
+        let stored = Slots::of_assigned(slots.iter(), slots.next(), slots.free());
+        assert_eq!(stored, Some(slots.clone()));
+        let twice = [(node(7), 3), (node(8), 3)];
+        assert_eq!(Slots::of_assigned(twice.into_iter(), 0, &[]), None);
+        assert_eq!(
+            Slots::of_assigned([(node(7), 16)].into_iter(), 0, &[]),
+            None
+        );
+        assert_eq!(slots.assign(node(99)), Some(0));
+        assert_eq!(slots.assign(node(100)), None);
+        assert_eq!(controller_ids(0), 1..=4094);
+        assert_eq!(*controller_ids(15).end(), 65_504);
+    }
+
+    /// Goal: the slot that has been free for longest is assigned, also after all had a turn, and
+    /// over changes by nodes of earlier versions. Method: all slots but one are in use, and nodes
+    /// leave.
+    #[test]
+    fn a_slot_is_used_again_late() {
+        let mut slots = Slots::default();
+        for number in 0..15 {
+            slots.assign(node(number));
+        }
+        for number in [9, 3, 12] {
+            slots.remove(node(number));
+        }
+        let stored = |slots: &Slots, free: &[u8]| {
+            let stored = Slots::of_assigned(slots.iter(), slots.next(), free);
+            stored.expect("distinct slots")
+        };
+        let free = [15, 9, 3, 12];
+        assert_eq!(stored(&slots, slots.free()).free(), free);
+        let mut later = slots.clone();
+        let assigned = [20, 21, 22, 23].map(|number| later.assign(node(number)));
+        assert_eq!(assigned, free.map(Some));
+
+        // An earlier version has stored none, or has changed the slots and not the list.
+        assert_eq!(stored(&slots, &[]).free(), [15, 3, 9, 12]);
+        assert_eq!(slots.assign(node(24)), Some(15));
+        slots.remove(node(5));
+        assert_eq!(stored(&slots, &free).free(), [9, 3, 12, 5]);
+        assert_eq!(stored(&slots, &[16, 12, 12, 255]).free(), [12, 3, 5, 9]);
+    }
+}

@@ -8,7 +8,6 @@ use uuid::Uuid;
 use crate::gate::{GateStep, Key};
 use crate::ids::{Incarnation, NodeId, ReplicaId, Revision, VolumeId};
 use crate::observer::ObserverRole;
-use crate::slots::{MAX_SLOTS, Slots, controller_ids};
 use crate::transaction::{Condition, Effect};
 use crate::volume::{Ana, HoldingState, Intent, View};
 use crate::*;
@@ -250,57 +249,6 @@ fn a_gate_answers_after_older_io_and_the_disk() {
     assert!(gate.acquire(key(1, 0), 9).is_err());
     acquire(&mut gate, key(2, 1), 2);
     assert!(gate.acquire(key(2, 1), 1).is_err(), "an older session");
-}
-
-#[test]
-fn a_slot_rests_until_all_others_were_assigned() {
-    let mut slots = Slots::default();
-    assert_eq!(slots.assign(node(0)), Some(0));
-    assert_eq!(slots.assign(node(1)), Some(1));
-    slots.remove(node(0));
-    let later = (2..MAX_SLOTS as u128).map(|n| slots.assign(node(n)));
-    assert!(later.eq((2..MAX_SLOTS as u8).map(Some)));
-    let stored = Slots::of_assigned(slots.iter(), slots.next(), slots.free());
-    assert_eq!(stored, Some(slots.clone()));
-    let twice = [(node(7), 3), (node(8), 3)];
-    assert_eq!(Slots::of_assigned(twice.into_iter(), 0, &[]), None);
-    assert_eq!(
-        Slots::of_assigned([(node(7), 16)].into_iter(), 0, &[]),
-        None
-    );
-    assert_eq!(slots.assign(node(99)), Some(0));
-    assert_eq!(slots.assign(node(100)), None);
-    assert_eq!(controller_ids(0), 1..=4094);
-    assert_eq!(*controller_ids(15).end(), 65_504);
-}
-
-/// Goal: the slot that has been free for longest is assigned, also after all had a turn, and over
-/// changes by nodes of earlier versions. Method: all slots but one are in use, and nodes leave.
-#[test]
-fn a_slot_is_used_again_late() {
-    let mut slots = Slots::default();
-    for number in 0..15 {
-        slots.assign(node(number));
-    }
-    for number in [9, 3, 12] {
-        slots.remove(node(number));
-    }
-    let stored = |slots: &Slots, free: &[u8]| {
-        let stored = Slots::of_assigned(slots.iter(), slots.next(), free);
-        stored.expect("distinct slots")
-    };
-    let free = [15, 9, 3, 12];
-    assert_eq!(stored(&slots, slots.free()).free(), free);
-    let mut later = slots.clone();
-    let assigned = [20, 21, 22, 23].map(|number| later.assign(node(number)));
-    assert_eq!(assigned, free.map(Some));
-
-    // An earlier version has stored none, or has changed the slots and not the list.
-    assert_eq!(stored(&slots, &[]).free(), [15, 3, 9, 12]);
-    assert_eq!(slots.assign(node(24)), Some(15));
-    slots.remove(node(5));
-    assert_eq!(stored(&slots, &free).free(), [9, 3, 12, 5]);
-    assert_eq!(stored(&slots, &[16, 12, 12, 255]).free(), [12, 3, 5, 9]);
 }
 
 /// A node with its view of the cluster.

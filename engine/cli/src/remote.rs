@@ -29,8 +29,8 @@ use nacre_engine_doctor::{System, check_rdma_route};
 use nacre_engine_values::address::socket_of;
 use nacre_engine_values::host_identity::{Identity, Names};
 
-/// Jobs of authentication that may wait: one for each queue of up to 1024, which the controller alone
-/// has, as half of all ([`Helper::new`]).
+/// Jobs of authentication that may wait. The controller is the only owner, and gets half of them:
+/// one for each of up to 1024 queues.
 const KEY_JOBS: usize = 2048;
 
 /// Exit code: no connection could be established.

@@ -118,8 +118,8 @@ fn requested_data_has_a_time_limit_per_piece() {
     assert!(pair.pools.io.stats().iter().all(|c| c.free == c.count));
 }
 
-/// Goal: a host that ignores an R2T cannot gain time with further commands. Method: it sends a write
-/// each second, whose R2T leaves at once.
+/// Goal: a host that ignores an R2T cannot gain time with further commands. Method: it sends a
+/// write each second, whose R2T leaves at once.
 #[test]
 fn further_commands_give_no_time() {
     let mut pair = Pair::connected(config(), HostConfig::default(), io_queue(false));

@@ -208,8 +208,8 @@ fn a_termination_request_is_the_end() {
     assert_eq!(raw.read(&mut [0; 1]).map_err(|e| e.kind()), Ok(0));
 }
 
-/// Goal: a host that ignores an R2T is closed after one `stall_timeout`, and not sooner. Method: the
-/// time after the R2T is virtual.
+/// Goal: a host that ignores an R2T is closed after one `stall_timeout`, and not sooner. Method:
+/// the time after the R2T is virtual.
 #[test]
 fn an_ignored_r2t_ends_the_connection() {
     const STALL: Duration = Duration::from_secs(30);
