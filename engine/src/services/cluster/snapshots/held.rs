@@ -58,7 +58,6 @@ pub(super) async fn take(
     };
     let volume = engine.volumes.opened(&key.volume().0.to_string())?;
     let limit = hold_time(key.attempts);
-    let end = Instant::now() + limit;
     let hold = volume.handle.run(Command::HoldWrites { limit });
     if let Err(error) = hold.await {
         // The next attempt waits longer for the writes in flight.
@@ -67,6 +66,7 @@ pub(super) async fn take(
         return Err(error).or_refuse();
     }
     let held = Instant::now();
+    let end = held + limit;
     let chosen = key.chosen(replicas, of, Some(by));
     let attempt = async {
         if !change(seen, chosen.clone(), Some(of.revision)).await? {

@@ -284,7 +284,7 @@ async fn take(
     step: CutStep,
 ) -> Result<(), RpcError> {
     let key = &seen.key;
-    let change = async |next: Option<SnapshotKey>, record: Option<i64>| {
+    let change = async |seen: &SeenSnapshot, next: Option<SnapshotKey>, record: Option<i64>| {
         let change = SnapshotChange {
             id,
             seen,
@@ -305,7 +305,7 @@ async fn take(
             let Some(sources) = sources.or_refuse()? else {
                 let code = -(Errno::ENODEV as i32);
                 let failed = key.failed(code, "the volume was deleted");
-                return change(Some(failed), None).await.map(drop);
+                return change(seen, Some(failed), None).await.map(drop);
             };
             let may_be = candidates(engine, by, key, sources.holder, &sources.replicas);
             match (may_be.len(), sources.holder) {
@@ -315,14 +315,16 @@ async fn take(
                 }
                 _ => {
                     let next = key.chosen(&may_be, &sources, None);
-                    change(Some(next), Some(sources.revision)).await.map(drop)
+                    change(seen, Some(next), Some(sources.revision))
+                        .await
+                        .map(drop)
                 }
             }
         }
-        CutStep::AskAgain => change(Some(key.again()), None).await.map(drop),
+        CutStep::AskAgain => change(seen, Some(key.again()), None).await.map(drop),
         CutStep::Note(lvol, problem) => {
             let next = key.with_missing(lvol, problem.as_ref());
-            change(Some(next), None).await.map(drop)
+            change(seen, Some(next), None).await.map(drop)
         }
         CutStep::Cut(cut) => {
             let wanted = running.inbox.wanted(key.volume());
@@ -335,30 +337,39 @@ async fn take(
                     if key.held_by.is_none() && next.is == CutState::Asked {
                         sleep(AGAIN).await;
                     }
-                    return change(Some(next), None).await.map(drop);
+                    return change(seen, Some(next), None).await.map(drop);
                 }
             };
-            let mut next = key.with_cut(cut.lvol, pool);
-            // A holder that holds writes back says itself whether they were held.
-            if next.is_cut() && next.held_by.is_none() {
-                next = next.made(seconds());
-            }
-            let is_there = next.is == CutState::There;
-            if change(Some(next), Some(cut.revision)).await? {
-                if is_there {
-                    note_made(id, key);
+            let mut seen = seen.clone();
+            // Another node may write its cut first. That is no reason to wait: a holder may hold
+            // writes back.
+            loop {
+                let mut next = seen.key.with_cut(cut.lvol, pool);
+                // A holder that holds writes back says itself whether they were held.
+                if next.is_cut() && next.held_by.is_none() {
+                    next = next.made(seconds());
                 }
-                return Ok(());
-            }
-            let now = running.operator.snapshots().get(id).await.or_refuse()?;
-            match now {
-                // The volume's record has changed: a replica may have left it before the cut.
-                Some(now) if now.revision == seen.revision => {
-                    change(Some(key.again()), None).await.map(drop)
+                let is_there = next.is == CutState::There;
+                if change(&seen, Some(next), Some(cut.revision)).await? {
+                    if is_there {
+                        note_made(id, &seen.key);
+                    }
+                    return Ok(());
                 }
-                // Another node has written its cut, or the lvol is a former one.
-                Some(_) => Ok(()),
-                None => remove(engine, &cut).await,
+                let now = running.operator.snapshots().get(id).await.or_refuse()?;
+                let Some(now) = now else {
+                    return remove(engine, &cut).await;
+                };
+                if now.revision == seen.revision {
+                    // The volume's record has changed: a replica may have left it before the cut.
+                    let again = seen.key.again();
+                    return change(&seen, Some(again), None).await.map(drop);
+                }
+                if now.key.is != CutState::Chosen || !now.key.cuts.contains(&cut) {
+                    // The lvol is a former one, or was written by an earlier copy of the transaction.
+                    return Ok(());
+                }
+                seen = now;
             }
         }
         CutStep::Remove(cut) => {
@@ -368,11 +379,11 @@ async fn take(
                     text: error.to_string(),
                 };
                 if key.want == Want::Gone && key.why.as_ref() != Some(&why) {
-                    change(Some(key.with_problem(why)), None).await?;
+                    change(seen, Some(key.with_problem(why)), None).await?;
                 }
                 return Err(error);
             }
-            change(key.without(cut.lvol), None).await.map(drop)
+            change(seen, key.without(cut.lvol), None).await.map(drop)
         }
     }
 }
