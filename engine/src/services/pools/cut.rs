@@ -16,7 +16,7 @@ use nacre_bdev::{Bdev, Layer};
 use tracing::error;
 use uuid::Uuid;
 
-use super::external::report_lost;
+use super::report::report_lost;
 use crate::services::Engine;
 
 /// The remedy for a device in [`CutDevices`].

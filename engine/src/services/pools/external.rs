@@ -18,9 +18,10 @@ use std::time::Duration;
 use nacre_bdev::registry::Usage;
 use nacre_bdev::{Bdev, Claim, Holder, Layer};
 use nacre_bdev_pool::{Lvol, Outcome, PoolError};
-use tracing::{info, warn};
+use tracing::warn;
 use uuid::Uuid;
 
+use super::report::{report_back, report_lost};
 use super::{OpenPool, cut};
 use crate::bdev_modules;
 use crate::plane::Plane;
@@ -348,37 +349,16 @@ pub fn device_gone(engine: &Rc<Engine>, name: &str) {
                 if plane.bdevs.lookup(&id.to_string()).is_some() {
                     continue;
                 }
+                // Another removal may have reported it.
+                if !pool.handle.status().external_claims.contains(&id) {
+                    continue;
+                }
                 report_lost(&engine, &pool, &name, id, "was removed");
                 // A pool that closes has no claim.
                 let _ = pool.handle.detach_gone(id).await;
             }
         });
     }
-}
-
-/// Reports that lvols lose a bdev.
-pub(super) fn report_lost(engine: &Engine, pool: &OpenPool, bdev: &str, device: Uuid, why: &str) {
-    let pool_name = pool.name();
-    warn!(
-        pool = pool_name,
-        bdev, why, "lvols lack a device that they show"
-    );
-    let text = format!("pool \"{pool_name}\": {bdev}, which lvols show, {why}");
-    let facts = serde_json::json!({
-        "id": pool.handle.id(), "bdev": bdev, "device": device,
-    });
-    let notes = &engine.notes;
-    notes.report("pool_device_lost", pool_name, text, facts);
-}
-
-/// Reports that lvols have a bdev again.
-fn report_back(engine: &Engine, pool: &OpenPool, device: Uuid) {
-    let pool_name = pool.name();
-    info!(pool = pool_name, %device, "lvols show a device again");
-    let text = format!("pool \"{pool_name}\": lvols show device {device} again");
-    let facts = serde_json::json!({ "id": pool.handle.id(), "device": device });
-    let notes = &engine.notes;
-    notes.report("pool_device_back", pool_name, text, facts);
 }
 
 /// Ends the claims of all pools on external parents, before the pools are closed: the bdevs may be

@@ -1,8 +1,10 @@
-//! The pools, as input of `nacre doctor`.
+//! The pools, as input of `nacre doctor`, and reports of devices that lvols lose or get back.
 
 use nacre_bdev_pool::DiskStatus;
+use tracing::{info, warn};
+use uuid::Uuid;
 
-use super::{IMPORT, state_word};
+use super::{IMPORT, OpenPool, state_word};
 use crate::doctor::pools::{Closed, Disk, Leaving, Pool, Pools};
 use crate::journal::EntryState;
 use crate::services::Engine;
@@ -48,4 +50,29 @@ pub fn for_doctor(engine: &Engine) -> Pools {
         open: open.collect(),
         closed: closed.collect(),
     }
+}
+
+/// Reports that lvols lose a bdev.
+pub(super) fn report_lost(engine: &Engine, pool: &OpenPool, bdev: &str, device: Uuid, why: &str) {
+    let pool_name = pool.name();
+    warn!(
+        pool = pool_name,
+        bdev, why, "lvols lack a device that they show"
+    );
+    let text = format!("pool \"{pool_name}\": {bdev}, which lvols show, {why}");
+    let facts = serde_json::json!({
+        "id": pool.handle.id(), "bdev": bdev, "device": device,
+    });
+    let notes = &engine.notes;
+    notes.report("pool_device_lost", pool_name, text, facts);
+}
+
+/// Reports that lvols have a bdev again.
+pub(super) fn report_back(engine: &Engine, pool: &OpenPool, device: Uuid) {
+    let pool_name = pool.name();
+    info!(pool = pool_name, %device, "lvols show a device again");
+    let text = format!("pool \"{pool_name}\": lvols show device {device} again");
+    let facts = serde_json::json!({ "id": pool.handle.id(), "device": device });
+    let notes = &engine.notes;
+    notes.report("pool_device_back", pool_name, text, facts);
 }
