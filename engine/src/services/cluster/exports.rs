@@ -17,12 +17,10 @@ use super::Running;
 use super::hosts::Hosts;
 use super::last_errors::LastErrors;
 use super::lvols::{LvolProgress, Lvols};
+use super::nsids::{MAX_EXPORTS, NsidError, Nsids};
 use crate::rpc::RpcError;
 use crate::services::Engine;
 use crate::services::subsystems::{ADD_NAMESPACE, CREATE_SUBSYSTEM};
-
-/// Most namespaces of the node's subsystem, and so most replicas on one node.
-const MAX_EXPORTS: u32 = 1024;
 
 pub(super) struct Exports {
     nqn: String,
@@ -57,7 +55,7 @@ struct Seen {
 }
 
 impl Exports {
-    pub(super) fn new(me: NodeId) -> Self {
+    pub(super) fn new(me: NodeId, nsids: Nsids) -> Self {
         Self {
             nqn: node_nqn(me),
             is_made: Cell::default(),
@@ -66,7 +64,7 @@ impl Exports {
             not_made: LastErrors::default(),
             not_admitted: LastErrors::default(),
             not_exported: LastErrors::default(),
-            nsids: RefCell::default(),
+            nsids: RefCell::new(nsids),
             sent: RefCell::default(),
             sending: RefCell::default(),
             ending: RefCell::default(),
@@ -268,6 +266,16 @@ impl Exports {
         subsystem.namespace_with(id.0)
     }
 
+    /// The NSID of an export. A new one is noted on disk before a namespace has it.
+    async fn nsid(&self, id: ExportId) -> Result<u32, NsidError> {
+        let (nsid, note) = self.nsids.borrow().choose(id)?;
+        if let Some(note) = note {
+            note.write().await?;
+            self.nsids.borrow_mut().take(id, nsid);
+        }
+        Ok(nsid)
+    }
+
     async fn add(
         &self,
         engine: &Rc<Engine>,
@@ -275,9 +283,9 @@ impl Exports {
         id: ExportId,
         export: &Export,
     ) -> ExportState {
-        let Some(nsid) = self.nsids.borrow_mut().of(id) else {
-            let why = format!("the node exports {MAX_EXPORTS} devices, which is the most");
-            return state(Is::Failed, 0, Some(why));
+        let nsid = match self.nsid(id).await {
+            Ok(nsid) => nsid,
+            Err(error) => return state(Is::Failed, 0, Some(error.to_string())),
         };
         let Ok(plane) = engine.plane() else {
             return state(Is::Making, nsid, None);
@@ -420,70 +428,5 @@ fn state(is: Is, nsid: u32, why: Option<String>) -> ExportState {
         block_size: 0,
         nsid,
         why,
-    }
-}
-
-/// The NSIDs of exports, in ascending order and then from 1 again. A late reuse matters: nodes that
-/// know a namespace refuse another one under its NSID.
-#[derive(Debug, Default)]
-struct Nsids {
-    used: BTreeMap<ExportId, u32>,
-    last: u32,
-}
-
-impl Nsids {
-    /// Takes over the NSIDs that etcd has; 0: none was chosen yet. Drops exports that have ended.
-    fn update(&mut self, stored: &BTreeMap<ExportId, u32>) {
-        self.used.retain(|id, _| stored.contains_key(id));
-        for (id, nsid) in stored.iter().filter(|(_, nsid)| **nsid != 0) {
-            self.used.insert(*id, *nsid);
-            self.last = self.last.max(*nsid);
-        }
-    }
-
-    /// The NSID of an export, chosen at the first call. `None`: all [`MAX_EXPORTS`] are in use.
-    fn of(&mut self, id: ExportId) -> Option<u32> {
-        if let Some(nsid) = self.used.get(&id) {
-            return Some(*nsid);
-        }
-        let later = self.last + 1..=MAX_EXPORTS;
-        let mut free = later.chain(1..=self.last.min(MAX_EXPORTS));
-        let nsid = free.find(|nsid| !self.used.values().any(|used| used == nsid))?;
-        self.last = nsid;
-        self.used.insert(id, nsid);
-        Some(nsid)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use uuid::Uuid;
-
-    use super::*;
-
-    fn export_id(id: u128) -> ExportId {
-        ExportId(Uuid::from_u128(id))
-    }
-
-    /// Goal: an export keeps its id over restarts, and the id of an ended one is used last.
-    #[test]
-    fn namespace_ids_are_used_again_last() {
-        let mut nsids = Nsids::default();
-        nsids.update(&BTreeMap::from([(export_id(1), 0), (export_id(2), 7)]));
-        assert_eq!(nsids.of(export_id(2)), Some(7));
-        assert_eq!(nsids.of(export_id(1)), Some(8));
-        assert_eq!(nsids.of(export_id(1)), Some(8));
-        nsids.update(&BTreeMap::from([(export_id(2), 7)]));
-        assert_eq!(nsids.of(export_id(3)), Some(9));
-        for id in 10..MAX_EXPORTS {
-            let next = nsids.of(export_id(u128::from(id)));
-            assert_eq!(next, Some(id), "in order");
-        }
-        assert_eq!(nsids.of(export_id(5000)), Some(MAX_EXPORTS));
-        assert_eq!(nsids.of(export_id(5001)), Some(1), "from the start");
-        for id in 0..6 {
-            assert!(nsids.of(export_id(6000 + id)).is_some());
-        }
-        assert_eq!(nsids.of(export_id(7000)), None, "all are in use");
     }
 }

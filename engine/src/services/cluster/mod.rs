@@ -22,6 +22,7 @@ mod joined;
 mod last_errors;
 mod lease;
 mod lvols;
+mod nsids;
 mod peers;
 mod placed;
 mod pools;
@@ -65,6 +66,7 @@ use self::exports::Exports;
 use self::inbox::{Inbox, News, Sender};
 use self::last_errors::LastErrors;
 use self::lease::OfIncarnation;
+use self::nsids::Nsids;
 use self::peers::Peers;
 use self::snapshots::Snapshots;
 use self::store::NodesOfReplicas;
@@ -239,9 +241,12 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     let name = settings.cluster.name.as_deref().unwrap_or_default();
     let prefix = Prefix::new(name).context("cluster.name is invalid")?;
     joined::must_have_no_volumes(dir).await?;
-    let (me, joined_before) = {
+    let (me, joined_before, nsids) = {
         let (dir, name) = (dir.to_owned(), name.to_owned());
-        let read = move || anyhow::Ok((holder::id(&dir)?, joined::known(&dir, &name)?));
+        let read = move || {
+            let (me, joined_before) = (holder::id(&dir)?, joined::known(&dir, &name)?);
+            anyhow::Ok((me, joined_before, Nsids::of(&dir)))
+        };
         tokio::task::spawn_blocking(read).await??
     };
     let me = NodeId(me);
@@ -282,7 +287,7 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
         link,
         tasks: RefCell::default(),
         shown: RefCell::default(),
-        exports: Exports::new(me),
+        exports: Exports::new(me, nsids),
         peers: Peers::default(),
         snapshots: Snapshots::default(),
         discovery: ListedVolumes::default(),

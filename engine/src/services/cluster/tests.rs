@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use nacre_cluster_core::volume::{Ana, HoldingState};
-use nacre_cluster_core::{Record, VolumeId};
+use nacre_cluster_core::{ExportId, Record, VolumeId};
 use nacre_cluster_node::{Publication, Serving, VolumeRole};
 use nacre_nvmf::subsystems::Subsystem;
 use nacre_nvmf_wire::Nqn;
@@ -30,12 +30,16 @@ const VOLUME: VolumeId = VolumeId(Uuid::from_u128(7));
 struct TestNode {
     daemon: TestDaemon,
     running: Rc<Running>,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl TestNode {
     fn start() -> Self {
-        let dir = tempfile::tempdir().expect("a folder");
+        Self::start_in(tempfile::tempdir().expect("a folder"))
+    }
+
+    /// Starts the node whose data directory this is.
+    fn start_in(dir: tempfile::TempDir) -> Self {
         let mut settings = Settings::default();
         settings.cluster.name = Some("lab".to_owned());
         // The discard port.
@@ -46,8 +50,45 @@ impl TestNode {
         Self {
             daemon,
             running,
-            _dir: dir,
+            dir,
         }
+    }
+
+    /// The daemon ends, and another one starts in its data directory.
+    fn restart(self) -> Self {
+        let Self {
+            daemon,
+            running,
+            dir,
+        } = self;
+        drop((daemon, running));
+        Self::start_in(dir)
+    }
+
+    /// The exports of this node in etcd: the number of each, its NSID, and `there` or `gone`.
+    fn exports(&self, exports: &[(u128, u32, &str)]) {
+        let export = |(id, nsid, want): &(u128, u32, &str)| {
+            let value = json!({
+                "v": 1, "volume": VOLUME.0, "device": format!("ram{id}"), "nsid": nsid,
+                "want": want, "is": "making",
+            });
+            let export = serde_json::from_value(value).expect("an export");
+            (ExportId(Uuid::from_u128(*id)), export)
+        };
+        let exports = exports.iter().map(export).collect();
+        self.sender().exports(&exports);
+    }
+
+    /// The NSIDs of the node's exports that have a namespace.
+    fn nsids(&self) -> Vec<u32> {
+        let subsystem = self.running.exports.nqn().and_then(|nqn| {
+            let plane = self.daemon.engine.plane().expect("a plane");
+            let nqn = Nqn::new(&nqn).expect("a name");
+            plane.target.subsystem(&nqn).ok()
+        });
+        let namespaces = subsystem.map(|subsystem| subsystem.namespaces());
+        let namespaces = namespaces.into_iter().flatten();
+        namespaces.map(|entry| entry.namespace.nsid).collect()
     }
 
     /// The record of the volume arrives. Another node has served it.
@@ -211,4 +252,28 @@ fn hosts_allowed_by_hand() {
     node.daemon.call("nvmf_create_subsystem", create);
     let by_hand = json!({ "nqn": own, "host": OTHER });
     node.daemon.call("nvmf_subsystem_add_host", by_hand);
+}
+
+/// Goal: the NSID of an export that has ended is not given to another device after a restart, as a
+/// host may know it. Method: exports that end and begin before and after restarts, also one whose
+/// NSID etcd never had.
+#[test]
+fn namespace_ids_over_a_restart() {
+    let mut node = TestNode::start();
+    for id in 1..=5 {
+        let ram = json!({ "name": format!("ram{id}"), "block_size": 512, "num_blocks": 2048 });
+        node.daemon.call("bdev_malloc_create", ram);
+    }
+    node.exports(&[(1, 0, "there"), (2, 0, "there")]);
+    node.until("two", || node.nsids() == [1, 2]);
+    node.exports(&[(1, 1, "there"), (2, 2, "gone")]);
+    node.until("one", || node.nsids() == [1]);
+    node.exports(&[(1, 1, "there")]);
+
+    node = node.restart();
+    node.exports(&[(1, 1, "there"), (3, 0, "there")]);
+    node.until("another one", || node.nsids() == [1, 3]);
+    node = node.restart();
+    node.exports(&[(1, 1, "there"), (4, 0, "there")]);
+    node.until("the fourth", || node.nsids().contains(&4));
 }
