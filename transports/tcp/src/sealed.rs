@@ -56,15 +56,15 @@ impl Machine for TargetOutput<'_> {
 
 impl Machine for HostConn {
     fn wants_write(&self) -> bool {
-        HostConn::wants_write(self)
+        Self::wants_write(self)
     }
 
     fn send_slices<'a>(&'a self, out: &mut Slices<'a>) {
-        HostConn::send_slices(self, out);
+        Self::send_slices(self, out);
     }
 
     fn sent(&mut self, count: usize) {
-        HostConn::sent(self, count);
+        Self::sent(self, count);
     }
 }
 
