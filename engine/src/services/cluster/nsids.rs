@@ -93,7 +93,8 @@ impl Nsids {
         }
     }
 
-    /// The NSID of an export. With a note: a new one, for [`Nsids::take`] after the note is written.
+    /// The NSID of an export. With a note: a new one, for [`Nsids::take`] after the note is
+    /// written.
     pub(super) fn choose(&self, id: ExportId) -> Result<(u32, Option<LastNsid>), NsidError> {
         if let Some(nsid) = self.used.get(&id) {
             return Ok((*nsid, None));
