@@ -1,5 +1,5 @@
-//! Holds writes back for a moment in which the replicas in sync have the same contents. Snapshots of
-//! all of them are taken in that moment.
+//! Holds writes back for a moment in which the replicas in sync have the same contents. Snapshots
+//! of all of them are taken in that moment.
 //!
 //! A hold owns all stripes ([`crate::stripes`]): the writes that had begun have ended on every
 //! replica, and later ones wait in their lanes. Reads go on. A hold ends with

@@ -198,8 +198,8 @@ impl Lab {
     }
 
     fn write(&mut self, id: &str, subsystem: &str, byte: u8) {
-        // A node that has just taken the volume answers with a status of its path, and the host tries
-        // again.
+        // A node that has just taken the volume answers with a status of its path, and the host
+        // tries again.
         until("it is written", || {
             let mut host = self.host(id, subsystem);
             let written = host.write(0, 0, BLOCKS as u32, &vec![byte; BLOCKS * 4096]);

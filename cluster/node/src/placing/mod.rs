@@ -358,7 +358,8 @@ impl Facts {
             let is_apart = choices
                 .iter()
                 .all(|choice| self.are_apart(wish, choice.node, source.node));
-            if !choices.is_empty() && !(room > 0 && is_free && is_apart) {
+            let is_wanted = choices.is_empty() || (room > 0 && is_free && is_apart);
+            if !is_wanted {
                 continue;
             }
             match self.clone_choice(key, wish, source) {

@@ -252,7 +252,7 @@ impl Snapshots<'_> {
         })
     }
 
-    /// Requests the deletion of the snapshot. Its nodes delete the lvols, perhaps after they return.
+    /// Requests the deletion of the snapshot. Its nodes delete the lvols, perhaps once they return.
     /// Lvols on nodes without a lease that are removed or evicted are given up. False: there is no
     /// such snapshot.
     pub async fn delete(&self, id: Uuid) -> Result<bool, Error> {

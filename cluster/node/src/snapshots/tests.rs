@@ -265,8 +265,8 @@ fn a_cut_of_a_replica_that_left_meanwhile_is_given_up() {
 }
 
 /// Goal: a snapshot of several replicas is there once each is cut, and the holder says that writes
-/// were held back. The cut of one node does not undo that of another. Method: three nodes that write
-/// their cuts at once, and one twice.
+/// were held back. The cut of one node does not undo that of another. Method: three nodes that
+/// write their cuts at once, and one twice.
 #[test]
 fn all_replicas_are_cut_or_none() {
     run("all_replicas_are_cut_or_none", async |lab| {

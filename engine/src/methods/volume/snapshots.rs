@@ -38,8 +38,8 @@ pub struct VolumeSnapshotReply {
     pub state: VolumeSnapshotWord,
     /// The reason of the state.
     pub why: Option<String>,
-    /// Its lvols, one for each replica that was in sync. All have the same contents. The snapshot is
-    /// ready while one of them is available. While it is deleted: those that are left.
+    /// Its lvols, one for each replica that was in sync. All have the same contents. The snapshot
+    /// is ready while one of them is available. While it is deleted: those that are left.
     pub lvols: Vec<SnapshotLvolReply>,
 }
 

@@ -47,8 +47,8 @@ pub struct PlacedReplicas {
     pub strict: bool,
     /// Nodes by name or id: each of them gets a replica.
     pub nodes: Vec<String>,
-    /// The lvols of a snapshot, of which the first replicas are clones, as many as can be. The other
-    /// replicas are filled from those.
+    /// The lvols of a snapshot, of which the first replicas are clones, as many as can be. The
+    /// other replicas are filled from those.
     pub source: Option<(Vec<CloneSource>, Origin)>,
 }
 

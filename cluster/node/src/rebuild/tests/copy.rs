@@ -76,8 +76,8 @@ fn snapshot(is: &str, nodes: &[usize]) -> Value {
     })
 }
 
-/// Goal: the snapshots of a lost store are there again, as the newest copy has them; those that were
-/// not made are not. Method: copies of three nodes, of which one is older.
+/// Goal: the snapshots of a lost store are there again, as the newest copy has them. Those that
+/// were not made are not. Method: copies of three nodes, of which one is older.
 #[test]
 fn snapshots_are_listed_again() {
     let ids = [1, 2, 3].map(|id| Uuid::from_u128(0x90 + id));

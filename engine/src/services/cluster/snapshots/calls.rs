@@ -278,8 +278,8 @@ pub async fn delete_snapshot(engine: &Engine, id: Uuid) -> Result<(), RpcError> 
     }
 }
 
-/// The lvols whose clones begin a new volume of so many bytes, at least one. `None`: as large as the
-/// snapshot.
+/// The lvols whose clones begin a new volume of so many bytes, at least one. `None`: as large as
+/// the snapshot.
 pub async fn snapshot_source(
     engine: &Engine,
     text: &str,

@@ -1,8 +1,8 @@
 //! A snapshot of a volume that this node serves from several replicas.
 //!
 //! ```text
-//!   hold writes back ─▶ chosen ─┬─ other nodes cut ─▶ their pools in the key ─┬─▶ let writes go on ─▶ there
-//!                               └─ this node cuts ────────────────────────────┘
+//!   hold writes back ─▶ chosen ─┬─ other nodes cut, and write that ─┬─▶ let writes go on ─▶ there
+//!                               └─ this node cuts ──────────────────┘
 //! ```
 //!
 //! Only cuts count that this node knows of before it lets the writes go on, and only if they were
@@ -34,8 +34,8 @@ const MOST: Duration = Duration::from_secs(4);
 /// Interval of the looks at the other nodes' cuts.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// Takes a snapshot of each of these replicas, with the same contents. Without success, the key asks
-/// for another attempt, or says that the snapshot failed.
+/// Takes a snapshot of each of these replicas, with the same contents. Without success, the key
+/// asks for another attempt, or says that the snapshot failed.
 pub(super) async fn take(
     engine: &Rc<Engine>,
     running: &Rc<Running>,
@@ -116,8 +116,8 @@ async fn cut_own(
     own
 }
 
-/// Waits until all other nodes have written their cuts. False: another node has given the choice up,
-/// or this is not so until `end`. `before`: the revision of the key before the choice.
+/// Waits until all other nodes have written their cuts. False: another node has given the choice
+/// up, or this is not so until `end`. `before`: the revision of the key before the choice.
 async fn others_are_cut(
     running: &Running,
     id: Uuid,

@@ -1,15 +1,15 @@
 //! The snapshots of volumes in etcd (`snap/S`): the steps that this node takes.
 //!
 //! ```text
-//!   asked    the holder, or without one the node of the first replica in sync, chooses the replicas
+//!   asked    the holder, or without one the node of the first replica in sync, names the replicas
 //!   chosen   each replica's node takes a snapshot of its lvol ▸ there, if the volume's record is
 //!            the same; the chooser asks again if one of the nodes has no lease any more
 //!   there    an lvol's node reports when the lvol is missing
 //!   former   an lvol's node deletes the lvol ▸ the key is deleted with the last one
 //! ```
 //!
-//! A holder of several replicas does its part in one task ([`held`]). It holds writes back, chooses,
-//! waits for the other nodes, and lets the writes go on.
+//! A holder of several replicas does its part in one task ([`held`]). It holds writes back,
+//! chooses, waits for the other nodes, and lets the writes go on.
 //!
 //! Each step is one transaction that compares what the step saw, so two nodes that act at once do
 //! no harm. A pool's disk may not answer: each step is a task, and nothing waits for it.
@@ -366,7 +366,7 @@ async fn take(
                     return change(&seen, Some(again), None).await.map(drop);
                 }
                 if now.key.is != CutState::Chosen || !now.key.cuts.contains(&cut) {
-                    // The lvol is a former one, or was written by an earlier copy of the transaction.
+                    // The lvol is a former one, or an earlier copy of the transaction wrote it.
                     return Ok(());
                 }
                 seen = now;
