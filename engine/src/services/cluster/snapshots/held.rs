@@ -161,8 +161,8 @@ fn outcome(
     for (cut, made) in own {
         next = match after_cut(&next, &cut, made) {
             Ok(pool) => next.with_cut(cut.lvol, pool),
-            Err(other) if other.is == CutState::Chosen => other,
-            Err(other) => return other,
+            Err(other) if other.is == CutState::Chosen => *other,
+            Err(other) => return *other,
         };
     }
     if counts && next.is_cut() {

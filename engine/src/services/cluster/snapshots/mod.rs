@@ -337,7 +337,7 @@ async fn take(
                     if key.held_by.is_none() && next.is == CutState::Asked {
                         sleep(AGAIN).await;
                     }
-                    return change(seen, Some(next), None).await.map(drop);
+                    return change(seen, Some(*next), None).await.map(drop);
                 }
             };
             let mut seen = seen.clone();
@@ -399,14 +399,14 @@ fn after_cut(
     key: &SnapshotKey,
     cut: &Cut,
     made: Result<Made, RpcError>,
-) -> Result<Uuid, SnapshotKey> {
+) -> Result<Uuid, Box<SnapshotKey>> {
     let error = match made {
         Ok(Made::Counts(pool)) => return Ok(pool.handle.id()),
-        Ok(Made::Early) => return Err(key.again()),
+        Ok(Made::Early) => return Err(Box::new(key.again())),
         Err(error) => error,
     };
     let is_on_pool = error.code != -(Errno::ENOTSUP as i32);
-    Err(match key.without_cut(cut.lvol) {
+    let next = match key.without_cut(cut.lvol) {
         Some(next) if !is_on_pool => {
             if next.is_cut() && next.held_by.is_none() {
                 next.made(seconds())
@@ -422,7 +422,8 @@ fn after_cut(
             let text = error.data.as_ref().map(|facts| facts.to_string());
             key.failed(error.code, &text.unwrap_or(error.message))
         }
-    })
+    };
+    Err(Box::new(next))
 }
 
 /// The replicas that this node may choose, its own first. Empty if another node chooses, or if
