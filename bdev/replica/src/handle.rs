@@ -256,7 +256,10 @@ pub enum VolumeError {
     Closed { name: String },
     #[error("{what} is already running")]
     Running { what: &'static str },
-    /// There is no moment, or was none, in which all replicas in sync have the same contents.
+    /// Replicas in sync may have different contents, now or since a hold began.
+    #[error("the replicas of \"{name}\" may differ: {why}")]
+    NotEqual { name: String, why: String },
+    /// Writes in flight did not end in time, or went on before the release.
     #[error("the writes to \"{name}\" are not held back: {why}")]
     NotHeld { name: String, why: String },
     #[error("too many commands are waiting for the volume")]
@@ -330,13 +333,16 @@ pub enum Command {
         device: String,
     },
     /// Ends when no write is in flight and all replicas in sync have the same contents, which stay
-    /// until [`Command::ReleaseWrites`]: later writes wait. `limit`: the time from the command on
-    /// after which writes go on; at most [`crate::control::MAX_HOLD`].
+    /// until [`Command::ReleaseWrites`] with the same `id`: later writes wait. `limit`: the time
+    /// from the start of the command on after which writes go on; at most [`crate::control::MAX_HOLD`].
     HoldWrites {
+        id: Uuid,
         limit: Duration,
     },
     /// Lets writes go on. An error: the contents may have changed before.
-    ReleaseWrites,
+    ReleaseWrites {
+        id: Uuid,
+    },
     /// Flushes, cleans the log, writes clean labels. The caller must close the volume's queues
     /// before.
     Close,

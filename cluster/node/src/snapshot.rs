@@ -60,7 +60,7 @@ pub struct SnapshotKey {
     pub created: u64,
     pub want: Want,
     pub is: CutState,
-    /// Choices so far.
+    /// Attempts so far.
     #[serde(default, rename = "cuts")]
     pub attempts: u32,
     /// One for each replica, from [`CutState::Chosen`] on.
@@ -302,12 +302,12 @@ impl SnapshotKey {
     }
 
     /// The key after an attempt in which the holder could not hold writes back: `why`. Nothing was
-    /// cut. The snapshot fails after [`MAX_CUTS`] attempts.
+    /// cut. The snapshot fails after `most` attempts.
     #[must_use]
-    pub fn not_held(&self, why: &str) -> Self {
+    pub fn not_held(&self, most: u32, why: &str) -> Self {
         let mut next = self.clone();
         next.attempts += 1;
-        if next.attempts >= MAX_CUTS {
+        if next.attempts >= most {
             return next.failed(EAGAIN, why);
         }
         next

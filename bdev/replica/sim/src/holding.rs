@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use nacre_bdev_replica::handle::{Command, ReplicaStatus, VolumeError};
 use nacre_bdev_replica::model::ReplicaState;
+use uuid::Uuid;
 
 use crate::agenda::Event;
 use crate::disk::first_difference;
@@ -89,13 +90,15 @@ impl Holding<'_> {
         }
         self.world.report.holds.wanted += 1;
         if let Some(holder) = self.world.holders.iter_mut().find(|h| h.number == number) {
+            let id = Uuid::from_u128(self.world.report.holds.wanted.into());
             holder.hold = Some(Hold {
+                id,
                 limit,
                 disks: Vec::new(),
                 compared: 0,
                 difference: None,
             });
-            holder.command(Command::HoldWrites { limit });
+            holder.command(Command::HoldWrites { id, limit });
         }
     }
 
@@ -104,9 +107,9 @@ impl Holding<'_> {
         let Some(index) = self.world.holders.iter().position(|h| h.number == number) else {
             return;
         };
-        if self.world.holders[index].hold.is_some() {
+        if let Some(id) = self.world.holders[index].hold.as_ref().map(|hold| hold.id) {
             self.compare_held(index);
-            self.world.holders[index].command(Command::ReleaseWrites);
+            self.world.holders[index].command(Command::ReleaseWrites { id });
         }
     }
 
@@ -124,7 +127,7 @@ impl Holding<'_> {
                 Ok(()) => self.held(index),
                 Err(_) => holder.hold = None,
             }
-        } else if command == "ReleaseWrites"
+        } else if command.starts_with("ReleaseWrites")
             && let Some(hold) = holder.hold.take()
             && outcome.is_ok()
         {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use nacre_random::Random;
 use nacre_reactor::{Nanos, VirtualClock};
+use uuid::Uuid;
 
 /// Time before the first hold.
 const CALM: Duration = Duration::from_millis(10);
@@ -17,6 +18,7 @@ pub(crate) struct Holds {
 
 /// A hold of one holder.
 pub(crate) struct Hold {
+    pub id: Uuid,
     pub limit: Duration,
     /// The disks of the replicas that were in sync and attached when the writes were held.
     pub disks: Vec<usize>,

@@ -24,6 +24,15 @@ impl Control {
     /// Executes commands, one at a time.
     pub(super) async fn obey(self: Rc<Self>, mut requests: mpsc::Receiver<CommandRequest>) {
         while let Some(CommandRequest { command, answer }) = requests.recv().await {
+            if let Command::HoldWrites { id, limit } = command {
+                // It waits for writes in flight, which another command may end.
+                let hold = Rc::clone(&self.hold);
+                let held = async move {
+                    let _ = answer.send(hold.begin(id, limit).await);
+                };
+                self.context.spawn(held);
+                continue;
+            }
             let closes = matches!(command, Command::Close);
             let outcome = self.carry_out(command).await;
             let closed = closes && outcome.is_ok();
@@ -76,8 +85,8 @@ impl Control {
                 self.devices_changed(&device).await;
                 Ok(())
             }
-            Command::HoldWrites { limit } => self.hold.begin(limit).await,
-            Command::ReleaseWrites => self.hold.release(),
+            Command::HoldWrites { id, limit } => self.hold.begin(id, limit).await,
+            Command::ReleaseWrites { id } => self.hold.release(id),
             Command::Close => self.close().await,
         }
     }

@@ -360,7 +360,14 @@ pub async fn create(
     devices: Arc<dyn Devices>,
     new: NewVolume,
 ) -> Result<Uuid, VolumeError> {
-    let kept = new.copied_from.as_ref().map_or(0, |from| from.devices);
+    let kept = new.copied_from.as_ref().map(|from| from.devices);
+    if kept == Some(0) {
+        return Err(VolumeError::Invalid {
+            what: "devices",
+            why: "none of them is a copy".into(),
+        });
+    }
+    let kept = kept.unwrap_or(0);
     let is_kept = |slot: usize| slot < kept;
     let invalid = |what, why: String| VolumeError::Invalid { what, why };
     check_name(&new.name)?;
@@ -412,6 +419,7 @@ pub async fn create(
         }
     }
     let mut wanted = new.bytes;
+    let mut equal = kept;
     for (_, disk) in replicas.iter().take(kept) {
         let copied = offline.copied_bytes(disk).await?;
         let given = *wanted.get_or_insert(copied);
@@ -419,7 +427,12 @@ pub async fn create(
             let why = format!("{given} bytes are less than the {copied} that are copied");
             return Err(invalid("size", why));
         }
+        if given > copied {
+            // Behind the end of what is copied, devices may differ.
+            equal = 1;
+        }
     }
+    let is_kept = |slot: usize| slot < equal;
     if let Some(wanted) = wanted {
         if wanted == 0 || wanted > bytes || wanted % u64::from(block_size) != 0 {
             let why = format!(

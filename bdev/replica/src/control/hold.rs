@@ -12,11 +12,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_reactor::Nanos;
+use uuid::Uuid;
 
 use super::MOMENT;
 use super::chunk::Copier;
 use super::context::Context;
 use crate::handle::VolumeError;
+use crate::model::MAX_REPLICAS;
 use crate::mutation::Mutation;
 use crate::shared::Shared;
 
@@ -30,6 +32,8 @@ pub(super) struct WriteHold {
 }
 
 pub(super) struct Held {
+    /// The caller's id, so that no caller ends the hold of another one.
+    id: Uuid,
     until: Nanos,
     /// Slot and incarnation of the replicas in sync.
     replicas: Vec<(usize, u64)>,
@@ -54,7 +58,11 @@ impl Drop for AllStripes {
 impl WriteHold {
     /// Waits until no write is in flight, and holds later ones back. `limit`: the time from now
     /// after which the writes go on, held or not.
-    pub(super) async fn begin(self: &Rc<Self>, limit: Duration) -> Result<(), VolumeError> {
+    pub(super) async fn begin(
+        self: &Rc<Self>,
+        id: Uuid,
+        limit: Duration,
+    ) -> Result<(), VolumeError> {
         if self.held.borrow().is_some() {
             return Err(VolumeError::Running {
                 what: "a hold of the writes",
@@ -66,6 +74,8 @@ impl WriteHold {
                 why: format!("is between 1 ms and {} s", MAX_HOLD.as_secs()),
             });
         }
+        // Without need, no write waits.
+        self.equal_replicas()?;
         let until = self.context.core.now() + limit;
         let acquired = self
             .context
@@ -79,11 +89,12 @@ impl WriteHold {
         };
         let replicas = self.equal_replicas()?;
         *self.held.borrow_mut() = Some(Held {
+            id,
             until,
             replicas,
             _stripes: stripes,
         });
-        self.context.spawn(Rc::clone(self).end_at(until));
+        self.context.spawn(Rc::clone(self).end_at(id, until));
         Ok(())
     }
 
@@ -116,8 +127,11 @@ impl WriteHold {
         let is_equal = |(slot, live): (usize, &Rc<super::state::Live>)| {
             live.resync.borrow().is_none() && self.context.shared.missing[slot].is_empty()
         };
+        let recorded = (0..MAX_REPLICAS).filter(|slot| state.is_in_sync(*slot));
         let why = if replicas.is_empty() || state.closed {
             "no replica is in sync and attached"
+        } else if recorded.count() > replicas.len() {
+            "a replica in sync is not attached"
         } else if !state.in_sync().all(is_equal) {
             "blocks of its replicas are being made equal"
         } else if !state.in_sync().all(|(_, live)| live.is_whole()) {
@@ -127,7 +141,10 @@ impl WriteHold {
             return Ok(replicas);
         };
         drop(state);
-        Err(self.not_held(why))
+        Err(VolumeError::NotEqual {
+            name: self.context.name(),
+            why: why.to_owned(),
+        })
     }
 
     fn in_sync(&self) -> Vec<(usize, u64)> {
@@ -136,11 +153,10 @@ impl WriteHold {
         all.map(|(slot, live)| (slot, live.incarnation)).collect()
     }
 
-    async fn end_at(self: Rc<Self>, until: Nanos) {
+    async fn end_at(self: Rc<Self>, id: Uuid, until: Nanos) {
         let now = self.context.core.now();
         self.context.core.after(until.since(now)).await;
-        let is_this = self.held.borrow().as_ref().map(|held| held.until) == Some(until);
-        if is_this {
+        if self.is_held_by(id) {
             self.end();
         }
     }
@@ -150,10 +166,18 @@ impl WriteHold {
         drop(self.held.take());
     }
 
-    /// Lets writes go on. An error: they went on before, or the replicas in sync have changed, so
-    /// the contents may have.
-    pub(super) fn release(&self) -> Result<(), VolumeError> {
-        let Some(held) = self.held.take() else {
+    fn is_held_by(&self, id: Uuid) -> bool {
+        self.held
+            .borrow()
+            .as_ref()
+            .is_some_and(|held| held.id == id)
+    }
+
+    /// Lets writes go on, if this hold has not ended. An error: they went on before, or the
+    /// replicas in sync have changed, so the contents may have.
+    pub(super) fn release(&self, id: Uuid) -> Result<(), VolumeError> {
+        let held = self.is_held_by(id).then(|| self.held.take()).flatten();
+        let Some(held) = held else {
             return Err(self.not_held("the time limit was over"));
         };
         if self.context.core.now() >= held.until {

@@ -300,41 +300,55 @@ impl Operator {
 
 impl Facts {
     fn choose(&self, key: &str, placing: &Placing) -> Result<Chosen, Error> {
-        let Placing {
-            volume,
-            wish,
-            other_nodes,
-            clone_of,
-            ..
-        } = placing;
-        let choose = |wish: &Wish, other_nodes: &[NodeId]| {
-            let chosen = choose(*volume, wish, &self.sites, &self.pools, other_nodes);
-            chosen.map_err(|refused| self.refusal(key, &refused))
-        };
-        if clone_of.is_empty() {
+        if placing.clone_of.is_empty() {
             return Ok(Chosen {
-                choices: choose(wish, other_nodes)?,
+                choices: self.choose_around(key, placing, &[])?,
                 sources: Vec::new(),
             });
         }
-        let (mut choices, sources) = self.clone_choices(key, wish, clone_of)?;
-        let nodes: Vec<NodeId> = choices.iter().map(|choice| choice.node).collect();
-        let mut rest = wish.clone();
-        rest.count = wish.count.saturating_sub(choices.len());
+        let (clones, mut sources) = self.clone_choices(key, placing)?;
+        // With fewer clones the other replicas may still be placed.
+        let mut count = clones.len();
+        loop {
+            match self.choose_around(key, placing, &clones[..count]) {
+                Err(_) if count > 1 => count -= 1,
+                chosen => {
+                    sources.truncate(count);
+                    let choices = chosen?;
+                    return Ok(Chosen { choices, sources });
+                }
+            }
+        }
+    }
+
+    /// The pools of all replicas, of which the first are those of clones.
+    fn choose_around(
+        &self,
+        key: &str,
+        placing: &Placing,
+        clones: &[Choice],
+    ) -> Result<Vec<Choice>, Error> {
+        let nodes: Vec<NodeId> = clones.iter().map(|choice| choice.node).collect();
+        let mut rest = placing.wish.clone();
+        rest.count = rest.count.saturating_sub(clones.len());
         rest.nodes.retain(|node| !nodes.contains(node));
-        if rest.nodes.len() > rest.count {
+        if let Some(first) = nodes.first()
+            && rest.nodes.len() > rest.count
+        {
             let why = format!(
                 "the first replica is on node {}, which has the snapshot, so that the nodes named \
                  are too many",
-                self.name(nodes[0])
+                self.name(*first)
             );
             return Err(not_placed(key, why, Unmet::Request));
         }
-        if rest.count > 0 {
-            let others: Vec<NodeId> = [&other_nodes[..], &nodes].concat();
-            choices.extend(choose(&rest, &others)?);
+        let mut choices = clones.to_vec();
+        if rest.count > 0 || clones.is_empty() {
+            let others: Vec<NodeId> = [&placing.other_nodes[..], &nodes].concat();
+            let chosen = choose(placing.volume, &rest, &self.sites, &self.pools, &others);
+            choices.extend(chosen.map_err(|refused| self.refusal(key, &refused))?);
         }
-        Ok(Chosen { choices, sources })
+        Ok(choices)
     }
 
     /// The pools of the replicas that are clones, at least one: those on the nodes that are named
@@ -343,9 +357,9 @@ impl Facts {
     fn clone_choices(
         &self,
         key: &str,
-        wish: &Wish,
-        clone_of: &[CloneSource],
+        placing: &Placing,
     ) -> Result<(Vec<Choice>, Vec<CloneSource>), Error> {
+        let (wish, clone_of) = (&placing.wish, &placing.clone_of);
         let is_named = |source: &CloneSource| wish.nodes.contains(&source.node);
         let (named, others): (Vec<_>, Vec<_>) = clone_of.iter().partition(|one| is_named(one));
         let (mut choices, mut sources) = (Vec::<Choice>::new(), Vec::new());

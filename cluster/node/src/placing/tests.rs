@@ -572,6 +572,17 @@ fn a_clone_uses_all_lvols_of_its_snapshot() {
         let with_other = place(named(5, 2, &[4])).await;
         assert_eq!(with_other, [copy(1), (node(4), None)]);
 
+        // A clone that leaves no failure domain for a named node is given up.
+        let zone = json!({ "v": 1, "name": "n4", "labels": { "zone": "2" } });
+        lab.put(&lab.operator.prefix.node(node(4)), &zone).await;
+        let mut strict = named(7, 3, &[4]);
+        strict.clone_of.truncate(2);
+        (strict.wish.spread, strict.wish.strict) = (vec!["zone".to_owned()], true);
+        let chosen = place(strict).await;
+        assert_eq!(chosen[0], copy(1));
+        let others: BTreeSet<_> = chosen[1..].iter().copied().collect();
+        assert_eq!(others, BTreeSet::from([(node(3), None), (node(4), None)]));
+
         lab.operator.set_cordon(node(1), true).await.expect("set");
         assert_eq!(place(clone(6, 2)).await, [copy(2), copy(3)]);
         lab.operator.set_cordon(node(1), false).await.expect("set");

@@ -484,7 +484,7 @@ impl Refusal for VolumeError {
                 .remedy("nvmf_ns_get_reservation at its target, or nvme resv-report, says which host"),
             Self::Closed { .. } => of(Errno::ENODEV),
             Self::Running { .. } => of(Errno::EBUSY),
-            Self::NotHeld { .. } => of(Errno::EAGAIN),
+            Self::NotHeld { .. } | Self::NotEqual { .. } => of(Errno::EAGAIN),
             Self::Busy => of(Errno::EAGAIN).remedy("ask again a little later"),
         }
     }

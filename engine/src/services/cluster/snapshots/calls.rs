@@ -314,7 +314,11 @@ pub async fn snapshot_source(
             lvol: one.lvol,
         })
     });
-    let sources = sources.collect();
+    let sources: Vec<_> = sources.collect();
+    if sources.is_empty() {
+        let cause = format!("no lvol of snapshot \"{}\" is available", found.name);
+        return Err(RpcError::errno(Errno::EAGAIN, cause).field("snapshot"));
+    }
     let origin = Origin {
         snapshot: found.id,
         name: found.name,

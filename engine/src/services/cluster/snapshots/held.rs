@@ -8,29 +8,33 @@
 //! Only cuts count that this node knows of before it lets the writes go on, and only if they were
 //! held back until then. Otherwise all replicas are cut again.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use nacre_bdev_replica::handle::Command;
+use nacre_bdev_replica::handle::{Command, VolumeError};
 use nacre_cluster_core::Holder;
 use nacre_cluster_node::clock::seconds;
 use nacre_cluster_node::{
     Cut, CutSource, CutSources, CutState, SeenSnapshot, SnapshotChange, SnapshotKey,
 };
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout_at};
 use tracing::debug;
 use uuid::Uuid;
 
 use super::super::Running;
-use super::{Made, after_cut, make, note_made};
+use super::{Made, after_cut, make, note_made, remove};
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
 use crate::services::Engine;
 
 /// Longest time for which writes wait in the first attempt. Each further attempt doubles it, up to
 /// [`MOST`].
 const HOLD: Duration = Duration::from_millis(500);
 const MOST: Duration = Duration::from_secs(4);
+/// Most attempts. Hosts wait for 11.5 s in all, with pauses of the same lengths.
+const HOLDS: u32 = 5;
 /// Interval of the looks at the other nodes' cuts.
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -57,12 +61,17 @@ pub(super) async fn take(
         snapshots.change(&change).await.or_refuse()
     };
     let volume = engine.volumes.opened(&key.volume().0.to_string())?;
-    let limit = hold_time(key.attempts);
-    let hold = volume.handle.run(Command::HoldWrites { limit });
-    if let Err(error) = hold.await {
-        // The next attempt waits longer for the writes in flight.
-        let next = key.not_held(&error.to_string());
-        change(seen, next, None).await?;
+    let (hold, limit) = (Uuid::new_v4(), hold_time(key.attempts));
+    let begun = volume
+        .handle
+        .run(Command::HoldWrites { id: hold, limit })
+        .await;
+    if let Err(error) = begun {
+        if matches!(error, VolumeError::NotHeld { .. }) {
+            // The next attempt waits longer for the writes in flight.
+            let next = key.not_held(HOLDS, &error.to_string());
+            change(seen, next, None).await?;
+        }
         return Err(error).or_refuse();
     }
     let held = Instant::now();
@@ -72,22 +81,35 @@ pub(super) async fn take(
         if !change(seen, chosen.clone(), Some(of.revision)).await? {
             return Ok(None);
         }
-        let own = cut_own(engine, id, by, &chosen);
-        let others = others_are_cut(running, id, seen.revision, &chosen, by, end);
+        // Without its own cut the attempt has failed, so that the others are not awaited.
+        let has_failed = Cell::new(false);
+        let own = async {
+            let own = cut_own(engine, id, by, &chosen, end).await;
+            has_failed.set(own.iter().any(|(_, made)| !is_usable(made)));
+            own
+        };
+        let others = others_are_cut(running, (id, seen.revision), &chosen, by, end, &has_failed);
         Ok::<_, RpcError>(Some(tokio::join!(own, others)))
     };
     let attempt = attempt.await;
-    let released = volume.handle.run(Command::ReleaseWrites).await;
+    let released = volume.handle.run(Command::ReleaseWrites { id: hold }).await;
     let held = held.elapsed();
     debug!(%id, ?held, is_ok = released.is_ok(), "writes were held back for a snapshot");
     let Some((own, is_cut_elsewhere)) = attempt? else {
         return Ok(());
     };
     let now = running.operator.snapshots().get(id).await.or_refuse()?;
-    let Some(now) = now.filter(|now| is_same_choice(&now.key, &chosen)) else {
-        // Another node has given it up.
+    let Some(now) = now else {
+        // The snapshot was given up, with its node.
+        for (cut, _) in &own {
+            remove(engine, cut).await?;
+        }
         return Ok(());
     };
+    if !is_same_choice(&now.key, &chosen) {
+        // Another node has given it up.
+        return Ok(());
+    }
     let next = outcome(&now.key, own, is_cut_elsewhere && released.is_ok());
     let is_there = next.is == CutState::There;
     // False: the volume's record or the key has changed. The next look asks again.
@@ -97,36 +119,49 @@ pub(super) async fn take(
     Ok(())
 }
 
-fn hold_time(attempts: u32) -> Duration {
+/// Longest time for which writes wait after so many attempts, and the pause after it.
+pub(super) fn hold_time(attempts: u32) -> Duration {
     (HOLD * 2_u32.pow(attempts.min(8))).min(MOST)
 }
 
-/// Takes the snapshots of this node's lvols.
+/// Takes the snapshots of this node's lvols. One that is not made until `end` has failed.
 async fn cut_own(
     engine: &Rc<Engine>,
     id: Uuid,
     by: Holder,
     chosen: &SnapshotKey,
+    end: Instant,
 ) -> Vec<(Cut, Result<Made, RpcError>)> {
     let mut own = Vec::new();
     for cut in chosen.cuts.iter().filter(|cut| cut.node == by.node.0) {
-        let made = make(engine, id, (chosen.volume().0, true), cut).await;
-        own.push((cut.clone(), made));
+        let made = timeout_at(end, make(engine, id, (chosen.volume().0, true), cut)).await;
+        let late = || RpcError::errno(Errno::EAGAIN, "its pool does not answer".to_owned());
+        own.push((cut.clone(), made.unwrap_or_else(|_| Err(late()))));
     }
     own
 }
 
+/// True for a cut, and for a replica that is on no pool.
+fn is_usable(made: &Result<Made, RpcError>) -> bool {
+    match made {
+        Ok(Made::Counts(_)) => true,
+        Ok(Made::Early) => false,
+        Err(error) => error.code == -(Errno::ENOTSUP as i32),
+    }
+}
+
 /// Waits until all other nodes have written their cuts. False: another node has given the choice
-/// up, or this is not so until `end`. `before`: the revision of the key before the choice.
+/// up, this one has failed, or this is not so until `end`. `before`: the revision of the key before
+/// the choice.
 async fn others_are_cut(
     running: &Running,
-    id: Uuid,
-    before: i64,
+    (id, before): (Uuid, i64),
     chosen: &SnapshotKey,
     by: Holder,
     end: Instant,
+    has_failed: &Cell<bool>,
 ) -> bool {
-    while Instant::now() < end {
+    while Instant::now() < end && !has_failed.get() {
         match running.inbox.snapshot(id) {
             Some(seen) if seen.revision <= before => {}
             Some(seen) if is_same_choice(&seen.key, chosen) => {
@@ -167,6 +202,9 @@ fn outcome(
     }
     if counts && next.is_cut() {
         next.made(seconds())
+    } else if next.attempts >= HOLDS {
+        let text = "the nodes of the replicas are too slow: writes of hosts would wait too long";
+        next.failed(-(Errno::EAGAIN as i32), text)
     } else {
         next.again()
     }
@@ -178,7 +216,6 @@ mod tests {
     use nacre_cluster_node::CutHolder;
 
     use super::*;
-    use crate::rpc::error::Errno;
 
     fn holder() -> Holder {
         Holder {
@@ -233,6 +270,9 @@ mod tests {
             assert_eq!((next.is, next.held_by), (CutState::Asked, None));
             assert_eq!(next.former.len(), 3, "all are deleted");
         }
+        let mut late = others.clone();
+        late.attempts = HOLDS;
+        assert_eq!(outcome(&late, Vec::new(), false).is, CutState::Failed);
         let full = outcome(&others, vec![(own.clone(), failed(Errno::ENOSPC))], true);
         assert_eq!(full.is, CutState::Asked);
         // One that is on no pool does not count.

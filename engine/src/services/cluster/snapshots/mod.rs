@@ -30,7 +30,7 @@ use nacre_bdev_pool::Command;
 use nacre_bdev_replica::format::{Label, LabelState};
 use nacre_bdev_replica::handle::{ReplicaStatus, ResyncKind};
 use nacre_bdev_replica::model::ReplicaState;
-use nacre_cluster_core::Holder;
+use nacre_cluster_core::{Holder, VolumeId};
 use nacre_cluster_node::clock::seconds;
 use nacre_cluster_node::export::Want;
 use nacre_cluster_node::{
@@ -62,13 +62,18 @@ const AGAIN: Duration = Duration::from_millis(200);
 /// [`HANGS`] waits for a pool that does not answer, and does not count.
 const AT_ONCE: usize = 16;
 const HANGS: Duration = Duration::from_secs(10);
+/// Most volumes whose writes this node holds back at a time.
+const MAX_HELD: usize = 4;
 /// Attempts of one snapshot after which an error that does not pass ends it.
 const CUTS: u32 = 3;
 
 #[derive(Default)]
 pub(super) struct Snapshots {
-    /// Snapshots with a task, and the start of the task.
-    busy: RefCell<BTreeMap<Uuid, Instant>>,
+    /// Snapshots with a task, the start of the task, and whether it takes a snapshot of an lvol.
+    busy: RefCell<BTreeMap<Uuid, (Instant, bool)>>,
+    /// Volumes whose writes are held back for a snapshot, or were: until then no further hold
+    /// begins.
+    held: RefCell<BTreeMap<VolumeId, Instant>>,
     /// The snapshot whose task was started last. The next round begins after it, so that steps that
     /// fail again and again do not delay the others.
     last: Cell<Uuid>,
@@ -126,17 +131,20 @@ impl Snapshots {
         self.not_done.retain(|id| all.contains_key(id));
         for (id, seen) in in_turn(&all, self.last.get()) {
             let (id, seen) = (*id, seen.clone());
-            let counts = |began: &&Instant| began.elapsed() < HANGS;
-            if self.busy.borrow().values().filter(counts).count() >= AT_ONCE {
-                return;
-            }
             if self.busy.borrow().contains_key(&id) {
                 continue;
             }
             let Some(step) = self.step(engine, running, by, &seen.key) else {
                 continue;
             };
-            self.busy.borrow_mut().insert(id, Instant::now());
+            // Other nodes hold writes back until this one has cut: it does not wait for the rest.
+            let is_urgent = matches!(step, CutStep::Cut(_));
+            let now = Instant::now();
+            let counts = |(begun, of): &&(Instant, bool)| *of == is_urgent && now - *begun < HANGS;
+            if self.busy.borrow().values().filter(counts).count() >= AT_ONCE {
+                continue;
+            }
+            self.busy.borrow_mut().insert(id, (now, is_urgent));
             self.last.set(id);
             let (engine, running) = (Rc::clone(engine), Rc::clone(running));
             tokio::task::spawn_local(async move {
@@ -167,10 +175,14 @@ impl Snapshots {
         if is_asked && may_choose(running, key) {
             return Some(CutStep::Choose);
         }
-        if key.want != Want::Gone
-            && let Some(step) = self.step_of_cuts(engine, running, by, key)
-        {
-            return Some(step);
+        if key.want != Want::Gone {
+            if let Some(step) = self.step_of_cuts(engine, running, by, key) {
+                return Some(step);
+            }
+            if matches!(key.is, CutState::Asked | CutState::Chosen) {
+                // Former lvols are deleted when the attempts are over, which would wait otherwise.
+                return None;
+            }
         }
         let mut former = key.former.iter();
         let cut = former.find(|cut| cut.node == by.node.0);
@@ -237,6 +249,29 @@ impl Snapshots {
         };
         let code = -(code as i32);
         Some(CutProblem { code, text })
+    }
+}
+
+impl Snapshots {
+    /// Reserves the volume for one hold of its writes. False: another snapshot of it, or
+    /// [`MAX_HELD`] others, are being made, or hosts have waited a moment ago.
+    fn begin_hold(&self, key: &SnapshotKey) -> bool {
+        let (mut held, now) = (self.held.borrow_mut(), Instant::now());
+        held.retain(|_, until| *until > now);
+        // A hold and its end take some seconds at most; the mark of a task that hangs passes.
+        let is_full = held.values().filter(|until| **until > now + HANGS).count() >= MAX_HELD;
+        if is_full || held.contains_key(&key.volume()) {
+            return false;
+        }
+        held.insert(key.volume(), now + 2 * HANGS);
+        true
+    }
+
+    /// Lets hosts write for as long as they may have waited.
+    fn end_hold(&self, key: &SnapshotKey) {
+        let pause = held::hold_time(key.attempts);
+        let mut held = self.held.borrow_mut();
+        held.insert(key.volume(), Instant::now() + pause);
     }
 }
 
@@ -311,7 +346,13 @@ async fn take(
             match (may_be.len(), sources.holder) {
                 (0, _) => Ok(()),
                 (2.., CutHolder::Stands(_)) => {
-                    held::take(engine, running, by, (id, seen), &may_be, &sources).await
+                    if !running.snapshots.begin_hold(key) {
+                        return Ok(());
+                    }
+                    let taken =
+                        held::take(engine, running, by, (id, seen), &may_be, &sources).await;
+                    running.snapshots.end_hold(key);
+                    taken
                 }
                 _ => {
                     let next = key.chosen(&may_be, &sources, None);
