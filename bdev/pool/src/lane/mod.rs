@@ -660,7 +660,11 @@ impl Drop for Lane {
         };
         let began = Instant::now();
         let mut done = Done::with_capacity(64);
-        let is_busy = |lane: &Self| lane.queues().any(|base| base.queue.inflight() > 0);
+        // Overdue reads of external devices concern no place of the pool.
+        let is_busy = |lane: &Self| {
+            let mut queues = lane.queues();
+            queues.any(|base| base.queue.inflight() > base.overdue.len())
+        };
         while is_busy(self) && began.elapsed() < LAST_WAIT {
             for base in self.queues_mut() {
                 let now = Nanos(began.elapsed().as_nanos() as u64);

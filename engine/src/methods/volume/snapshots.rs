@@ -137,7 +137,7 @@ impl Method<Engine> for CreateVolumeSnapshot {
     const NAME: &'static str = "volume_snapshot_create";
     const ABOUT: &'static str = "Makes a snapshot of a volume of the cluster while hosts use it. It has every write that was \
          acknowledged before the call, in the pool of each replica in sync: on all of them with the same \
-         contents, or on none. Writes of hosts wait meanwhile, for at most 4 s in each attempt.";
+         contents, or on none. Writes of hosts wait meanwhile: for 0.5, 1, 2, 4 and 4 s at most in up to five attempts.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
     type Params = CreateVolumeSnapshotParams;

@@ -4,6 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::time::Duration;
 
 use nacre_bdev::Bdev;
 use nacre_cluster_core::{ExportId, Holder, NodeId};
@@ -11,6 +12,7 @@ use nacre_cluster_node::export::{Is, Want};
 use nacre_cluster_node::{Export, ExportState, Node, NodeState, OwnExports, StoreView, node_nqn};
 use nacre_nvmf_wire::Nqn;
 use serde_json::json;
+use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
 use super::Running;
@@ -21,6 +23,9 @@ use super::nsids::{MAX_EXPORTS, NsidError, Nsids};
 use crate::rpc::RpcError;
 use crate::services::Engine;
 use crate::services::subsystems::{ADD_NAMESPACE, CREATE_SUBSYSTEM};
+
+/// Longest wait for the disk that notes an NSID: volumes are taken after it.
+const NOTED: Duration = Duration::from_secs(1);
 
 pub(super) struct Exports {
     nqn: String,
@@ -33,6 +38,7 @@ pub(super) struct Exports {
     not_admitted: LastErrors<String>,
     not_exported: LastErrors<ExportId>,
     nsids: RefCell<Nsids>,
+    not_noted: LastErrors<()>,
     /// The last state that was sent to etcd, or is to be sent, of each export; `None`: the export
     /// has ended.
     sent: RefCell<BTreeMap<ExportId, Option<ExportState>>>,
@@ -65,6 +71,7 @@ impl Exports {
             not_admitted: LastErrors::default(),
             not_exported: LastErrors::default(),
             nsids: RefCell::new(nsids),
+            not_noted: LastErrors::default(),
             sent: RefCell::default(),
             sending: RefCell::default(),
             ending: RefCell::default(),
@@ -266,11 +273,20 @@ impl Exports {
         subsystem.namespace_with(id.0)
     }
 
-    /// The NSID of an export. A new one is noted on disk before a namespace has it.
+    /// The NSID of an export. A new one is noted on disk before a namespace has it, unless the disk
+    /// fails or is silent: that does not keep replicas away.
     async fn nsid(&self, id: ExportId) -> Result<u32, NsidError> {
         let (nsid, note) = self.nsids.borrow().choose(id)?;
         if let Some(note) = note {
-            note.write().await?;
+            let written = timeout(NOTED, note.write()).await;
+            let written = written.unwrap_or_else(|_| Err(NsidError::Late(NOTED)));
+            match written {
+                Ok(()) => self.not_noted.clear(&()),
+                Err(error) if self.not_noted.is_new(&(), &error.to_string()) => {
+                    warn!(%error, "NSIDs of ended exports may be used again after a restart");
+                }
+                Err(_) => {}
+            }
             self.nsids.borrow_mut().take(id, nsid);
         }
         Ok(nsid)

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nacre_cluster_core::ExportId;
 use tracing::warn;
@@ -22,6 +23,8 @@ pub(super) enum NsidError {
     Full,
     #[error("cannot note the next NSID in {}: {why}", path.display())]
     Note { path: PathBuf, why: String },
+    #[error("the disk of the data directory has not noted the next NSID within {0:?}")]
+    Late(Duration),
 }
 
 #[derive(Debug)]

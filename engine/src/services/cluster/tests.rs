@@ -276,4 +276,11 @@ fn namespace_ids_over_a_restart() {
     node = node.restart();
     node.exports(&[(1, 1, "there"), (4, 0, "there")]);
     node.until("the fourth", || node.nsids().contains(&4));
+
+    // A disk that cannot note NSIDs keeps no replica away.
+    let file = node.dir.path().join("export-nsid");
+    std::fs::remove_file(&file).expect("it is there");
+    std::fs::create_dir_all(file.join("in the way")).expect("a folder");
+    node.exports(&[(1, 1, "there"), (4, 4, "there"), (5, 0, "there")]);
+    node.until("the fifth", || node.nsids().contains(&5));
 }

@@ -136,8 +136,8 @@ fn holds_have_ids() {
     assert!(world.wait(token).status.is_ok());
 }
 
-/// Goal: other commands do not wait for a hold that does not come about. Method: a replica that does
-/// not answer a write is taken out while the hold waits for it.
+/// Goal: other commands do not wait for a hold that does not come about. Method: a replica that
+/// does not answer a write is taken out while the hold waits for it.
 #[test]
 fn commands_do_not_wait_for_a_hold() {
     let mut world = World::with(2);
