@@ -279,7 +279,7 @@ impl Exports {
         let (nsid, note) = self.nsids.borrow().choose(id)?;
         if let Some(note) = note {
             let written = timeout(NOTED, note.write()).await;
-            let written = written.unwrap_or_else(|_| Err(NsidError::Late(NOTED)));
+            let written = written.unwrap_or(Err(NsidError::Late(NOTED)));
             match written {
                 Ok(()) => self.not_noted.clear(&()),
                 Err(error) if self.not_noted.is_new(&(), &error.to_string()) => {
