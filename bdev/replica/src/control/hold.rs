@@ -156,7 +156,8 @@ impl WriteHold {
     async fn end_at(self: Rc<Self>, id: Uuid, until: Nanos) {
         let now = self.context.core.now();
         self.context.core.after(until.since(now)).await;
-        if self.is_held_by(id) {
+        let is_this = |held: &Held| (held.id, held.until) == (id, until);
+        if self.held.borrow().as_ref().is_some_and(is_this) {
             self.end();
         }
     }
