@@ -17,8 +17,9 @@ pub(crate) const LIMIT: Duration = if cfg!(test) {
 } else {
     Duration::from_secs(20)
 };
-/// Most overdue reads of one queue. With so many, further reads fail at once, so a device that
-/// never answers holds few buffers.
+/// Number of overdue reads of one queue at which further reads fail at once. Reads that began
+/// before may be overdue, too, so that a device that never answers holds the buffers of those in
+/// flight and of so many more.
 pub(crate) const MOST: usize = 64;
 /// Ticks per limit.
 const TICKS: u32 = 8;

@@ -23,7 +23,7 @@ pub struct Removed {
     /// True if another daemon backs up the volume: then a later sweep removes the objects.
     pub deferred: bool,
     /// The reasons that objects without a backup are left: the other backups of the volume with bad
-    /// manifests, at most 100, or one failure of the store. A later sweep removes the objects.
+    /// manifests, at most 100, and one failure of the store. A later sweep removes the objects.
     pub left: Vec<Failure>,
 }
 

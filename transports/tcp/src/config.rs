@@ -45,7 +45,7 @@ pub struct TcpConfig {
     /// Connect command.
     pub connect_timeout: Duration,
     /// Longest wait for the rest of a PDU, and for each H2CData PDU that an R2T requests, from the
-    /// time at which the socket took the R2T.
+    /// time at which the socket took the R2T. With TLS: at which its record was sealed.
     pub stall_timeout: Duration,
     /// Longest time that a connected queue may be silent. `None`: only the Keep Alive Timer ends
     /// a silent controller.

@@ -125,7 +125,7 @@ fn keep_one(
     let saved = runtime.block_on(saved).context("etcd is too slow")??;
     let file = dir.join(name(when.now));
     write_backup(&file, &saved)?;
-    // The new backup is good, whatever becomes of the old ones.
+    // The new backup is good even if old ones cannot be deleted.
     let pruned = backups(dir, cluster).and_then(|found| prune(found, saved.age()?));
     if let Err(error) = pruned {
         warn!("old backups of the cluster stay: {error:#}");
