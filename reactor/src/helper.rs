@@ -1,8 +1,8 @@
 //! A helper thread for work that would take too long in a reactor's turn.
 //!
 //! Each owner has a queue of jobs, and the queues are served round-robin, so that an owner with
-//! many jobs hardly delays others. The number of waiting jobs of all owners together has a bound,
-//! and an owner may have at most as many as are free: one owner alone gets half of them. So an
+//! many jobs hardly delays others. The number of waiting jobs of all owners together has a bound.
+//! An owner may have at most as many as are free, so one owner alone gets half of them. An
 //! owner that submits without end leaves as much room to the others as it takes.
 //! The thread runs with a lower priority than the reactors. A thread started by a reactor would
 //! inherit the reactor's core, so management starts it with [`Helper::start`].

@@ -17,9 +17,8 @@ pub(crate) const LIMIT: Duration = if cfg!(test) {
 } else {
     Duration::from_secs(20)
 };
-/// Number of overdue reads of one queue at which further reads fail at once. Reads that began
-/// before may be overdue, too, so that a device that never answers holds the buffers of those in
-/// flight and of so many more.
+/// Number of overdue reads of one queue at which further reads fail at once. Reads that are
+/// in flight by then may become overdue, too, and the device holds their buffers as well.
 pub(crate) const MOST: usize = 64;
 /// Ticks per limit.
 const TICKS: u32 = 8;
@@ -69,8 +68,8 @@ impl Ticks {
 mod tests {
     use super::*;
 
-    /// A read is overdue after the limit and before nine eighths of it; a pause of the thread
-    /// counts as one tick; the number of ticks may wrap.
+    /// A read is overdue after the limit and before nine eighths of it. A pause of the thread
+    /// counts as one tick. The number of ticks may wrap.
     #[test]
     fn ticks_count_the_time_that_the_thread_ran() {
         let mut ticks = Ticks {

@@ -332,10 +332,9 @@ pub enum Command {
     DevicesChanged {
         device: String,
     },
-    /// Ends when no write is in flight and all replicas in sync have the same contents, which stay
-    /// until [`Command::ReleaseWrites`] with the same `id`: later writes wait. `limit`: the time
-    /// from the start of the command on after which writes go on; at most
-    /// [`crate::control::MAX_HOLD`].
+    /// Ends when no write is in flight and all replicas in sync have the same contents. Later
+    /// writes wait until [`Command::ReleaseWrites`] with the same `id`. `limit`: the time from the
+    /// start of the command on after which writes go on; at most [`crate::control::MAX_HOLD`].
     HoldWrites {
         id: Uuid,
         limit: Duration,

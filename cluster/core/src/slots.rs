@@ -39,10 +39,10 @@ impl Default for Slots {
 }
 
 impl Slots {
-    /// The slots as they were stored. `free`: the free slots, the one first that has been free for
-    /// longest. Earlier versions leave it as it was, and store `next` only, which is taken modulo
-    /// [`MAX_SLOTS`]: free slots that are missing in `free` come last, from `next` on. `None`: two
-    /// nodes have one slot, a node has two, or a slot is out of range.
+    /// The slots as they were stored. `free`: the free slots, in the order in which they became
+    /// free. Earlier versions leave it as it was, and store `next` only, which is taken modulo
+    /// [`MAX_SLOTS`]. So free slots that are missing in `free` come last, from `next` on. `None`:
+    /// two nodes have one slot, a node has two, or a slot is out of range.
     pub fn of_assigned(
         assigned: impl Iterator<Item = (NodeId, u8)>,
         next: u8,

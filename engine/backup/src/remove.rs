@@ -22,8 +22,8 @@ pub struct Removed {
     pub bytes: u64,
     /// True if another daemon backs up the volume: then a later sweep removes the objects.
     pub deferred: bool,
-    /// The reasons that objects without a backup are left: the other backups of the volume with bad
-    /// manifests, at most 100, and one failure of the store. A later sweep removes the objects.
+    /// The reasons that objects without a backup are left: the volume's other backups with bad
+    /// manifests, at most 100, and one failure of the store. A later sweep removes them.
     pub left: Vec<Failure>,
 }
 

@@ -208,7 +208,7 @@ fn until_reported(far: &mut Daemon, host: &str, reason: &str) {
 }
 
 /// Goal: authentication in both directions makes the key of TLS. If the host has another key of the
-/// target, or the target has none, the host gets the cause, the target reports the reason, and no
+/// target, or the target has none, the host gets the cause, and the target reports the reason. No
 /// other connection is affected. Method: a host under verified load beside another one, whose keys
 /// are wrong and then right.
 #[test]

@@ -320,7 +320,7 @@ fn write_all(mut socket: &TcpStream, mut data: &[u8]) -> std::io::Result<()> {
 }
 
 /// Goal: host and target take KeyUpdates, and answer them, on connections whose PSK authentication
-/// in both directions has made; no I/O and no connection is lost. Method: a relay that knows the
+/// in both directions has made. No I/O and no connection is lost. Method: a relay that knows the
 /// PSK, terminates TLS on both sides, and changes the keys all the time under I/O.
 #[test]
 fn key_updates_with_a_generated_psk() {

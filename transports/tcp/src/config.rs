@@ -44,8 +44,8 @@ pub struct TcpConfig {
     /// Longest time from the TCP connection, or the end of the TLS handshake, to an accepted
     /// Connect command.
     pub connect_timeout: Duration,
-    /// Longest wait for the rest of a PDU, and for each H2CData PDU that an R2T requests, from the
-    /// time at which the socket took the R2T. With TLS: at which its record was sealed.
+    /// Longest wait for the rest of a PDU, and for each H2CData PDU that an R2T requests. It begins
+    /// when the socket takes the R2T; with TLS, when the record of the R2T is sealed.
     pub stall_timeout: Duration,
     /// Longest time that a connected queue may be silent. `None`: only the Keep Alive Timer ends
     /// a silent controller.

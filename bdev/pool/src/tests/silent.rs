@@ -52,7 +52,7 @@ fn silent(name: &str, id: Uuid, failed: Result<crate::Outcome, PoolError>) {
 }
 
 /// Goal: reads of a device that does not answer, and writes that copy from it, end in time with the
-/// status of a missing device, and commands name the device. Other I/O goes on. The volume is as
+/// status of a missing device. Commands name the device. Other I/O goes on. The volume is as
 /// before when the device answers again.
 #[test]
 fn reads_of_a_silent_device_end() {
@@ -133,8 +133,8 @@ fn on_another_pool() -> (Home, Arc<FaultDevice>, PoolHandle, Uuid, Host) {
     (home, far, pool, lvol, host)
 }
 
-/// Goal: a device that never answers holds a bounded number of buffers until it answers, and its
-/// late answers reach no buffer that has another user.
+/// Goal: a device that never answers holds a bounded number of buffers until it answers. Its late
+/// answers reach no buffer that has another user.
 #[test]
 fn late_answers_are_bounded() {
     let (_home, far, _pool, _, mut host) = on_another_pool();

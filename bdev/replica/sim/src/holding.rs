@@ -6,9 +6,9 @@
 //!                                  └── nothing more: the limit ends the hold
 //! ```
 //!
-//! The guarantee, if the release succeeds: from the answer of the hold until the release, reads of
-//! any block return the same data from all replicas that the holder had in sync and attached. It
-//! has these limits:
+//! The guarantee, if the release succeeds: reads of any block return the same data from all
+//! replicas that the holder had in sync. That is so from the answer of the hold until the release.
+//! It has these limits:
 //!
 //! - Without the success of the release nothing is certain. A replica may have lost its cache or
 //!   its end, or left, and writes go on after the limit. So a difference is an error of the run

@@ -578,7 +578,7 @@ fn spdks_reactors() {
 }
 
 /// Goal: with more devices than can be asked for one by one, a table printed once has the
-/// percentiles of the busiest ones, and says that others have none.
+/// percentiles of the busiest ones. It says that others have none.
 #[test]
 fn many_devices_once() {
     let (_directory, path) = socket();

@@ -101,7 +101,7 @@ impl Contents {
         self.report.units_written += 1;
     }
 
-    /// Records a write of the pattern of [`Contents::fill`] that failed for good: until the next
+    /// Records a write of the pattern of [`Contents::fill`] that failed for good. Until the next
     /// write, each block may have that pattern or the contents from before.
     pub fn write_failed(&mut self, unit: u64) {
         self.doubtful[unit as usize] = true;
@@ -252,7 +252,7 @@ mod tests {
     }
 
     /// Goal: after a write that failed for good, each block may have the old contents or the new
-    /// ones, and nothing else, until the next write.
+    /// ones, and no others, until the next write.
     #[test]
     fn a_failed_write_leaves_old_or_new_contents() {
         let mut contents = contents(true);

@@ -1,6 +1,6 @@
-//! The NSIDs of this node's exports. Hosts that know a namespace refuse another one under its NSID,
-//! so an NSID is used again as late as possible: in ascending order, and then from 1 again. A file
-//! in the data directory has the last NSID, so that the order goes on over restarts.
+//! The NSIDs of this node's exports. Hosts that know a namespace refuse another one under its NSID.
+//! So an NSID is used again as late as possible: they are given in ascending order, and then from 1
+//! again. A file in the data directory has the last NSID, so that the order outlives restarts.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

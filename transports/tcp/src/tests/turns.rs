@@ -1,5 +1,5 @@
-//! Tests of fairness: the order in which a core serves its connections, the bound of a turn, and
-//! the time limit of a host that ignores an R2T.
+//! Tests of fairness: the order in which a core serves its connections, and the bound of a turn.
+//! Also the time limit of a host that ignores an R2T.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
