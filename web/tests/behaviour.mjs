@@ -576,6 +576,9 @@ export const CASES = {
     const seen = new Set();
     for (const [screen, hash] of SCREENS.filter(([name]) => name !== 'setup')) {
       await page.goto(`${mock.url}/${hash}`);
+      // The list of snapshots arrives later than the rest of the screen.
+      const later = { volumes: '#left', volume: '#snapshots' }[screen.split('-')[0]];
+      if (later) await page.locator(later).waitFor();
       await page.waitForFunction(() => !/Loading…|Checking…/.test(document.querySelector('main')?.textContent ?? 'Loading…'));
       for (const one of await page.locator('main button').all()) {
         const name = await one.evaluate((b) => b.getAttribute('aria-label') ?? b.textContent.trim());
