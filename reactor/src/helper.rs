@@ -248,7 +248,7 @@ mod tests {
         helper.start().unwrap();
         let deadline = Instant::now() + PATIENCE;
         while helper.waiting() > 0 {
-            assert!(Instant::now() < deadline, "jobs wait for ever");
+            assert!(Instant::now() < deadline, "the jobs never run");
             std::thread::yield_now();
         }
         helper.submit("a", || {}).unwrap();

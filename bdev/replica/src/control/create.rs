@@ -428,7 +428,7 @@ pub async fn create(
             return Err(invalid("size", why));
         }
         if given > copied {
-            // Behind the end of what is copied, devices may differ.
+            // The devices may differ behind the copied bytes.
             equal = 1;
         }
     }

@@ -115,7 +115,7 @@ fn a_hold_has_an_end() {
 }
 
 /// Goal: the release of a hold that has ended does not end the next one, and does not succeed.
-/// Otherwise its caller would take what was written between them for held back.
+/// Otherwise its caller would believe that no write went on between them.
 #[test]
 fn holds_have_ids() {
     let mut world = World::with(2);

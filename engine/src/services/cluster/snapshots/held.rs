@@ -19,7 +19,7 @@ use nacre_cluster_node::{
     Cut, CutSource, CutSources, CutState, SeenSnapshot, SnapshotChange, SnapshotKey,
 };
 use tokio::time::{Instant, sleep, timeout_at};
-use tracing::debug;
+use tracing::info;
 use uuid::Uuid;
 
 use super::super::Running;
@@ -94,7 +94,7 @@ pub(super) async fn take(
     let attempt = attempt.await;
     let released = volume.handle.run(Command::ReleaseWrites { id: hold }).await;
     let held = held.elapsed();
-    debug!(%id, ?held, is_ok = released.is_ok(), "writes were held back for a snapshot");
+    info!(%id, ?held, is_ok = released.is_ok(), "writes were held back for a snapshot");
     let Some((own, is_cut_elsewhere)) = attempt? else {
         return Ok(());
     };

@@ -137,7 +137,8 @@ impl Snapshots {
             let Some(step) = self.step(engine, running, by, &seen.key) else {
                 continue;
             };
-            // Other nodes hold writes back until this one has cut: it does not wait for the rest.
+            // Another node may hold writes back until this one has cut, so cuts have a limit of
+            // their own.
             let is_urgent = matches!(step, CutStep::Cut(_));
             let now = Instant::now();
             let counts = |(begun, of): &&(Instant, bool)| *of == is_urgent && now - *begun < HANGS;
@@ -255,8 +256,8 @@ impl Snapshots {
 impl Snapshots {
     /// Reserves the volume for one hold of its writes. False: another snapshot of it, or
     /// [`MAX_HELD`] others, are being made, or hosts have waited a moment ago.
-    fn begin_hold(&self, key: &SnapshotKey) -> bool {
-        let (mut held, now) = (self.held.borrow_mut(), Instant::now());
+    fn begin_hold(&self, key: &SnapshotKey, now: Instant) -> bool {
+        let mut held = self.held.borrow_mut();
         held.retain(|_, until| *until > now);
         // A hold and its end take some seconds at most; the mark of a task that hangs passes.
         let is_full = held.values().filter(|until| **until > now + HANGS).count() >= MAX_HELD;
@@ -268,10 +269,9 @@ impl Snapshots {
     }
 
     /// Lets hosts write for as long as they may have waited.
-    fn end_hold(&self, key: &SnapshotKey) {
+    fn end_hold(&self, key: &SnapshotKey, now: Instant) {
         let pause = held::hold_time(key.attempts);
-        let mut held = self.held.borrow_mut();
-        held.insert(key.volume(), Instant::now() + pause);
+        self.held.borrow_mut().insert(key.volume(), now + pause);
     }
 }
 
@@ -346,12 +346,12 @@ async fn take(
             match (may_be.len(), sources.holder) {
                 (0, _) => Ok(()),
                 (2.., CutHolder::Stands(_)) => {
-                    if !running.snapshots.begin_hold(key) {
+                    if !running.snapshots.begin_hold(key, Instant::now()) {
                         return Ok(());
                     }
                     let taken =
                         held::take(engine, running, by, (id, seen), &may_be, &sources).await;
-                    running.snapshots.end_hold(key);
+                    running.snapshots.end_hold(key, Instant::now());
                     taken
                 }
                 _ => {

@@ -120,6 +120,34 @@ fn one_node_chooses() {
     }
 }
 
+/// Goal: the writes of a volume are held back for one snapshot at a time, with a pause after it.
+/// Those of few volumes are at a time. The mark of a task that hangs passes. Method: given times.
+#[test]
+fn holds_have_a_pause_and_a_limit() {
+    let key = |number: u128| {
+        let value = serde_json::json!({
+            "v": 1, "volume": Uuid::from_u128(number), "name": "s", "want": "there",
+            "is": "asked",
+        });
+        serde_json::from_value::<SnapshotKey>(value).expect("a key")
+    };
+    let (snapshots, begun) = (Snapshots::default(), Instant::now());
+    let begin = |number, now| snapshots.begin_hold(&key(number), now);
+    assert!(begin(1, begun));
+    assert!(!begin(1, begun), "another snapshot of the volume");
+    snapshots.end_hold(&key(1), begun);
+    let pause = held::hold_time(0);
+    assert!(!begin(1, begun + pause / 2), "hosts write");
+    let later = begun + 2 * pause;
+    for number in 1..=MAX_HELD as u128 {
+        assert!(begin(number, later), "{number}");
+    }
+    assert!(!begin(99, later), "too many at a time");
+    snapshots.end_hold(&key(1), later);
+    assert!(begin(99, later));
+    assert!(begin(2, later + 3 * HANGS), "its task hangs");
+}
+
 /// Goal: a step that fails again and again keeps no other snapshot waiting. Method: looks that
 /// start as many steps as they may, among several times as many snapshots.
 #[test]
