@@ -22,8 +22,8 @@
 //! one has one. The volume has a holder by then, unless all in-sync replicas are on dead nodes.
 //! 20 s later, no operation of a host is without an answer.
 //!
-//! A run is determined by its seed: [`run()`] with the same number repeats it. The data path here is
-//! a model; `bdev/replica/sim` simulates the real one.
+//! A run is determined by its seed: [`run()`] with the same number repeats it. The data path here
+//! is a model; `bdev/replica/sim` simulates the real one.
 
 #![forbid(unsafe_code)]
 
