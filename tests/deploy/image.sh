@@ -22,7 +22,7 @@ SCRATCH=$4
 NEWER=${5:-}
 BAD=${6:-}
 HERE=$(cd "$(dirname "$0")" && pwd)
-VOLUME="tcp://127.0.0.1:4420/$NQN:disk"
+VOLUME="tcp://127.0.0.1:4420/$NQN:disk?nsid=1"
 # shellcheck source=machine.sh
 . "$HERE/machine.sh"
 
@@ -184,6 +184,11 @@ fi
 # Three power cuts during one update: while the slot is written, before the boot entry is written,
 # and before the bundle is removed. A machine with much other work may be late for the second: then
 # the update is done.
+# From the third on, the machine has an IOMMU and a second drive.
+truncate -s 1G "$SCRATCH/taken.raw"
+TAKEN=(-device "intel-iommu,intremap=on,aw-bits=48"
+    -drive "file=$SCRATCH/taken.raw,format=raw,if=none,id=taken,cache=unsafe,file.locking=off"
+    -device "nvme,serial=TAKEN,drive=taken")
 NEWER_VERSION=$(version_of "$NEWER")
 BAD_VERSION=$(version_of "$BAD")
 check "the damaged bundle is refused" says "$LIMIT" "it is damaged, or no update bundle"
@@ -208,7 +213,7 @@ check "a version serves after a power cut before the boot entry" serves
 check "the update is done" says "$LIMIT" "version $(pattern "$NEWER_VERSION") (is installed|runs already)"
 check "power fails before the bundle is removed" power_fails
 
-power_on "$SCRATCH/console.4"
+power_on "$SCRATCH/console.4" "${TAKEN[@]}"
 check "the new version serves" serves
 check "the console shows the new version" runs_version "$(pattern "$NEWER_VERSION")"
 check "its namespace answers as before" answers
@@ -239,6 +244,14 @@ check "its file is back" guest "cmp /var/lib/nacre/nacre.toml /run/before"
 check "the other one is gone" guest "! test -e /var/lib/nacre/extra"
 check "the machine answers after the restore" until_true 90 answers
 
+# The daemon drives a drive from here on; the next starts bind it before the daemon begins.
+ADDRESS=$(guest "for drive in /sys/class/nvme/nvme*; do if grep -q TAKEN \$drive/serial; then cat \$drive/address; fi; done" | tr -d '\r')
+check "a drive is taken" guest "nacre appliance drive bind $ADDRESS --serial TAKEN"
+check "the daemon attaches it" guest "nacre rpc bdev_nvme_attach_controller '{\"name\":\"taken\",\"trtype\":\"PCIe\",\"traddr\":\"$ADDRESS\"}'"
+check "and serves it" guest "nacre rpc nvmf_subsystem_add_ns '{\"nqn\":\"$NQN:disk\",\"namespace\":{\"nsid\":2,\"bdev_name\":\"takenn1\"}}'"
+load_on_taken() { "$NACRE" perf "${VOLUME%=*}=2" --rw "$1" "${@:2}"; }
+check "verified I/O on it" load_on_taken randwrite --verify --seconds 3
+
 check "the set-up code makes the first account of the page" claim
 check "the machine gets a name" guest_says "storage-7, and was nacre" "nacre appliance name storage-7"
 HOST=storage-7
@@ -248,7 +261,7 @@ check "the former version is chosen by hand" guest_says "version $(pattern "$VER
 guest "ls /boot/EFI/Linux"
 check "it stops after the rollback" powers_off
 START=$SECONDS
-power_on "$SCRATCH/console.5"
+power_on "$SCRATCH/console.5" "${TAKEN[@]}"
 check "the former version serves" serves
 check "the console shows the former version" runs_version "$(pattern "$VERSION")"
 sign_in() { page_json login "{\"name\":\"ann\",\"password\":\"$PASSWORD\"}"; }
@@ -263,6 +276,9 @@ assert [last["act"], last["state"]] == sys.argv[2:4] and sys.argv[4] in last["te
 uploads_bad() { upload "$BAD" | grep -q "\"bytes\": *$(stat -c %s "$BAD")"; }
 has_no_upload() { page_call appliance_get | grep -q '"upload": *null'; }
 check "the account signs in" sign_in
+drive_is_bound() { page_call appliance_get | tee /dev/stderr | grep -q '"state": *"bound"'; }
+check "the taken drive is bound after a start" drive_is_bound
+check "and serves" until_true 60 load_on_taken randread --seconds 1
 check "the page refuses an update without a bundle" eval '! page_call appliance_update'
 head -c 3000000 "$BAD" >"$SCRATCH/damaged.tar"
 check "the page takes a damaged bundle" upload "$SCRATCH/damaged.tar"
@@ -300,7 +316,7 @@ spoil() {
     state_has /lib/overlay/etc/systemd/system/nacre.service.d/20-bad.conf
 }
 check "the former version gets a bad daemon" spoil
-power_on "$SCRATCH/console.6"
+power_on "$SCRATCH/console.6" "${TAKEN[@]}"
 check "a version that was good before does not restart" says "$LIMIT" "stay: this version was good before"
 starts() { said | grep -ac 'BdsDxe: starting'; }
 check "the screen names the cause" says 60 "the daemon of version $(pattern "$VERSION") is not ready"
@@ -316,7 +332,7 @@ HOST=nacre
 check "with its first name" runs_version "$(pattern "$VERSION")"
 check "with an empty namespace" answers
 check "it stops after the factory reset" powers_off
-is_new() { ! state_has /lib/test.export && ! state_has /lib/overlay/etc/systemd/system/nacre.service.d; }
+is_new() { ! state_has /lib/test.export && ! state_has /lib/nacre-appliance/drives.json && ! state_has /lib/overlay/etc/systemd/system/nacre.service.d; }
 check "the state is new" is_new
 
 # Without its boot partition the system does not start: it must not wait for a person.
