@@ -31,7 +31,7 @@ export function volume(name, gib, replicas, more = {}) {
 
 /** The snapshots of volumes on a node of a cluster. A name of two of them is ambiguous. */
 function snapshots([archive, orders, , images], now) {
-  const lvol = (node, why = null) => ({ uuid: UUID((serial += 1)), node, pool: UUID(90), why });
+  const lvol = (node, why = null) => ({ uuid: UUID((serial += 1)), node, pool: UUID(90), pool_name: null, why });
   const of = (source, name, days, lvols, more = {}) => ({ uuid: UUID((serial += 1)), name, volume: source.uuid, volume_name: source.name, size_bytes: source.num_blocks * 512, created_s: Math.floor(now / 1000) - days * 86_400, state: 'ready', why: null, lvols, ...more });
   const away = 'node cow, which has it, has no lease';
   return [
@@ -214,5 +214,5 @@ export function healthy(now) {
 
 export function empty() {
   const world = busy();
-  return { ...world, bdevs: [], volumes: [], lvols: [], snapshots: null, pools: [], subsystems: world.subsystems.slice(0, 1), listeners: { listeners: [], unmatched: [] }, controllers: [], hosts: [], stored: { store: '/var/lib/nacre/state.redb', objects: [] }, events: [], alerts: { receivers: [], silences: [] }, accounts: [], tokens: [], devices: [], keys: [], auth: [], reservations: {}, audit: [], appliance: { appliance: false, host: null, version: null, slots: [], pinned_entry: null, free_bytes: null, upload: null, request: null, acts: [], pending_network: null, network_problem: null, networks: [] } };
+  return { ...world, bdevs: [], volumes: [], lvols: [], snapshots: [], pools: [], subsystems: world.subsystems.slice(0, 1), listeners: { listeners: [], unmatched: [] }, controllers: [], hosts: [], stored: { store: '/var/lib/nacre/state.redb', objects: [] }, events: [], alerts: { receivers: [], silences: [] }, accounts: [], tokens: [], devices: [], keys: [], auth: [], reservations: {}, audit: [], appliance: { appliance: false, host: null, version: null, slots: [], pinned_entry: null, free_bytes: null, upload: null, request: null, acts: [], pending_network: null, network_problem: null, networks: [] } };
 }

@@ -28,7 +28,6 @@ export class Mock {
     Object.assign(this, { world, role, setup, phase, calls: [], sessions: new Set(), streams: new Set(), fails: 0, refuse: {} });
     this.seed = 7;
     /** Calls that only a node of a cluster takes. */
-    this.outside = 0;
   }
 
   async start(port = 0) {
@@ -106,11 +105,6 @@ export class Mock {
     if (extra) { this.unknown = `${method}: ${extra}`; return this.refusal(response, 400, 'Invalid parameters', { field: extra, cause: `"${extra}" is not known here` }); }
     if (METHODS[method].changes) this.calls.push([method, params]);
     if (this.refuse[method]) { const data = this.refuse[method](params); if (data) return this.refusal(response, 409, 'Operation not permitted', data); }
-    // A daemon that is in no cluster.
-    if (method.startsWith('volume_snapshot_') && !this.world.snapshots) {
-      this.outside += 1;
-      return this.send(response, 422, { error: { code: -95, message: 'Operation not supported', data: { cause: 'this daemon is in no cluster, whose volumes have snapshots' } } });
-    }
     this.send(response, 200, { result: this.call(method, params) });
     if (METHODS[method].changes) this.changed();
   }
@@ -224,7 +218,7 @@ export class Mock {
       case 'bdev_aio_create': w.bdevs = [...w.bdevs, fixtures.file(p.name, (p.size ?? 2 ** 36) / 2 ** 30, p.filename)]; return p.name;
       case 'volume_create': {
         const devices = p.devices ?? ['ant', 'bee', 'cow', 'dog', 'eel'].slice(0, p.replica_count).map((node) => `${node}:${p.name}`);
-        const source = w.snapshots?.find((s) => s.uuid === p.snapshot);
+        const source = w.snapshots.find((s) => s.uuid === p.snapshot);
         const gib = source ? (p.size_mb ? p.size_mb / 1024 : source.size_bytes / 2 ** 30) : 64;
         const made = fixtures.volume(p.name, gib, devices.map((d) => fixtures.replica(d)));
         w.volumes = [...w.volumes, made];
@@ -240,13 +234,13 @@ export class Mock {
       }
       case 'volume_rename': w.volumes = w.volumes.map((v) => (v.name === p.name ? { ...v, name: p.new_name } : v)); return true;
       case 'volume_delete':
-        w.snapshots = w.snapshots?.map((s) => (s.volume_name === p.name ? { ...s, volume_name: null } : s));
+        w.snapshots = w.snapshots.map((s) => (s.volume_name === p.name ? { ...s, volume_name: null } : s));
         w.volumes = w.volumes.filter((v) => v.name !== p.name);
         return true;
       case 'volume_snapshot_list': return w.snapshots.filter((s) => !p.volume || p.volume === s.volume || p.volume === s.volume_name);
       case 'volume_snapshot_create': {
         const source = w.volumes.find((v) => v.name === p.volume);
-        const made = { uuid: `5f0c1c3e-8b3a-4c55-9d0b-6b3f3f1c0b${String(w.snapshots.length).padStart(2, '0')}`, name: p.name, volume: source.uuid, volume_name: source.name, size_bytes: source.num_blocks * 512, created_s: Math.floor(Date.now() / 1000), state: 'ready', why: null, lvols: [{ uuid: source.replicas[0].id, node: 'ant', pool: null, why: null }] };
+        const made = { uuid: `5f0c1c3e-8b3a-4c55-9d0b-6b3f3f1c0b${String(w.snapshots.length).padStart(2, '0')}`, name: p.name, volume: source.uuid, volume_name: source.name, size_bytes: source.num_blocks * 512, created_s: Math.floor(Date.now() / 1000), state: 'ready', why: null, lvols: [{ uuid: source.replicas[0].id, node: 'ant', pool: null, pool_name: null, why: null }] };
         w.snapshots = [...w.snapshots, made];
         return made;
       }

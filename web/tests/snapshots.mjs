@@ -1,6 +1,6 @@
-// Snapshots of the volumes of a cluster, and a daemon that is in none.
+// Snapshots of volumes, in a cluster and outside of one.
 import assert from 'node:assert/strict';
-import { button, dialog, heading, open, REFUSED, signIn, violations } from './browser.mjs';
+import { button, dialog, heading, open, signIn, violations } from './browser.mjs';
 import { busy } from './fixtures.mjs';
 import { Mock } from './mock.mjs';
 
@@ -107,29 +107,31 @@ export const SNAPSHOTS = {
     return { mock, page };
   },
 
-  async 'a daemon in no cluster shows no snapshots of volumes, and is asked once'({ browser }) {
-    const mock = await new Mock({ world: { ...busy(), snapshots: null } }).start();
-    const page = await open(browser, mock, { allow: [REFUSED] });
-    await signIn(page, mock, '#/volumes');
-    await page.getByRole('link', { name: 'orders', exact: true }).click();
-    await heading(page, 'orders');
-    const connections = () => page.waitForResponse((response) => response.request().postDataJSON()?.method === 'volume_get_connections');
-    const again = connections();
+  async 'a daemon in no cluster: snapshots are on its pools'({ browser }) {
+    const world = busy();
+    const orders = world.volumes.find((one) => one.name === 'orders');
+    const lvol = (pool_name, why = null) => ({ uuid: `5f0c1c3e-8b3a-4c55-9d0b-6b3f3f1c0d0${pool_name.length}`, node: null, pool: '5f0c1c3e-8b3a-4c55-9d0b-6b3f3f1c0e01', pool_name, why });
+    const monday = { uuid: '5f0c1c3e-8b3a-4c55-9d0b-6b3f3f1c0c01', name: 'monday', volume: orders.uuid, volume_name: 'orders', size_bytes: orders.num_blocks * 512, created_s: 1_790_000_000, state: 'ready', why: null, lvols: [lvol('fast'), lvol('large')] };
+    const mock = await new Mock({ world: { ...world, snapshots: [monday] } }).start();
+    const page = await open(browser, mock);
+    await signIn(page, mock, '#/volumes/orders');
+    await row(page, 'monday').getByText('fast', { exact: true }).waitFor();
+    await row(page, 'monday').getByText('large', { exact: true }).waitFor();
+    await button(page, 'Create volume from monday').click();
+    await page.getByText('It has a replica on each pool of the snapshot.').waitFor();
+    assert.equal(await dialog(page).getByLabel('Replicas', { exact: true }).count(), 0);
+    await page.getByLabel('Name', { exact: true }).fill('clone');
+    await page.getByLabel('Take space as it is written').check();
+    await page.getByText('nacre volume create clone --pool fast --pool large --snapshot monday --thin', { exact: true }).waitFor();
+    await button(page, 'Create', 'dialog').click();
+    await page.getByText('Volume clone was created.').waitFor();
+    const replicas = ['fast', 'large'].map((pool) => ({ pool, thin: true }));
+    assert.deepEqual(mock.calls.at(-1), ['volume_create', { name: 'clone', replicas, snapshot: monday.uuid }]);
+    mock.world.snapshots = [{ ...monday, lvols: [lvol('fast'), lvol('large', 'pool "large" is not open')] }];
     mock.changed();
-    await again;
-    assert.equal(await page.getByText('Snapshots').count(), 0);
-    assert.equal(await button(page, 'Make snapshot').count(), 0);
-    assert.equal(await page.getByText('This cannot be shown now').count(), 0);
-    assert.equal(mock.outside, 1);
-
-    // It starts again, as a node.
-    const kept = new Set(mock.sessions);
-    await mock.stop();
-    await page.getByText('No connection.').waitFor();
-    mock.world.snapshots = busy().snapshots.map((one) => ({ ...one, volume: mock.world.volumes.find((v) => v.name === one.volume_name)?.uuid ?? one.volume }));
-    mock.sessions = kept;
-    await mock.start();
-    await row(page, 'before-upgrade').waitFor();
+    await row(page, 'monday').getByText('Pool "large" is not open.').waitFor();
+    await button(page, 'Delete snapshot monday').click();
+    await page.getByText('A pool that is not open loses its lvol when it is opened.').waitFor();
     return { mock, page };
   },
 };

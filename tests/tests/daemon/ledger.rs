@@ -38,6 +38,20 @@ impl Ledger {
         self.entries.iter().map(|e| e.acknowledged).collect()
     }
 
+    /// The model of a copy that was made after `before`, and before now.
+    pub(crate) fn copied_since(&self, before: &[Entry]) -> Self {
+        let entries = self.entries.iter().zip(before);
+        let entries = entries.map(|(now, before)| Entry {
+            submitted: now.submitted,
+            zeroes: now.zeroes,
+            ..*before
+        });
+        Self {
+            entries: entries.collect(),
+            run: self.run,
+        }
+    }
+
     pub(crate) fn flushed(&mut self, snapshot: &[u64]) {
         for (entry, acknowledged) in self.entries.iter_mut().zip(snapshot) {
             entry.flushed = entry.flushed.max(*acknowledged);

@@ -28,6 +28,7 @@ mod replicas;
 mod reservations;
 mod saved;
 mod signals;
+mod snapshots;
 mod spdk;
 mod tls;
 mod truncation;

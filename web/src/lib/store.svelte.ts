@@ -4,30 +4,18 @@ import { Refusal, rpc, type Caller } from './api';
 import { live } from './live.svelte';
 import { session } from './session.svelte';
 
-/** The code of a call that is not for this daemon, such as one about the cluster of a daemon in none. */
-const ENOTSUP = -95;
-
 export class Resource<T> {
   value = $state.raw<T>();
   error = $state.raw<Refusal>();
   private busy = false;
   private again = false;
-  private absentSince = -1;
 
-  /** `mayBeAbsent`: after ENOTSUP the method is not called again until the stream is a new one. */
   constructor(
     readonly method: string,
     readonly params: Record<string, unknown>,
-    private readonly mayBeAbsent = false,
   ) {}
 
-  /** True once the daemon has answered otherwise than with ENOTSUP. */
-  get isOffered() {
-    return this.error ? this.error.code !== ENOTSUP : this.value !== undefined;
-  }
-
   async read(caller: Caller = 'person'): Promise<void> {
-    if (this.mayBeAbsent && this.absentSince === live.reconnections) return;
     if (this.busy) {
       this.again = true;
       return;
@@ -38,7 +26,6 @@ export class Resource<T> {
       this.error = undefined;
     } catch (error) {
       const refusal = error as Refusal;
-      if (refusal.code === ENOTSUP) this.absentSince = live.reconnections;
       // While the daemon is away or the session has ended, the last answer stays on the screen.
       if (!(this.value !== undefined && (refusal.status === 0 || refusal.status === 401))) this.error = refusal;
     } finally {
@@ -54,11 +41,11 @@ export class Resource<T> {
 const all = new Map<string, Resource<unknown>>();
 
 /** A resource for the life of a component. */
-export function use<T>(method: string, params: Record<string, unknown> = {}, every_s = 15, mayBeAbsent = false): Resource<T> {
+export function use<T>(method: string, params: Record<string, unknown> = {}, every_s = 15): Resource<T> {
   const key = `${method} ${JSON.stringify(params)}`;
   let found = all.get(key) as Resource<T> | undefined;
   if (!found) {
-    found = new Resource<T>(method, params, mayBeAbsent);
+    found = new Resource<T>(method, params);
     all.set(key, found as Resource<unknown>);
   }
   const resource = found;

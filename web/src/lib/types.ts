@@ -67,8 +67,8 @@ export interface VolumeSnapshot {
   created_s: number | null;
   state: 'making' | 'ready' | 'unavailable' | 'failed' | 'deleting';
   why: string | null;
-  /** `why`: the reason why it is not available. */
-  lvols: { uuid: string; node: string; pool: string | null; why: string | null }[];
+  /** `node`: null outside of a cluster. `why`: the reason why it is not available. */
+  lvols: { uuid: string; node: string | null; pool: string | null; pool_name: string | null; why: string | null }[];
 }
 
 export interface Bdev {

@@ -16,5 +16,5 @@ export function useWorld() {
   };
 }
 
-/** The snapshots of volumes; not offered by a daemon that is in no cluster. For the start of a component. */
-export const useSnapshots = () => use<VolumeSnapshot[]>('volume_snapshot_list', {}, 10, true);
+/** The snapshots of volumes. For the start of a component. */
+export const useSnapshots = () => use<VolumeSnapshot[]>('volume_snapshot_list', {}, 10);

@@ -172,7 +172,7 @@ enum VolumeCommand {
         /// Name of the volume
         name: String,
     },
-    /// Make, list and delete snapshots of volumes of a cluster
+    /// Make, list and delete snapshots of volumes
     #[command(subcommand)]
     Snapshot(snapshots::SnapshotCommand),
     /// Show the events of volumes and their replicas
@@ -228,15 +228,16 @@ struct ReplaceArgs {
   nacre volume create vol0 disk0 disk1 disk2 --size 10GiB --min-in-sync 2
   nacre volume create vol1 --pool pool0 --pool pool1 --size 10GiB --thin
   nacre volume create vol2 --replicas 3 --size 10GiB --spread zone,rack
-  nacre volume create vol3 --replicas 3 --snapshot monday")]
+  nacre volume create vol3 --replicas 3 --snapshot monday
+  nacre volume create vol4 --snapshot monday")]
 struct CreateArgs {
     /// Name of the new volume
     name: String,
     /// Its replicas, one on each device
-    #[arg(required_unless_present_any = ["pool", "replica_count"], num_args = 1..=MAX_REPLICAS)]
+    #[arg(required_unless_present_any = ["pool", "replica_count", "snapshot"], num_args = 1..=MAX_REPLICAS)]
     device: Vec<String>,
     /// A replica on this pool (may be repeated), on an lvol that goes with the volume
-    #[arg(long, requires = "size")]
+    #[arg(long)]
     pool: Vec<String>,
     /// Such as 10GiB, whole MiB; unless given as large as the devices allow
     #[arg(long, value_parser = nacre_engine_values::size::whole_mebibytes)]
@@ -311,10 +312,8 @@ pub(crate) fn run(args: VolumeArgs) -> Result<(), Failure> {
                 ));
             }
             let has_snapshot = options.snapshot.is_some();
-            if has_snapshot && !is_placed && args.pool.is_empty() {
-                return Err(Failure::Usage(
-                    "--snapshot needs --pool, or --replicas in a cluster".to_owned(),
-                ));
+            if !args.pool.is_empty() && !has_snapshot && args.size.is_none() {
+                return Err(Failure::Usage("--pool needs --size".to_owned()));
             }
             if is_placed && !has_snapshot && args.size.is_none() {
                 return Err(Failure::Usage("--replicas needs --size".to_owned()));

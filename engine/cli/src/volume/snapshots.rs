@@ -1,4 +1,4 @@
-//! `nacre volume snapshot`: snapshots of the volumes of a cluster.
+//! `nacre volume snapshot`: snapshots of volumes.
 
 use clap::Subcommand;
 use nacre_engine::methods::volume::snapshots::{
@@ -13,8 +13,8 @@ use crate::{Connection, Failure};
 
 #[derive(Debug, Subcommand)]
 #[command(
-    after_help = "For volumes of a cluster. Outside of one, make a snapshot of the lvol of a \
-                  replica: nacre lvol snapshot."
+    after_help = "For volumes with replicas on pools. nacre volume create --snapshot makes a volume \
+                  that begins with one."
 )]
 pub(super) enum SnapshotCommand {
     /// Make one while hosts use the volume, and print its UUID
@@ -24,7 +24,7 @@ pub(super) enum SnapshotCommand {
         /// Name of the snapshot
         name: String,
     },
-    /// List them, with the nodes that have them
+    /// List them, with the nodes or pools that have them
     #[command(visible_alias = "ls")]
     List {
         /// Only those of this volume
@@ -56,7 +56,7 @@ pub(super) fn run(connection: &Connection, command: SnapshotCommand) -> Result<(
                 return output::json(&found);
             }
             for one in found.as_array_mut().into_iter().flatten() {
-                add_nodes(one);
+                add_places(one);
             }
             output::columns(
                 &found,
@@ -65,7 +65,7 @@ pub(super) fn run(connection: &Connection, command: SnapshotCommand) -> Result<(
                     ("volume", "/volume_name"),
                     ("state", "/state"),
                     ("bytes", "/size_bytes"),
-                    ("nodes", "/nodes"),
+                    ("on", "/on"),
                     ("id", "/uuid"),
                     ("why", "/why"),
                 ],
@@ -79,10 +79,18 @@ pub(super) fn run(connection: &Connection, command: SnapshotCommand) -> Result<(
     }
 }
 
-/// Adds the nodes of a snapshot's lvols, and the reason why one of these is missing, for the table.
-fn add_nodes(snapshot: &mut Value) {
+/// Adds the nodes of a snapshot's lvols, outside of a cluster their pools, and the reason why one
+/// of these is missing, for the table.
+fn add_places(snapshot: &mut Value) {
     let lvols = snapshot["lvols"].as_array().cloned().unwrap_or_default();
-    snapshot["nodes"] = lvols.iter().map(|lvol| lvol["node"].clone()).collect();
+    let place = |lvol: &Value| {
+        let mut words = ["node", "pool_name", "pool"].iter().map(|key| &lvol[*key]);
+        words
+            .find(|word| !word.is_null())
+            .cloned()
+            .unwrap_or_default()
+    };
+    snapshot["on"] = lvols.iter().map(place).collect();
     if snapshot["why"].is_null() {
         let mut reasons = lvols.iter().map(|lvol| &lvol["why"]);
         let missing = reasons.find(|why| !why.is_null());

@@ -12,8 +12,9 @@ use uuid::Uuid;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::Engine;
-use crate::services::pools::find_lvol;
+use crate::services::pools::{OpenPool, find_lvol};
 use crate::services::volumes::lvols::{self, NewLvol, PoolLvol};
+use crate::services::volumes::snapshots::{self, VolumeSnapshot};
 use crate::values::read;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -76,37 +77,117 @@ pub(super) fn wanted(
     Ok(lvols)
 }
 
-/// The snapshot from which the first of these lvols is cloned.
-pub(super) fn source(
-    engine: &Engine,
-    snapshot: &str,
-    lvols: &[NewLvol],
-) -> Result<Arc<Lvol>, RpcError> {
-    let (pool, found) = find_lvol(engine, "snapshot", snapshot)?;
-    if !found.info().is_snapshot {
-        let cause = format!("\"{snapshot}\" is not a snapshot");
-        return Err(RpcError::errno(Errno::EINVAL, cause)
-            .field("snapshot")
-            .remedy("make one with lvol_snapshot"));
-    }
-    if lvols
-        .first()
-        .is_some_and(|first| Rc::ptr_eq(&first.pool, &pool))
-    {
-        return Ok(found);
-    }
-    let cause = format!("the snapshot is on pool \"{}\"", pool.name());
-    Err(RpcError::errno(Errno::EINVAL, cause)
-        .field("replicas[0].pool")
-        .remedy("name this pool first: a clone shares the space of its snapshot"))
+/// The snapshot with which a volume begins.
+pub(super) enum Source {
+    /// A snapshot of a replica's lvol, of which the first replica is a clone.
+    Lvol(Rc<OpenPool>, Arc<Lvol>),
+    /// A snapshot of a volume. Each replica on a pool with one of its lvols is a clone of that.
+    Volume(VolumeSnapshot, Vec<(Rc<OpenPool>, Arc<Lvol>)>),
 }
 
-/// The snapshot, in the form of the volume's record.
-pub(super) fn origin(source: &Lvol) -> Origin {
-    let info = source.info();
-    Origin {
-        snapshot: info.id,
-        name: info.name,
+impl Source {
+    /// Finds it by name or UUID. A name with `/` is that of an lvol.
+    pub(super) fn find(engine: &Engine, text: &str) -> Result<Self, RpcError> {
+        let of_volume = match snapshots::find(engine, text) {
+            Err(error) if error.code == -(Errno::ENODEV as i32) => None,
+            found => Some(found?),
+        };
+        let Some(found) = of_volume else {
+            let is_lvol = text.contains('/') || Uuid::parse_str(text).is_ok();
+            return if is_lvol {
+                Self::find_lvol(engine, text)
+            } else {
+                Err(snapshots::absent(text))
+            };
+        };
+        found.must_be_ready()?;
+        let lvols = found.lvols.iter();
+        let lvols =
+            lvols.filter_map(|one| find_lvol(engine, "snapshot", &one.lvol.to_string()).ok());
+        let lvols = lvols.collect();
+        Ok(Self::Volume(found, lvols))
+    }
+
+    fn find_lvol(engine: &Engine, text: &str) -> Result<Self, RpcError> {
+        let (pool, found) = find_lvol(engine, "snapshot", text)?;
+        if found.info().is_snapshot {
+            return Ok(Self::Lvol(pool, found));
+        }
+        let cause = format!("\"{text}\" is not a snapshot");
+        Err(RpcError::errno(Errno::EINVAL, cause)
+            .field("snapshot")
+            .remedy("make one with volume_snapshot_create or lvol_snapshot"))
+    }
+
+    /// The replicas of a volume for which none are named: on the pools of the snapshot.
+    pub(super) fn replicas(&self) -> Vec<PoolReplica> {
+        let Self::Volume(_, lvols) = self else {
+            return Vec::new();
+        };
+        let on = |(pool, _): &(Rc<OpenPool>, Arc<Lvol>)| PoolReplica {
+            pool: pool.handle.id().to_string(),
+            size: None,
+            thin: false,
+        };
+        lvols.iter().map(on).collect()
+    }
+
+    /// The size of the volume. `bytes`: the wanted one, if any.
+    pub(super) fn size(&self, bytes: Option<u64>) -> Result<Option<u64>, RpcError> {
+        match self {
+            Self::Lvol(..) => Ok(bytes),
+            Self::Volume(snapshot, _) => snapshot.size_for(bytes).map(Some),
+        }
+    }
+
+    /// The snapshots of which the first lvols are clones. Moves these lvols to the front.
+    pub(super) fn clones(&self, lvols: &mut Vec<NewLvol>) -> Result<Vec<Arc<Lvol>>, RpcError> {
+        let refused =
+            |cause: String| RpcError::errno(Errno::EINVAL, cause).field("replicas[0].pool");
+        let sources = match self {
+            Self::Lvol(pool, found) => {
+                let first = lvols.first();
+                if first.is_some_and(|first| Rc::ptr_eq(&first.pool, pool)) {
+                    return Ok(vec![Arc::clone(found)]);
+                }
+                let cause = format!("the snapshot is on pool \"{}\"", pool.name());
+                return Err(refused(cause)
+                    .remedy("name this pool first: a clone shares the space of its snapshot"));
+            }
+            Self::Volume(_, sources) => sources,
+        };
+        let source = |lvol: &NewLvol| {
+            let mut all = sources.iter();
+            all.find(|(pool, _)| Rc::ptr_eq(pool, &lvol.pool))
+        };
+        lvols.sort_by_key(|lvol| source(lvol).is_none());
+        let clones: Vec<_> = lvols.iter().map_while(source).collect();
+        if clones.is_empty() {
+            let pools: Vec<_> = sources.iter().map(|(pool, _)| pool.name()).collect();
+            let cause = format!("none has the snapshot, which is on {}", pools.join(", "));
+            return Err(refused(cause).remedy("name at least one of these pools"));
+        }
+        Ok(clones
+            .into_iter()
+            .map(|(_, lvol)| Arc::clone(lvol))
+            .collect())
+    }
+
+    /// The snapshot, in the form of the volume's record.
+    pub(super) fn origin(&self) -> Origin {
+        match self {
+            Self::Lvol(_, lvol) => {
+                let info = lvol.info();
+                Origin {
+                    snapshot: info.id,
+                    name: info.name,
+                }
+            }
+            Self::Volume(snapshot, _) => Origin {
+                snapshot: snapshot.id,
+                name: snapshot.name.clone(),
+            },
+        }
     }
 }
 

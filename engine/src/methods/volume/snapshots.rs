@@ -1,4 +1,4 @@
-//! `volume_snapshot_*`: snapshots of volumes of a cluster.
+//! `volume_snapshot_*`: snapshots of volumes, in a cluster and outside of one.
 
 use std::rc::Rc;
 
@@ -7,17 +7,22 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::super::replies::refuse_nil;
+use crate::journal;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::Engine;
-use crate::services::cluster::{self, SnapshotLvol, VolumeSnapshot, VolumeSnapshotState};
+use crate::services::cluster;
 use crate::services::pools::check_name;
+use crate::services::volumes::snapshots::{
+    self, RECORD, SnapshotLvol, SnapshotRecord, VolumeSnapshot, VolumeSnapshotState,
+};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
         .add::<CreateVolumeSnapshot>()
         .add::<ListVolumeSnapshots>()
-        .add::<DeleteVolumeSnapshot>();
+        .add::<DeleteVolumeSnapshot>()
+        .add::<RecordVolumeSnapshot>();
 }
 
 /// A snapshot of a volume.
@@ -48,11 +53,13 @@ pub struct VolumeSnapshotReply {
 pub struct SnapshotLvolReply {
     #[schemars(with = "String")]
     pub uuid: Uuid,
-    /// The node that has it, by name or id.
-    pub node: String,
+    /// The node that has it, by name or id. `null`: the daemon is in no cluster.
+    pub node: Option<String>,
     /// UUID of the pool that has it. `null`: it is not made yet.
     #[schemars(with = "Option<String>")]
     pub pool: Option<Uuid>,
+    /// Name of that pool, if it is open on this daemon.
+    pub pool_name: Option<String>,
     /// The reason why it is not available.
     pub why: Option<String>,
 }
@@ -99,23 +106,24 @@ fn describe(engine: &Engine, one: VolumeSnapshot) -> VolumeSnapshotReply {
 }
 
 fn describe_lvol(engine: &Engine, one: SnapshotLvol) -> SnapshotLvolReply {
-    let name = engine.cluster.name_of(one.node);
+    let name = |node: Uuid| {
+        engine
+            .cluster
+            .name_of(node)
+            .unwrap_or_else(|| node.to_string())
+    };
+    let open = |id: Uuid| engine.devices.pools.find(&id.to_string()).ok();
     SnapshotLvolReply {
         uuid: one.lvol,
-        node: name.unwrap_or_else(|| one.node.to_string()),
+        node: one.node.map(name),
         pool: one.pool,
+        pool_name: one.pool.and_then(open).map(|pool| pool.name()),
         why: one.why,
     }
 }
 
-/// Refuses a daemon that is not in a cluster; the remedy says how its volumes get snapshots.
-fn must_be_node(engine: &Engine) -> Result<(), RpcError> {
-    if engine.cluster.node().is_some() {
-        return Ok(());
-    }
-    let cause = "this daemon is in no cluster, whose volumes have snapshots";
-    Err(RpcError::errno(Errno::ENOTSUP, cause)
-        .remedy("make one of the lvol of a replica: nacre lvol snapshot, lvol_snapshot"))
+fn is_in_cluster(engine: &Engine) -> bool {
+    engine.cluster.node().is_some()
 }
 
 pub struct CreateVolumeSnapshot;
@@ -135,9 +143,10 @@ pub struct CreateVolumeSnapshotParams {
 
 impl Method<Engine> for CreateVolumeSnapshot {
     const NAME: &'static str = "volume_snapshot_create";
-    const ABOUT: &'static str = "Makes a snapshot of a volume of the cluster while hosts use it. It has every write that was \
-         acknowledged before the call, in the pool of each replica in sync: on all of them with the same \
-         contents, or on none. Writes of hosts wait meanwhile: for 0.5, 1, 2, 4 and 4 s at most in up to five attempts.";
+    const ABOUT: &'static str = "Makes a snapshot of a volume while hosts use it. It has every write that was acknowledged before the \
+         call, in the pool of each replica in sync: on all of them with the same contents, or on none. A replica \
+         that is on no pool of the daemon, or of the cluster's nodes, gets none. Writes of hosts wait meanwhile: \
+         for 0.5, 1, 2, 4 and 4 s at most in up to five attempts.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
     type Params = CreateVolumeSnapshotParams;
@@ -147,7 +156,6 @@ impl Method<Engine> for CreateVolumeSnapshot {
         params: CreateVolumeSnapshotParams,
         engine: Rc<Engine>,
     ) -> Result<VolumeSnapshotReply, RpcError> {
-        must_be_node(&engine)?;
         refuse_nil(params.uuid)?;
         check_name("name", &params.name)?;
         let volume = match Uuid::parse_str(&params.volume) {
@@ -159,7 +167,11 @@ impl Method<Engine> for CreateVolumeSnapshot {
             }
         };
         let id = params.uuid.unwrap_or_else(Uuid::new_v4);
-        let made = cluster::create_snapshot(&engine, volume, id, &params.name).await?;
+        let made = if is_in_cluster(&engine) {
+            cluster::create_snapshot(&engine, volume, id, &params.name).await?
+        } else {
+            snapshots::create(&engine, volume, id, &params.name).await?
+        };
         Ok(describe(&engine, made))
     }
 }
@@ -181,7 +193,7 @@ pub struct ListVolumeSnapshotsParams {
 impl Method<Engine> for ListVolumeSnapshots {
     const NAME: &'static str = "volume_snapshot_list";
     const ABOUT: &'static str =
-        "Lists the snapshots of volumes of the cluster, with the nodes that have them.";
+        "Lists the snapshots of volumes, with the nodes and pools that have them.";
     const CLASS: Class = Class::Read;
     const ORDER: Order = Order::Free;
     type Params = ListVolumeSnapshotsParams;
@@ -191,7 +203,6 @@ impl Method<Engine> for ListVolumeSnapshots {
         params: ListVolumeSnapshotsParams,
         engine: Rc<Engine>,
     ) -> Result<Vec<VolumeSnapshotReply>, RpcError> {
-        must_be_node(&engine)?;
         let volume = match params.volume {
             None => None,
             Some(text) => match engine.volumes.find(&text) {
@@ -203,7 +214,11 @@ impl Method<Engine> for ListVolumeSnapshots {
                 },
             },
         };
-        let mut found = cluster::snapshots(&engine).await?;
+        let mut found = if is_in_cluster(&engine) {
+            cluster::snapshots(&engine).await?
+        } else {
+            snapshots::list(&engine)
+        };
         found.retain(|one| {
             volume.is_none_or(|id| one.volume == id) && params.uuid.is_none_or(|id| one.id == id)
         });
@@ -223,8 +238,8 @@ pub struct DeleteVolumeSnapshotParams {
 
 impl Method<Engine> for DeleteVolumeSnapshot {
     const NAME: &'static str = "volume_snapshot_delete";
-    const ABOUT: &'static str = "Deletes a snapshot of a volume of the cluster. Volumes that began with it keep their contents. A node \
-         that is away deletes it when it returns.";
+    const ABOUT: &'static str = "Deletes a snapshot of a volume. Volumes that began with it keep their contents. A node of a cluster that \
+         is away deletes it when it returns.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
     type Params = DeleteVolumeSnapshotParams;
@@ -234,9 +249,34 @@ impl Method<Engine> for DeleteVolumeSnapshot {
         params: DeleteVolumeSnapshotParams,
         engine: Rc<Engine>,
     ) -> Result<bool, RpcError> {
-        must_be_node(&engine)?;
-        let found = cluster::find_snapshot(&engine, &params.snapshot).await?;
-        cluster::delete_snapshot(&engine, found.id).await?;
+        if is_in_cluster(&engine) {
+            let found = cluster::find_snapshot(&engine, &params.snapshot).await?;
+            cluster::delete_snapshot(&engine, found.id).await?;
+        } else {
+            let found = snapshots::find(&engine, &params.snapshot)?;
+            snapshots::delete(&engine, found.id).await?;
+        }
+        Ok(true)
+    }
+}
+
+struct RecordVolumeSnapshot;
+
+impl Method<Engine> for RecordVolumeSnapshot {
+    const NAME: &'static str = RECORD;
+    const ABOUT: &'static str = "The daemon's own record of a snapshot of a volume, outside of a cluster. A start deletes the lvols of a \
+         snapshot whose creation or deletion was interrupted. Clients are refused.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = SnapshotRecord;
+    type Reply = bool;
+
+    async fn apply(params: SnapshotRecord, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        if !journal::is_replaying() {
+            let cause = "only the daemon writes these records";
+            return Err(RpcError::errno(Errno::EPERM, cause).remedy("use volume_snapshot_create"));
+        }
+        snapshots::replay(&engine, params).await?;
         Ok(true)
     }
 }

@@ -86,8 +86,7 @@ pub(crate) use self::replacement::report_release;
 pub use self::replicas::{NewReplica, change_replicas};
 pub use self::report::store_for_doctor;
 pub use self::snapshots::{
-    SnapshotLvol, VolumeSnapshot, VolumeSnapshotState, create_snapshot, delete_snapshot,
-    find_snapshot, snapshot_source, snapshots,
+    create_snapshot, delete_snapshot, find_snapshot, snapshot_source, snapshots,
 };
 pub(super) use self::volumes::Shown;
 

@@ -90,6 +90,25 @@ pub fn check_alias(bdevs: &BdevRegistry, field: &str, alias: &str) -> Result<(),
     Err(RpcError::errno(Errno::EEXIST, cause).field(field))
 }
 
+/// Makes a snapshot of the lvol `source` without a bdev. A caller that waits no longer does not
+/// stop it: [`OpenPool::cuts_have_ended`] says when it is there, or never will be.
+pub async fn snapshot_lvol(
+    pool: &Rc<OpenPool>,
+    source: Uuid,
+    (id, name): (Uuid, String),
+) -> Result<(), RpcError> {
+    let in_progress = Arc::clone(&pool.cuts).read_owned().await;
+    let pool = Rc::clone(pool);
+    let cut = tokio::task::spawn_local(async move {
+        let cuts = vec![(source, id, name)];
+        let made = pool.run(Command::Snapshot { cuts }).await;
+        drop(in_progress);
+        made.map(drop)
+    });
+    let failed = |error: tokio::task::JoinError| Err(RpcError::internal(error.to_string()));
+    cut.await.unwrap_or_else(failed)
+}
+
 /// Registers the bdev of a new lvol.
 pub async fn register_new(engine: &Rc<Engine>, pool: &OpenPool, id: Uuid) -> Result<(), RpcError> {
     let _names = pool.names.lock().await;

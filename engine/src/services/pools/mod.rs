@@ -34,7 +34,7 @@ use nacre_bdev_pool::{
 };
 use nacre_hugepages::Pool as BufferPool;
 use nacre_reactor::{CoreHandle, ReactorHandle};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, RwLock};
 use tracing::{info, warn};
 use uuid::Uuid;
 
@@ -55,7 +55,7 @@ use disks::ImportDisks;
 pub use disks::{KnownDisk, add_disk, grow};
 pub use lvols::{
     alias, check_alias, check_name, check_same_pool, delete, find_lvol, register, register_new,
-    resize, set_parent, set_parent_bdev, undo_growth,
+    resize, set_parent, set_parent_bdev, snapshot_lvol, undo_growth,
 };
 pub use removal::{keep_disk, remove_disk};
 pub use report::for_doctor;
@@ -138,6 +138,8 @@ pub struct OpenPool {
     pub report: ImportReport,
     /// Serialises renames, and the registration of lvols under their names.
     pub names: Arc<Mutex<()>>,
+    /// Held for reading by snapshots in progress, also by those whose callers gave up.
+    cuts: Arc<RwLock<()>>,
     /// The keeper was asked to end and did not end in time.
     is_closing: Cell<bool>,
     /// The pool was deleted, even if its disks did not confirm it.
@@ -262,6 +264,12 @@ impl OpenPool {
             Outcome::List(list) => Ok(list),
             _ => Ok(Vec::new()),
         }
+    }
+
+    /// Waits for snapshots that callers of [`snapshot_lvol`] gave up. Their lvols may appear until
+    /// then.
+    pub async fn cuts_have_ended(&self) {
+        drop(self.cuts.write().await);
     }
 
     pub async fn run(&self, command: Command) -> Result<Outcome, RpcError> {
@@ -556,6 +564,7 @@ where
         reactor: reactor.name().to_owned(),
         report,
         names: Arc::default(),
+        cuts: Arc::default(),
         is_closing: Cell::default(),
         is_deleted: Cell::default(),
         new_name: RefCell::default(),

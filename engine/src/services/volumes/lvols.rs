@@ -84,8 +84,8 @@ async fn note(engine: &Engine, volume: Uuid, lvols: &[PoolLvol]) -> Result<(), R
         .await
 }
 
-/// Makes lvols with the volume's name, and returns the names of their bdevs. With `source`, the
-/// first lvol is a clone of that snapshot.
+/// Makes lvols with the volume's name, and returns the names of their bdevs. The first ones are
+/// clones of the snapshots `sources`, each on the pool of its snapshot.
 ///
 /// The caller must call [`delete_unused`] afterwards, whether the volume was made or not.
 pub async fn make(
@@ -93,7 +93,7 @@ pub async fn make(
     volume: Uuid,
     name: &str,
     replicas: &[NewLvol],
-    source: Option<&Lvol>,
+    sources: &[Arc<Lvol>],
 ) -> Result<Vec<String>, RpcError> {
     pools::check_name("name", name)?;
     let ids = (0..replicas.len()).map(|replica| lvol_id(volume, replica));
@@ -107,7 +107,7 @@ pub async fn make(
         let field = |refused: RpcError| refused.field(format!("replicas[{at}]"));
         let bytes = replica.bytes.saturating_add(RESERVED);
         let (id, name) = (lvol.lvol, name.to_owned());
-        match source.filter(|_| at == 0) {
+        match sources.get(at) {
             Some(source) => {
                 let clone = Command::Clone {
                     source: source.uuid(),

@@ -24,6 +24,7 @@ pub(super) mod note;
 pub mod paths;
 pub mod published;
 mod replica_devices;
+pub mod snapshots;
 mod store_report;
 pub mod words;
 
@@ -70,6 +71,8 @@ pub struct Volumes {
     observer: RefCell<Option<Arc<events::EventSender>>>,
     /// Serialises creations and deletions.
     changing: Mutex<()>,
+    /// Serialises creations and deletions of snapshots.
+    snapshots: Mutex<()>,
     /// Notified when a device appears: volumes that could not be opened are tried again.
     again: Notify,
     /// Volumes whose opening was not tried since the start.

@@ -18,7 +18,7 @@ use super::super::replies::refuse_nil;
 use super::blocks;
 use super::devices::FoundDevices;
 use super::list::{VolumeReply, describe};
-use super::on_pools::{self, PoolReplica};
+use super::on_pools::{self, PoolReplica, Source};
 use crate::bdev_modules;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
@@ -93,6 +93,8 @@ impl Method<Engine> for Create {
         }
         match params.devices.len() + params.replicas.len() {
             _ if in_cluster::is_placed(&params)? => {}
+            // The replicas are on the pools of the snapshot.
+            0 if params.options.snapshot.is_some() => {}
             0 => {
                 return Err(RpcError::errno(Errno::EINVAL, "no device is named").field("devices"));
             }
@@ -152,16 +154,25 @@ async fn make(
     };
     let blocks = blocks(params.num_blocks, params.size_mb, params.size, block_size)?;
     let bytes = bytes_of(blocks, block_size)?;
-    let on_pools = on_pools::wanted(engine, &params.replicas, bytes)?;
     let source = match &params.options.snapshot {
-        Some(snapshot) if devices.is_empty() => {
-            Some(on_pools::source(engine, snapshot, &on_pools)?)
-        }
+        Some(snapshot) if devices.is_empty() => Some(Source::find(engine, snapshot)?),
         Some(_) => {
             let cause = "a volume with the contents of a snapshot has all replicas on pools";
             return Err(RpcError::errno(Errno::EINVAL, cause).field("devices"));
         }
         None => None,
+    };
+    let (mut replicas, mut bytes) = (params.replicas, bytes);
+    if let Some(source) = &source {
+        bytes = source.size(bytes)?;
+        if replicas.is_empty() {
+            replicas = source.replicas();
+        }
+    }
+    let mut on_pools = on_pools::wanted(engine, &replicas, bytes)?;
+    let clones = match &source {
+        Some(source) => source.clones(&mut on_pools)?,
+        None => Vec::new(),
     };
     let mut settings = Settings::default();
     params.options.settings.merge(&mut settings);
@@ -169,8 +180,7 @@ async fn make(
     let made = async {
         let mut devices = devices.to_vec();
         if !on_pools.is_empty() {
-            let source = source.as_deref();
-            devices.extend(lvols::make(engine, id, &params.name, &on_pools, source).await?);
+            devices.extend(lvols::make(engine, id, &params.name, &on_pools, &clones).await?);
         }
         let new = NewVolume {
             name: params.name,
@@ -179,9 +189,9 @@ async fn make(
             devices,
             settings,
             force: params.options.force,
-            copied_from: source.as_deref().map(|source| CopiedFrom {
-                origin: on_pools::origin(source),
-                devices: 1,
+            copied_from: source.as_ref().map(|source| CopiedFrom {
+                origin: source.origin(),
+                devices: clones.len(),
             }),
         };
         volumes::create(engine, new).await

@@ -63,17 +63,18 @@ pub struct NewVolumeOptions {
         help = "Each of these nodes gets a replica (several with commas)"
     )]
     pub nodes: Vec<String>,
-    /// A snapshot of the lvol of another volume's replica, by UUID or `pool/name`: the new volume
-    /// begins with the contents of that volume. The first one of replicas is on the pool of the
-    /// snapshot; the others are filled from it. In a cluster, with replica_count: a snapshot of
-    /// volume_snapshot_create, by UUID or name; as many replicas as can be are on its pools. The
-    /// size is that of the snapshot, or larger.
+    /// A snapshot of volume_snapshot_create, by UUID or name: the new volume begins with its
+    /// contents. The size is that of the snapshot, or larger. Replicas on its pools are in sync at
+    /// once, and the others are filled from them. Without replicas: one on each of its pools. In a
+    /// cluster, with replica_count: as many replicas as can be are on its pools. Outside of a
+    /// cluster also a snapshot of the lvol of a replica, by UUID or `pool/name`: the first one of
+    /// replicas is on its pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[arg(
         long,
         conflicts_with = "device",
-        help = "Begin with the contents of this snapshot: of a volume's lvol (pool/name), on its \
-                pool, or in a cluster of a volume (name or UUID)"
+        help = "Begin with the contents of this snapshot of a volume (name or UUID), on its pools \
+                unless others are named; outside of a cluster also of a replica's lvol (pool/name)"
     )]
     pub snapshot: Option<String>,
     /// Default: random. If a volume with this UUID and this name exists, it is returned unchanged.

@@ -4,6 +4,7 @@
 mod description;
 mod frozen;
 mod half;
+mod of_volumes;
 mod on_pools;
 mod published;
 mod racing;

@@ -15,7 +15,7 @@ use crate::store::Store;
 
 const MIB: u64 = 1 << 20;
 
-fn disk(daemon: &TestDaemon, dir: &Path, name: &str) {
+pub(super) fn disk(daemon: &TestDaemon, dir: &Path, name: &str) {
     let path = dir.join(name);
     if !path.exists() {
         let file = std::fs::File::create(&path).unwrap();
@@ -25,13 +25,13 @@ fn disk(daemon: &TestDaemon, dir: &Path, name: &str) {
     daemon.call("bdev_aio_create", params);
 }
 
-fn start(dir: &Path) -> TestDaemon {
+pub(super) fn start(dir: &Path) -> TestDaemon {
     let store = Store::open(&dir.join("state")).unwrap();
     TestDaemon::with(Settings::default(), Some(store))
 }
 
 /// A daemon with "pool0" and "pool1".
-fn with_pools(dir: &Path) -> TestDaemon {
+pub(super) fn with_pools(dir: &Path) -> TestDaemon {
     let daemon = start(dir);
     for number in 0..2 {
         let (name, disk_name) = (format!("pool{number}"), format!("disk{number}"));
@@ -42,7 +42,7 @@ fn with_pools(dir: &Path) -> TestDaemon {
 }
 
 /// Names and sizes of all lvols.
-fn lvols(daemon: &TestDaemon) -> Vec<(String, u64)> {
+pub(super) fn lvols(daemon: &TestDaemon) -> Vec<(String, u64)> {
     let list = daemon.call("lvol_list", json!({}));
     let list = list.as_array().unwrap().iter();
     let all = list.map(|lvol| {
@@ -60,11 +60,11 @@ fn both(bytes: u64) -> Vec<(String, u64)> {
         .into()
 }
 
-fn notes(daemon: &TestDaemon) -> usize {
+pub(super) fn notes(daemon: &TestDaemon) -> usize {
     daemon.engine.journal.below("volume/lvols/").len()
 }
 
-fn create(size_mb: u64, thin: bool) -> Value {
+pub(super) fn create(size_mb: u64, thin: bool) -> Value {
     let replicas = ["pool0", "pool1"].map(|pool| json!({ "pool": pool, "thin": thin }));
     json!({ "name": "v", "uuid": ID, "replicas": replicas, "size_mb": size_mb })
 }
@@ -243,7 +243,7 @@ fn an_interruption_leaves_no_lvol() {
     };
     let wanted = [on("pool0"), on("pool1")];
     daemon
-        .run(lvols::make(&daemon.engine, id, "v", &wanted, None))
+        .run(lvols::make(&daemon.engine, id, "v", &wanted, &[]))
         .unwrap();
     assert_eq!((lvols(&daemon), notes(&daemon)), (both(9 * MIB), 1));
     drop(wanted);

@@ -16,6 +16,9 @@ use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
+use crate::services::volumes::snapshots::{
+    SnapshotLvol, VolumeSnapshot, VolumeSnapshotState, absent, one_of,
+};
 
 /// Polling interval while a snapshot is made or deleted.
 const LOOK: Duration = Duration::from_millis(50);
@@ -24,44 +27,6 @@ const LOOK: Duration = Duration::from_millis(50);
 const MADE: Duration = Duration::from_secs(20);
 /// Time limit for a node to delete an lvol.
 const DELETED: Duration = Duration::from_secs(10);
-
-/// A snapshot, as etcd and the lists of this node show it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VolumeSnapshot {
-    pub id: Uuid,
-    pub name: String,
-    pub volume: Uuid,
-    /// Size of the volume in bytes.
-    pub bytes: u64,
-    /// Unix time in seconds; `None`: the snapshot is not made yet.
-    pub created: Option<u64>,
-    pub state: VolumeSnapshotState,
-    /// The reason of the state.
-    pub why: Option<String>,
-    /// Its lvols, one for each replica; while it is being deleted, those that are left.
-    pub lvols: Vec<SnapshotLvol>,
-}
-
-/// An lvol of a snapshot.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SnapshotLvol {
-    pub node: Uuid,
-    /// `None`: it is not made yet.
-    pub pool: Option<Uuid>,
-    pub lvol: Uuid,
-    /// The reason why it is not available.
-    pub why: Option<String>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum VolumeSnapshotState {
-    Making,
-    Ready,
-    /// It was made, and the nodes or pools of all its lvols are away, or have lost them.
-    Unavailable,
-    Failed,
-    Deleting,
-}
 
 fn view(running: &Running, id: Uuid, key: &SnapshotKey) -> VolumeSnapshot {
     let cuts = if key.want == Want::Gone {
@@ -109,7 +74,7 @@ fn lvol(running: &Running, key: &SnapshotKey, cut: &Cut) -> SnapshotLvol {
         noted
     };
     SnapshotLvol {
-        node: cut.node,
+        node: Some(cut.node),
         pool: cut.pool,
         lvol: cut.lvol,
         why,
@@ -230,28 +195,11 @@ pub async fn snapshots(engine: &Engine) -> Result<Vec<VolumeSnapshot>, RpcError>
 /// The snapshot with this id, or with this name, if no other one has it.
 pub async fn find_snapshot(engine: &Engine, text: &str) -> Result<VolumeSnapshot, RpcError> {
     let running = engine.cluster.joined()?;
-    let absent = || {
-        let cause = format!("there is no snapshot \"{text}\" of a volume");
-        RpcError::errno(Errno::ENODEV, cause)
-            .field("snapshot")
-            .remedy("volume_snapshot_list lists them")
-    };
     if let Ok(id) = Uuid::parse_str(text) {
         let found = running.operator.snapshots().get(id).await.or_refuse()?;
-        return Ok(view(&running, id, &found.ok_or_else(absent)?.key));
+        return Ok(view(&running, id, &found.ok_or_else(|| absent(text))?.key));
     }
-    let mut named = snapshots(engine).await?;
-    named.retain(|one| one.name == text);
-    match named.len() {
-        0 => Err(absent()),
-        1 => Ok(named.remove(0)),
-        several => {
-            let cause = format!("{several} snapshots have the name \"{text}\"");
-            Err(RpcError::errno(Errno::EINVAL, cause)
-                .field("snapshot")
-                .remedy("use the UUID; volume_snapshot_list lists them"))
-        }
-    }
+    one_of(snapshots(engine).await?, text)
 }
 
 /// Deletes a snapshot. A node that is away deletes its lvol when it returns.
@@ -288,28 +236,12 @@ pub async fn snapshot_source(
     let running = engine.cluster.joined()?;
     must_know_snapshots(&running).await?;
     let found = find_snapshot(engine, text).await?;
-    let state = match found.state {
-        VolumeSnapshotState::Ready => None,
-        VolumeSnapshotState::Making => Some("is not made yet"),
-        VolumeSnapshotState::Failed => Some("was not made"),
-        VolumeSnapshotState::Deleting => Some("is being deleted"),
-        VolumeSnapshotState::Unavailable => Some("is not available"),
-    };
-    if let Some(state) = state {
-        let why = found.why.map(|why| format!(": {why}")).unwrap_or_default();
-        let cause = format!("snapshot \"{}\" {state}{why}", found.name);
-        return Err(RpcError::errno(Errno::EAGAIN, cause).field("snapshot"));
-    }
-    let bytes = bytes.unwrap_or(found.bytes);
-    if bytes < found.bytes {
-        let least = found.bytes;
-        let cause = format!("{bytes} bytes are less than the {least} of the snapshot");
-        return Err(RpcError::errno(Errno::EINVAL, cause).field("size"));
-    }
+    found.must_be_ready()?;
+    let bytes = found.size_for(bytes)?;
     let available = found.lvols.iter().filter(|one| one.why.is_none());
     let sources = available.filter_map(|one| {
         Some(CloneSource {
-            node: NodeId(one.node),
+            node: NodeId(one.node?),
             pool: PoolId(one.pool?),
             lvol: one.lvol,
         })

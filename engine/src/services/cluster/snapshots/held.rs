@@ -28,13 +28,8 @@ use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
+use crate::services::volumes::snapshots::{HOLDS, hold_time};
 
-/// Longest time for which writes wait in the first attempt. Each further attempt doubles it, up to
-/// [`MOST`].
-const HOLD: Duration = Duration::from_millis(500);
-const MOST: Duration = Duration::from_secs(4);
-/// Most attempts. Hosts wait for 11.5 s in all, with pauses of the same lengths.
-const HOLDS: u32 = 5;
 /// Interval of the looks at the other nodes' cuts.
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -117,11 +112,6 @@ pub(super) async fn take(
         note_made(id, &next);
     }
     Ok(())
-}
-
-/// Longest time for which writes wait after so many attempts, and the pause after it.
-pub(super) fn hold_time(attempts: u32) -> Duration {
-    (HOLD * 2_u32.pow(attempts.min(8))).min(MOST)
 }
 
 /// Takes the snapshots of this node's lvols. One that is not made until `end` has failed.
@@ -293,11 +283,5 @@ mod tests {
         let mut unheld = first.clone();
         unheld.held_by = None;
         assert!(!is_same_choice(&unheld, &first));
-    }
-
-    #[test]
-    fn later_attempts_hold_longer() {
-        let times = [0, 1, 2, 3, 4, 99].map(|attempts| hold_time(attempts).as_millis());
-        assert_eq!(times, [500, 1000, 2000, 4000, 4000, 4000]);
     }
 }

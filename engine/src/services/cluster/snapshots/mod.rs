@@ -50,10 +50,10 @@ use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
 use crate::services::pools::{self, OpenPool};
+use crate::services::volumes::snapshots::{hold_time, lvol_name};
 
 pub use self::calls::{
-    SnapshotLvol, VolumeSnapshot, VolumeSnapshotState, create_snapshot, delete_snapshot,
-    find_snapshot, snapshot_source, snapshots,
+    create_snapshot, delete_snapshot, find_snapshot, snapshot_source, snapshots,
 };
 
 /// Pause before a retry while a label does not show the volume's record yet, or a pool is not open.
@@ -270,7 +270,7 @@ impl Snapshots {
 
     /// Lets hosts write for as long as they may have waited.
     fn end_hold(&self, key: &SnapshotKey, now: Instant) {
-        let pause = held::hold_time(key.attempts);
+        let pause = hold_time(key.attempts);
         self.held.borrow_mut().insert(key.volume(), now + pause);
     }
 }
@@ -543,13 +543,8 @@ async fn make(
     };
     let names = pool.list_names().await?;
     if !names.iter().any(|one| one.id == cut.lvol) {
-        let name = format!(
-            "snapshot-{}-{}",
-            id.simple(),
-            &cut.lvol.simple().to_string()[..8]
-        );
-        let cuts = vec![(lvol.uuid(), cut.lvol, name)];
-        pool.run(Command::Snapshot { cuts }).await?;
+        let name = lvol_name(id, cut.lvol);
+        pools::snapshot_lvol(&pool, lvol.uuid(), (cut.lvol, name)).await?;
     }
     if plane.bdevs.lookup(&cut.lvol.to_string()).is_none() {
         pools::register_new(engine, &pool, cut.lvol).await?;
@@ -594,6 +589,7 @@ async fn remove(engine: &Rc<Engine>, cut: &Cut) -> Result<(), RpcError> {
         return Ok(());
     }
     for pool in engine.devices.pools.list() {
+        pool.cuts_have_ended().await;
         // It has no device, or was never cut.
         if pool.list_names().await?.iter().any(|one| one.id == lvol) {
             pool.run(Command::Delete { lvol }).await?;

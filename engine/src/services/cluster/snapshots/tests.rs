@@ -136,7 +136,7 @@ fn holds_have_a_pause_and_a_limit() {
     assert!(begin(1, begun));
     assert!(!begin(1, begun), "another snapshot of the volume");
     snapshots.end_hold(&key(1), begun);
-    let pause = held::hold_time(0);
+    let pause = hold_time(0);
     assert!(!begin(1, begun + pause / 2), "hosts write");
     let later = begun + 2 * pause;
     for number in 1..=MAX_HELD as u128 {
