@@ -56,12 +56,17 @@ pub(crate) fn simulate(root: &Path, arguments: &[String]) -> Result<ExitCode> {
         .args(["--package", "nacre-bdev-pool-core", "--"])
         .args(["--nocapture", "--exact", "tests::seeds::many_seeds"])
         .arg("tests::seeds::many_seeds_of_several_disks")
+        .arg("tests::seeds::many_seeds_of_external_devices")
         .args(
             seeds
                 .with_histories
                 .then_some([
                     "tests::enumeration::every_short_history",
                     "tests::enumeration::histories_of_two_disks",
+                    "tests::enumeration::histories_with_a_removal",
+                    "tests::enumeration::operations_during_a_removal",
+                    "tests::enumeration::longer_histories_of_parents",
+                    "tests::enumeration::writes_during_copies",
                 ])
                 .into_iter()
                 .flatten(),

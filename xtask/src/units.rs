@@ -156,8 +156,8 @@ pub(crate) fn run(root: &Path, programs: &[Program], filter: &[String]) -> Resul
     Ok(total)
 }
 
-/// The value of [`AT_LENGTH`] for the test programs: that of the environment, else `ci`. The tests
-/// of the pool core know `ci`; all other randomised tests run at full length with any value.
+/// The value of [`AT_LENGTH`] for the test programs: that of the environment, else `ci`, with which
+/// simulators run a part of their seeds.
 fn length() -> OsString {
     std::env::var_os(AT_LENGTH).unwrap_or_else(|| "ci".into())
 }

@@ -1,7 +1,7 @@
 # limit: 420
 # also: rdma
 # Verified I/O from 4 KiB to 1 MiB at depths from 1 to 128, and everything mixed.
-medium=12M large=96M
+medium=8M large=64M
 if at_length; then medium=24M large=160M; fi
 # Soft-RoCE in an emulated machine moves a few MB/s.
 [ "$TRTYPE" != rdma ] || medium=3M large=24M

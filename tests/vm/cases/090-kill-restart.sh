@@ -4,10 +4,10 @@
 nacre_only "the kernel's target has no process to kill"
 serve 256
 connect_and_find "$NQN" --reconnect-delay=1 --ctrl-loss-tmo=120 --keep-alive-tmo=5
-fio_verify "$DEV" killed --rw=randrw --bsrange=4k-64k --iodepth=32 --size=192M --time_based --runtime=40 --verify_backlog=256 &
+fio_verify "$DEV" killed --rw=randrw --bsrange=4k-64k --iodepth=32 --size=192M --time_based --runtime=28 --verify_backlog=256 &
 load=$!
 for round in 1 2 3; do
-    sleep 6
+    sleep 4
     step "kill -9, round $round"
     nacre_kill
     sleep 2

@@ -455,7 +455,7 @@ fn short_histories_on_a_device() {
         Op::Shrink,
     ];
     let ops = [&OPS[..], &on_device].concat();
-    let at_length = Length::of_environment() != Length::Short;
+    let at_length = Length::of_environment() == Length::Full;
     let mut sequences: Vec<Vec<Op>> = ops.iter().map(|op| vec![*op]).collect();
     let changes = [
         Op::SetExternal,

@@ -6,7 +6,8 @@ pub(super) enum Length {
     /// For a developer who changed something else: the variable is not set.
     Short,
     /// `ci`: `cargo xtask test` and the continuous integration have time for it. It has every kind
-    /// of history and every operation, an eighth of the seeds, and a part of the points in time.
+    /// of history and every operation, a sixteenth of the seeds, a fifth of the histories of three
+    /// operations, and a part of the points in time.
     Ci,
     /// Any other value.
     Full,
