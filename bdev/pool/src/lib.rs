@@ -53,6 +53,7 @@ pub use model::{
     NotErased, Outcome, PoolError, PoolState, PoolStatus,
 };
 pub use nacre_bdev_pool_core::check::{CheckReport, Extent, Finding};
+pub use nacre_bdev_pool_core::geometry::MAX_UNITS;
 pub use nacre_bdev_pool_core::import::{ImportError, ImportReport};
 pub use nacre_bdev_pool_core::interface::Refusal;
 pub use open::{Create, Import, create, import};

@@ -138,7 +138,6 @@ impl Bdev for Lvol {
             "num_allocated_clusters": info.used_bytes / unit,
             "snapshot": info.is_snapshot,
             "clone": info.parent.is_some(),
-            "base_snapshot": info.parent,
             "esnap_clone": info.external_parent.is_some(),
         }});
         // As SPDK, which has the name for clones of devices only.

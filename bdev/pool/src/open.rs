@@ -23,6 +23,14 @@ use crate::port::Shared;
 /// pools, a sixteenth.
 const RESERVE_DIVISOR: u64 = 100;
 const RESERVE_UNITS: u64 = 1024;
+/// Most units of the reserve: 64 GiB.
+const MAX_RESERVE_UNITS: u64 = 1 << 20;
+
+/// Units of a new pool that are kept for metadata.
+fn reserve_of(units: u64) -> u64 {
+    let share = (units / RESERVE_DIVISOR).min(MAX_RESERVE_UNITS);
+    share.max(RESERVE_UNITS.min(units / 16))
+}
 
 /// A new pool.
 #[derive(Debug, Clone)]
@@ -65,7 +73,7 @@ pub async fn create(
         why: error.to_string(),
     })?;
     let units = geometry.units();
-    let reserve = (units / RESERVE_DIVISOR).max(RESERVE_UNITS.min(units / 16));
+    let reserve = reserve_of(units);
     let limits = limits_of(&[&claim]);
     let shared = shared(vec![claim], new.id, &new.name)?;
     let new_pool = NewPool {
@@ -180,4 +188,22 @@ async fn start(
         what: format!("cannot watch its completions: {error}"),
     })?;
     opened.await.unwrap_or(Err(PoolError::Closed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reserve_has_bounds() {
+        const GIB: u64 = 1 << 14;
+        for (units, reserve) in [
+            (GIB / 2, GIB / 32),
+            (GIB, RESERVE_UNITS),
+            (1000 * GIB, 1000 * GIB / RESERVE_DIVISOR),
+            (100 << 24, 64 * GIB),
+        ] {
+            assert_eq!(reserve_of(units), reserve, "{units}");
+        }
+    }
 }

@@ -1,15 +1,19 @@
 //! `bdev_get_bdevs`: devices and their properties.
 
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Duration;
 
 use nacre_bdev::registry::Listed;
-use nacre_bdev::{Bdev, Op, Support, Usage};
+use nacre_bdev::{Bdev, Layer, Op, Support, Usage};
+use nacre_bdev_pool::Lvol;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
+use uuid::Uuid;
 
 use super::qos::Assigned;
+use crate::bdev_modules;
 use crate::methods::replies::no_device;
 use crate::methods::spdk::raid;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
@@ -101,7 +105,9 @@ impl Method<Engine> for GetBdevs {
         let plane = engine.plane()?;
         let Some(name) = params.name else {
             let all = plane.bdevs.list();
-            return Ok(all.iter().map(|listed| describe(&engine, listed)).collect());
+            let lvols = LvolNames::of(&all);
+            let all = all.iter().map(|listed| describe(&engine, listed, &lvols));
+            return Ok(all.collect());
         };
         let appears = async {
             loop {
@@ -117,7 +123,8 @@ impl Method<Engine> for GetBdevs {
         match tokio::time::timeout(patience, appears).await {
             Ok(listed) => {
                 pools::recount(&engine, &name).await;
-                Ok(vec![describe(&engine, &listed)])
+                let lvols = LvolNames::of(&plane.bdevs.list());
+                Ok(vec![describe(&engine, &listed, &lvols)])
             }
             Err(_) if params.timeout == 0 => Err(no_device(&name)),
             // Scripts recognise the timeout by this code.
@@ -130,9 +137,48 @@ impl Method<Engine> for GetBdevs {
     }
 }
 
-fn describe(engine: &Engine, listed: &Listed) -> BdevInfo {
+/// The names by which SPDK shows the parent and the clones of an lvol.
+struct LvolNames {
+    names: HashMap<Uuid, String>,
+    clones: HashMap<Uuid, Vec<String>>,
+}
+
+impl LvolNames {
+    fn of(bdevs: &[Listed]) -> Self {
+        let (mut names, mut clones) = (HashMap::new(), HashMap::<_, Vec<_>>::new());
+        for listed in bdevs {
+            let Some(lvol) = bdev_modules::device::<Lvol>(listed.layer.module()) else {
+                continue;
+            };
+            let info = lvol.info();
+            if let Some(parent) = info.parent {
+                clones.entry(parent).or_default().push(info.name.clone());
+            }
+            names.insert(info.id, info.name);
+        }
+        clones.values_mut().for_each(|of_one| of_one.sort());
+        Self { names, clones }
+    }
+
+    /// Adds the names to the facts of a bdev, if it is an lvol.
+    fn add_to(&self, layer: &Layer, facts: &mut Value) {
+        let Some(lvol) = bdev_modules::device::<Lvol>(layer.module()) else {
+            return;
+        };
+        let info = lvol.info();
+        if let Some(parent) = info.parent.and_then(|id| self.names.get(&id)) {
+            facts["lvol"]["base_snapshot"] = json!(parent);
+        }
+        if let Some(clones) = self.clones.get(&info.id) {
+            facts["lvol"]["clones"] = json!(clones);
+        }
+    }
+}
+
+fn describe(engine: &Engine, listed: &Listed, lvols: &LvolNames) -> BdevInfo {
     let layer = &listed.layer;
     let mut driver_specific = layer.module().driver_specific();
+    lvols.add_to(layer, &mut driver_specific);
     // A volume also has the fields of SPDK's mirror.
     if let (Value::Object(all), Some(raid)) = (&mut driver_specific, raid::of(engine, layer.name()))
     {

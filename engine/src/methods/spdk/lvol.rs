@@ -21,7 +21,7 @@
 use std::rc::Rc;
 
 use nacre_bdev::Bdev;
-use nacre_bdev_pool::{Command, LvolInfo};
+use nacre_bdev_pool::{Command, LvolInfo, MAX_UNITS};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -221,6 +221,8 @@ struct StoreReply {
     free_clusters: u64,
     block_size: u32,
     cluster_size: u64,
+    /// Bytes of the largest lvstore.
+    max_growable_size: u64,
 }
 
 impl Method<Engine> for GetStores {
@@ -248,6 +250,7 @@ impl Method<Engine> for GetStores {
                 free_clusters: free / unit,
                 block_size: nacre_bdev_pool::BLOCK,
                 cluster_size: unit,
+                max_growable_size: MAX_UNITS * unit,
             }
         };
         Ok(pools.iter().map(reply).collect())

@@ -40,7 +40,9 @@ pub(super) fn watch(engine: &Rc<Engine>, pool: &Rc<OpenPool>) {
                 engine.notes.report(kind, name.clone(), text, facts.clone());
             }
             if status.waiting_writes > 0 && !waits {
-                let text = format!("pool \"{name}\" is full: writes wait for space");
+                let text = format!(
+                    "pool \"{name}\" is full: writes wait for space, and fail once it is full for 20 s"
+                );
                 let about = (name, String::new());
                 engine
                     .notes

@@ -161,3 +161,34 @@ fn the_use_of_space_is_reported() {
     super::until(&daemon, || !events("pool_space_back").is_empty());
     assert_eq!(events("pool_space_back"), [json!(0)]);
 }
+
+/// Goal: SPDK's clients see parents and clones by name. Method: a snapshot with two clones, as
+/// `bdev_get_bdevs` shows them.
+#[test]
+fn spdk_shows_parents_and_clones_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = with_pool(dir.path());
+    daemon.call(
+        "lvol_create",
+        json!({ "pool": "pool0", "name": "v1", "size": "8MiB" }),
+    );
+    let cut = json!({ "lvol_name": "pool0/v1", "snapshot_name": "s" });
+    daemon.call("bdev_lvol_snapshot", cut);
+    let clone = json!({ "snapshot_name": "pool0/s", "clone_name": "c" });
+    daemon.call("bdev_lvol_clone", clone);
+    let facts = |name: &str| {
+        let found = daemon.call("bdev_get_bdevs", json!({ "name": name }));
+        found[0]["driver_specific"]["lvol"].clone()
+    };
+    assert_eq!(facts("pool0/s")["clones"], json!(["c", "v1"]));
+    assert_eq!(facts("pool0/c")["base_snapshot"], "s");
+    let all = daemon.call("bdev_get_bdevs", json!({}));
+    let all = all.as_array().unwrap().iter();
+    let snapshot = all.map(|one| &one["driver_specific"]["lvol"]);
+    let mut snapshot = snapshot.filter(|lvol| lvol["snapshot"] == true);
+    assert_eq!(
+        snapshot.next().unwrap()["clones"].as_array().unwrap().len(),
+        2
+    );
+    assert_eq!(facts("pool0/s").get("base_snapshot"), None);
+}
