@@ -9,6 +9,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nacre_reactor::Nanos;
+
 use super::context::Context;
 use crate::store::VolumeStore;
 
@@ -27,13 +29,19 @@ impl Lease {
     pub(super) async fn keep_lease(self: Rc<Self>) {
         let mut last_reply = self.context.core.now();
         loop {
-            self.context.core.after(RENEW).await;
+            // No wait passes the end of the lease.
+            self.context.core.after(self.longest_wait(last_reply)).await;
             let sent = self.context.core.now();
-            let left = (LEASE + Duration::from_nanos(1)).saturating_sub(sent.since(last_reply));
+            if sent.since(last_reply) >= LEASE {
+                self.suspend();
+            }
             let found = self
                 .context
                 .core
-                .timeout(left.max(RENEW), self.store.load(self.context.id))
+                .timeout(
+                    self.rest(last_reply).unwrap_or(RENEW),
+                    self.store.load(self.context.id),
+                )
                 .await;
             let (known, fenced) = {
                 let state = self.context.state.borrow();
@@ -55,6 +63,16 @@ impl Lease {
                 _ => {}
             }
         }
+    }
+
+    /// The rest of the lease, if it has not ended.
+    fn rest(&self, last_reply: Nanos) -> Option<Duration> {
+        let age = self.context.core.now().since(last_reply);
+        (age < LEASE).then(|| LEASE - age)
+    }
+
+    fn longest_wait(&self, last_reply: Nanos) -> Duration {
+        self.rest(last_reply).map_or(RENEW, |rest| rest.min(RENEW))
     }
 
     fn suspend(&self) {

@@ -536,3 +536,33 @@ fn a_slow_replica_outlives_a_removed_one() {
     world.write(8, 8, 3);
     assert_eq!(world.read(8), 3);
 }
+
+/// Goal: a holder of a shared store stops when the last reply is a lease old, whatever later calls
+/// do. Method: loads that fail at once, and then ones without a reply.
+#[test]
+fn a_lease_ends_on_time() {
+    for quick in 0..6 {
+        let mut world = World::with(2);
+        world.pass(Duration::from_millis(1500));
+        let mut loads = 0;
+        let plan = move |call: &Call| match call.request {
+            StoreRequest::Load => {
+                loads += 1;
+                if loads <= quick {
+                    Plan::outcome(Outcome::Refuse)
+                } else {
+                    Plan {
+                        before: Duration::from_secs(60),
+                        ..Plan::default()
+                    }
+                }
+            }
+            _ => Plan::default(),
+        };
+        world.store.plan(Some(Box::new(plan)));
+        world.pass(Duration::from_millis(4050));
+        assert_eq!(world.state(), VolumeState::StoreLost, "{quick} refusals");
+        world.store.plan(None);
+        world.until_healthy();
+    }
+}
