@@ -14,7 +14,7 @@ const SECOND: u64 = 1_000_000_000;
 pub fn parse(text: &str) -> Result<Duration, String> {
     let trimmed = text.trim();
     let time = match trimmed.parse::<f64>() {
-        Ok(seconds) if seconds.is_finite() && seconds >= LONGEST.as_secs_f64() => LONGEST * 2,
+        Ok(seconds) if seconds.is_finite() && seconds > LONGEST.as_secs_f64() => LONGEST * 2,
         Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|_| refusal(text))?,
         Err(_) => humantime::parse_duration(trimmed).map_err(|_| refusal(text))?,
     };
@@ -147,6 +147,7 @@ mod tests {
         }
         assert_eq!(parse("36525d"), Ok(LONGEST));
         let most = LONGEST.as_secs();
+        assert_eq!(parse(&most.to_string()), Ok(LONGEST));
         assert_eq!(bounded(most, 1_000_000_000), Ok(most));
         for (number, unit) in [(most + 1, 1_000_000_000), (u64::MAX, 1000)] {
             let error = bounded(number, unit).unwrap_err();

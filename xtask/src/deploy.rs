@@ -193,10 +193,16 @@ fn if_changed(root: &Path, name: &'static str, nacre: &Path, test: Test) -> Resu
     Ok(tally)
 }
 
-/// Git's identifiers of the contents of [`SOURCES`], changes that are not committed included.
+/// Git's identifiers of the contents of [`SOURCES`], changes that are not committed included, and
+/// the names of new files.
 fn sources(root: &Path) -> Result<String> {
     let mut identifiers = String::new();
-    for arguments in [["ls-tree", "HEAD", "--"], ["diff", "HEAD", "--"]] {
+    let commands: [&[&str]; 3] = [
+        &["ls-tree", "HEAD", "--"],
+        &["diff", "HEAD", "--"],
+        &["ls-files", "--others", "--exclude-standard", "--"],
+    ];
+    for arguments in commands {
         let mut git = Command::new("git");
         git.current_dir(root).args(arguments).args(SOURCES);
         identifiers += &process::capture(&mut git, GIT_LIMIT)?;

@@ -206,6 +206,9 @@ impl Header {
         if self.objects > most.min(MOST_OBJECTS as u64) {
             return malformed("it has more objects than the volume");
         }
+        if self.new_bytes > self.stored_bytes {
+            return malformed("more bytes are new than are stored");
+        }
         if self.list_bytes > LONGEST_MANIFEST as u64 {
             return malformed("its list is too long");
         }

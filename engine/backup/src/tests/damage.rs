@@ -232,6 +232,7 @@ fn a_hostile_manifest_is_refused() {
             (header.replace("\"v1\"", &format!("\"{long}\"")), "too long"),
             (header.replace("\"base\"", "\"bass\""), "unknown field"),
             (header.replace("\"stored_bytes\":", "\"stored_bytes\":1"), "another total size"),
+            (header.replace("\"new_bytes\":", "\"new_bytes\":1"), "more bytes are new"),
         ];
         for (bad, cause) in headers {
             let refused = manifest::parse(make(&bad, list).as_bytes()).unwrap_err();

@@ -75,6 +75,8 @@ struct Attempt {
 pub(super) struct Connects {
     cm: Box<dyn ConnectionManager>,
     attempts: HashMap<CmId, Attempt>,
+    /// The devices of failed attempts whose queue pairs reactors have not returned yet.
+    returning: HashMap<CmId, DeviceId>,
     /// Attempts to retry, each with its due time.
     waiting: Vec<(Instant, Attempt)>,
     /// Connections have changed: a removed device may have lost its last user.
@@ -87,6 +89,7 @@ impl Connects {
         Ok(Self {
             cm: shared.provider.connection_manager()?,
             attempts: HashMap::new(),
+            returning: HashMap::new(),
             waiting: Vec::new(),
             stale: false,
             looked_at: None,
@@ -124,6 +127,7 @@ impl Connects {
                     drop(endpoint);
                     self.cm.destroy(id);
                     self.attempts.remove(&id);
+                    self.returning.remove(&id);
                     self.stale = true;
                 }
             }
@@ -151,10 +155,9 @@ impl Connects {
         }
         for domain in shared.memory.domains() {
             let id = domain.device();
-            let in_use = self
-                .attempts
-                .values()
-                .any(|a| a.device == Some(id) && a.at_core);
+            let mut attempts = self.attempts.values();
+            let in_use = attempts.any(|a| a.device == Some(id) && a.at_core)
+                || self.returning.values().any(|device| *device == id);
             if !in_use && shared.provider.device(id).is_err() {
                 shared.memory.forget(id);
             }
@@ -198,8 +201,9 @@ impl Connects {
             return;
         };
         // The core returns its queue pair first; the id is destroyed with it.
-        if !attempt.at_core {
-            self.cm.destroy(id);
+        match attempt.device {
+            Some(device) if attempt.at_core => drop(self.returning.insert(id, device)),
+            _ => self.cm.destroy(id),
         }
         self.retry(attempt, why, now);
     }
