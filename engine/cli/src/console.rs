@@ -16,6 +16,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use nacre_engine_appliance::acts::ActKind;
 use nacre_engine_appliance::console::{self, Action, Answers, App, Daemon, Facts, draw};
 use nacre_engine_appliance::install::{self, Installer, Kernel};
 use nacre_engine_appliance::place::Places;
@@ -253,22 +254,13 @@ fn perform(
     programs: &impl Run,
     updates: &SyncSender<ConsoleUpdate>,
 ) -> Result<String, Failure> {
-    let systemctl = |verb| {
-        let done = programs.run("systemctl", &[verb]);
-        done.map_err(anyhow::Error::from)
-    };
     Ok(match action {
-        Action::Restart => {
-            systemctl("reboot")?;
-            "restarting".into()
-        }
-        Action::PowerOff => {
-            systemctl("poweroff")?;
-            "powering off".into()
-        }
+        Action::Restart => appliance::stopped(places, programs, ActKind::Restart, || Ok(()))?,
+        Action::PowerOff => appliance::stopped(places, programs, ActKind::PowerOff, || Ok(()))?,
         Action::FactoryReset { typed } => {
             reset::request(places, &typed).map_err(anyhow::Error::from)?;
-            systemctl("reboot")?;
+            let asked = programs.run("systemctl", &["reboot"]);
+            asked.map_err(anyhow::Error::from)?;
             "restarting; the next start erases configuration and state".into()
         }
         Action::SetNetwork {
@@ -276,19 +268,19 @@ fn perform(
             settings,
         } => {
             let program = appliance::network::program()?;
-            network::set(places, programs, &program, &interface, &settings)
-                .map_err(anyhow::Error::from)?;
-            "the new settings are in force; k keeps them".into()
+            appliance::network::with_entry(places, || {
+                network::set(places, programs, &program, &interface, &settings)
+                    .map_err(anyhow::Error::from)?;
+                Ok("the new settings are in force; k keeps them".into())
+            })?
         }
         Action::SetName { name } => appliance::rename(places, &name)?,
         Action::ConfirmNetwork => {
-            let interface = network::confirm(places, programs).map_err(anyhow::Error::from)?;
-            format!("the new settings of {interface} stay")
+            appliance::network::with_entry(places, || appliance::network::keep(places, programs))?
         }
-        Action::RevertNetwork => {
-            network::revert(places, programs, true).map_err(anyhow::Error::from)?;
-            "the former settings are back".into()
-        }
+        Action::RevertNetwork => appliance::network::with_entry(places, || {
+            appliance::network::revert(places, programs, true)
+        })?,
         Action::Install { serial, overwrite } => {
             let programs = Programs::new(INSTALL_PATIENCE);
             let installer = Installer {
@@ -412,7 +404,9 @@ fn first_line(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use nacre_engine_appliance::acts::{self, ActState};
     use nacre_engine_appliance::install::Disk;
+    use nacre_engine_appliance::run::RunError;
     use ratatui::crossterm::event::{KeyCode, KeyModifiers};
 
     use super::*;
@@ -532,5 +526,35 @@ mod tests {
             assert!(has_ended.load(Ordering::Relaxed));
             assert_eq!(outcome.unseen.as_deref(), Some("it is installed"));
         }
+    }
+
+    struct Silent;
+
+    impl Run for Silent {
+        fn run(&self, _: &str, _: &[&str]) -> Result<String, RunError> {
+            Ok(String::new())
+        }
+    }
+
+    /// Goal: the history has the acts at the screen. Method: a restart, and a confirmation without
+    /// a change.
+    #[test]
+    fn acts_at_the_screen_are_in_the_history() {
+        let root = tempfile::tempdir().unwrap();
+        for folder in ["var/lib/nacre-appliance", "var/lib/nacre", "run/lock"] {
+            std::fs::create_dir_all(root.path().join(folder)).unwrap();
+        }
+        let places = Places::below(root.path());
+        let (updates, _shown) = sync_channel(1);
+        let act = |action| perform(action, &places, &Silent, &updates);
+        assert!(act(Action::ConfirmNetwork).is_err());
+        assert_eq!(act(Action::Restart).unwrap(), "the machine restarts");
+        let history = acts::history(&places);
+        let found: Vec<_> = history.iter().map(|one| (one.act, one.state)).collect();
+        let expected = [
+            (ActKind::Restart, ActState::Done),
+            (ActKind::Network, ActState::Failed),
+        ];
+        assert_eq!(found, expected);
     }
 }

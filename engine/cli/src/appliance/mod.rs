@@ -418,13 +418,24 @@ fn obey(places: &Places, programs: &impl Run, connection: &Connection) -> Result
     }
 }
 
-/// Restarts the machine, or powers it off.
+/// Restarts the machine, or powers it off, and says so.
 fn stop(
     places: &Places,
     programs: &impl Run,
     kind: ActKind,
     guard: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<(), Failure> {
+    output::line(&stopped(places, programs, kind, guard)?)
+}
+
+/// Restarts the machine, or powers it off, with an entry in the history. Refused during an update or
+/// a restore.
+pub(crate) fn stopped(
+    places: &Places,
+    programs: &impl Run,
+    kind: ActKind,
+    guard: impl FnOnce() -> Result<(), Failure>,
+) -> Result<String, Failure> {
     let (verb, text) = match kind {
         ActKind::PowerOff => ("poweroff", "the machine powers off"),
         _ => ("reboot", "the machine restarts"),
@@ -451,7 +462,7 @@ fn stop(
         Noted::begin(places, kind, None).end(Err(&failure));
         return Err(failure);
     }
-    output::line(text)
+    Ok(text.to_owned())
 }
 
 fn history(places: &Places, json: bool) -> Result<(), Failure> {

@@ -114,10 +114,18 @@ pub(super) fn noted(
     places: &Places,
     act: impl FnOnce() -> Result<String, Failure>,
 ) -> Result<(), Failure> {
+    output::line(&with_entry(places, act)?)
+}
+
+/// Executes a change with an entry in the history.
+pub(crate) fn with_entry(
+    places: &Places,
+    act: impl FnOnce() -> Result<String, Failure>,
+) -> Result<String, Failure> {
     let entry = Noted::begin(places, ActKind::Network, None);
     let done = act();
     entry.end(done.as_ref().map(Clone::clone));
-    output::line(&done?)
+    done
 }
 
 pub(super) fn change(
@@ -134,12 +142,12 @@ pub(super) fn change(
     ))
 }
 
-pub(super) fn keep(places: &Places, programs: &impl Run) -> Result<String, Failure> {
+pub(crate) fn keep(places: &Places, programs: &impl Run) -> Result<String, Failure> {
     let interface = network::confirm(places, programs).map_err(anyhow::Error::from)?;
     Ok(format!("the new settings of {interface} stay"))
 }
 
-pub(super) fn revert(
+pub(crate) fn revert(
     places: &Places,
     programs: &impl Run,
     has_networkd: bool,
