@@ -3,7 +3,7 @@
 
 use std::time::{Duration, SystemTime};
 
-/// The longest accepted duration. Every clock can represent a moment that far away.
+/// The longest accepted duration, 100 years. Every clock can represent a moment that far away.
 pub const LONGEST: Duration = Duration::from_secs(36_525 * 24 * 3600);
 
 /// Nanoseconds of a second.
@@ -25,12 +25,13 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Like [`parse`], in milliseconds: a plain number is seconds. Fails if that is not whole.
+/// Like [`parse`], but returns milliseconds; a plain number still is seconds. Fails if the time is
+/// not a whole number of milliseconds.
 pub fn parse_millis(text: &str) -> Result<u64, String> {
     whole(parse(text)?, 1_000_000, text)
 }
 
-/// Like [`parse`]; fails if that is not a whole number of seconds.
+/// Like [`parse`]; also fails if the time is not a whole number of seconds.
 pub fn whole_seconds(text: &str) -> Result<Duration, String> {
     whole(parse(text)?, SECOND, text).map(Duration::from_secs)
 }
@@ -78,8 +79,9 @@ fn refusal(text: &str) -> String {
 }
 
 /// Parses a duration to a count of units of `nanoseconds` each. A plain whole number is that count;
-/// a text with a unit is parsed by [`parse`]. Fails above [`LONGEST`], if the count is not whole,
-/// and for a number with decimals and no unit: that could mean seconds as well.
+/// a text with a unit is parsed by [`parse`]. Fails above [`LONGEST`] and if the count is not
+/// whole. Also fails for a number with decimals and no unit, which could mean seconds, unless
+/// `nanoseconds` is one second.
 pub fn in_units(text: &str, nanoseconds: u64) -> Result<u64, String> {
     let trimmed = text.trim();
     if let Ok(number) = trimmed.parse() {

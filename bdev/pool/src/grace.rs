@@ -1,6 +1,7 @@
-//! Grace periods over cores: the end of all I/O that looked at the map before a moment.
+//! The counters for grace periods, as in RCU: a grace period ends when all I/O that read the old
+//! state of an lvol's map has ended. The map translates addresses of the lvol to units of the pool.
 //!
-//! A lane counts its I/O in one of three counters, by the epoch in which it looked at the map. The
+//! A lane counts its I/O in one of three counters, by the epoch in which it read the map. The
 //! keeper begins the next epoch after it changed the map; the period ends when no lane has I/O of
 //! the epoch before. One period at a time, so three counters suffice:
 //!
@@ -11,9 +12,10 @@
 //!   keeper       begin 1 … ended      begin 2 … ended
 //! ```
 //!
-//! A lane counts before it looks: it adds to the counter, and looks again whether the epoch is
-//! still the same. All accesses are sequentially consistent, so either the keeper sees the count,
-//! or the lane sees the new epoch, and with it every change of the map before.
+//! A lane counts before it reads the map: it adds to the counter, then checks that the epoch has
+//! not changed; otherwise it subtracts and starts again. All accesses are sequentially consistent,
+//! so either the keeper sees the count, or the lane sees the new epoch, and with it every change of
+//! the map before.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct Counts([AtomicU64; 3]);
 
 impl Counts {
-    /// Counts `many` I/Os in the present epoch, which is returned. Look at the map after this.
+    /// Counts `many` I/Os in the present epoch, which is returned. Read the map after this.
     pub(crate) fn enter(&self, epoch: &AtomicU64, many: u64) -> u64 {
         loop {
             let now = epoch.load(Ordering::SeqCst);
@@ -41,6 +43,7 @@ impl Counts {
         self.0[(epoch % 3) as usize].fetch_add(1, Ordering::SeqCst);
     }
 
+    /// Counts one I/O less: it ended.
     pub(crate) fn leave(&self, epoch: u64) {
         self.0[(epoch % 3) as usize].fetch_sub(1, Ordering::SeqCst);
     }
@@ -50,6 +53,7 @@ impl Counts {
         self.0.iter().any(|count| count.load(Ordering::SeqCst) > 0)
     }
 
+    /// The number of I/Os in flight that were counted in `epoch`.
     pub(crate) fn of(&self, epoch: u64) -> u64 {
         self.0[(epoch % 3) as usize].load(Ordering::SeqCst)
     }

@@ -39,7 +39,8 @@ pub enum Origin {
     MachineId,
     /// Generated once and kept in the data directory.
     State,
-    /// Generated now and lost with the process, because the data directory cannot keep it.
+    /// Generated now and lost with the process: there is no data directory, or it cannot keep the
+    /// identifier.
     Random,
 }
 
@@ -131,7 +132,8 @@ impl Identity {
     }
 }
 
-/// An identifier of this machine, which does not reveal its machine-id(5). `None`: it has none.
+/// An identifier of this machine, derived from machine-id(5), which it does not reveal. It differs
+/// from the host identifier. `None`: the machine has no machine-id.
 pub fn machine() -> Option<Uuid> {
     const OF_MACHINE: Uuid = Uuid::from_u128(0x5f0f_6c52_2a7e_4c1b_9d3e_8b6a_7c41_e2d0);
     let id = first_line(&Places::default().machine_id)?;
@@ -183,7 +185,7 @@ fn parse_id(place: &str, text: &str) -> Result<Uuid, IdentityError> {
 }
 
 /// `None`: the file is missing, unreadable or empty (nvme-cli leaves such files when it cannot
-/// generate one).
+/// generate an identifier), or its line is `uninitialized`, as in machine-id(5).
 fn first_line(path: &Path) -> Option<String> {
     identity_file::first_line(path).filter(|line| line != "uninitialized")
 }

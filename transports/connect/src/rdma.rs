@@ -26,7 +26,7 @@ const QUEUES: usize = 4;
 /// Parameters of all connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RdmaTuning {
-    /// Entries of the largest queue.
+    /// Entries of the largest queue; sizes the memory for capsules.
     pub entries: u16,
     /// Time limit of each attempt: address, route and connection together.
     pub cm_timeout: Duration,
@@ -46,7 +46,7 @@ pub struct Rdma {
 
 #[derive(Default)]
 struct Inner {
-    /// `Some` from the first connection or [`Rdma::prepare`] with a device on.
+    /// Set by the first connection or [`Rdma::prepare`] that finds a device.
     hosts: Option<Arc<RdmaHosts>>,
     arenas: Vec<Arena>,
 }
@@ -80,14 +80,17 @@ impl Rdma {
         self
     }
 
-    /// Sends capsules of up to `bytes`, in-capsule data included, inline.
+    /// Posts capsules of up to `bytes`, in-capsule data included, as inline sends
+    /// (`IBV_SEND_INLINE`), within the device's limit. The default is the size of a submission
+    /// queue entry.
     pub fn inline_up_to(mut self, bytes: u32) -> Self {
         self.max_inline = bytes;
         self
     }
 
-    /// Allocates `bytes` for [`Rdma::memory`]. Devices register this memory before the first
-    /// connection, so a limit on locked memory is an error then, and not later.
+    /// Allocates `bytes` for [`Rdma::memory`]. Without this, that call registers new memory with
+    /// the devices in use. With it, the first connection on a device registers the memory, so a
+    /// limit on locked memory fails the connection.
     pub fn reserve(&self, bytes: usize) -> io::Result<()> {
         self.add_arena(&mut self.inner.lock(), bytes).map(drop)
     }
@@ -115,14 +118,15 @@ impl Rdma {
     }
 
     /// Opens the devices, which blocks. Call it on a thread that may block; otherwise the first
-    /// connection does it on its reactor.
+    /// connection does it on its reactor. A failure is only logged: the next connection tries
+    /// again.
     pub fn prepare(&self) {
         if let Err(error) = self.hosts() {
             tracing::debug!(%error, "no RDMA yet");
         }
     }
 
-    /// The protection domains that connections use, one for each device.
+    /// The protection domains that connections use: one for each device that has had a connection.
     pub fn domains(&self) -> Vec<Arc<dyn ProtectionDomain>> {
         let hosts = self.inner.lock().hosts.clone();
         hosts.map_or(Vec::new(), |hosts| hosts.domains())

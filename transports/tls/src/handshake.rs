@@ -18,15 +18,17 @@ use crate::library::Library;
 use crate::records::{HEADER, MOST_DATA, header, kind, plain};
 use crate::session::Session;
 
-/// Most bytes of a ClientHello with its record headers, and of a whole handshake.
+/// Most bytes of a ClientHello with its record headers.
 const MOST_HELLO: usize = 16 << 10;
+/// Most bytes that a handshake receives.
 const MOST_BYTES: usize = 64 << 10;
 
 /// The role of this end in a handshake, and its keys.
 pub enum Role {
     /// A target (TLS server), which looks up the PSK identities that the host offers.
     Target(Arc<dyn PskSource>),
-    /// A host (TLS client), which offers one PSK identity.
+    /// A host (TLS client), which offers one PSK identity. `derivation`: how the TLS PSK is derived
+    /// from the configured PSK.
     Host {
         identity: Identity,
         psk: Psk,

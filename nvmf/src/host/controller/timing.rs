@@ -13,6 +13,8 @@ use crate::host::paths::Paths;
 const TIMEOUT_CHECK: Duration = Duration::from_millis(100);
 
 impl HostController {
+    /// Fails if the connection attempt, the keep-alive command or an admin command is over its
+    /// limit.
     pub(super) fn check_time(&mut self, now: Nanos) -> Result<(), HostError> {
         let late = |step, limit| Err(HostError::TimedOut { step, limit });
         let limit = self.options.connect_timeout;
@@ -44,14 +46,15 @@ impl HostController {
         Ok(())
     }
 
-    /// Notifies the I/O queues once there was no association for `fast_io_fail`.
+    /// Marks the controller as away once there has been no association for `fast_io_fail`. The I/O
+    /// queues then fail waiting and new I/O.
     pub(super) fn check_away(&self, now: Nanos) {
         if self.away_at().is_some_and(|at| now >= at) {
             self.link.set_away(true);
         }
     }
 
-    /// The time of that notification; `None` if it was sent or is not needed.
+    /// When [`Self::check_away`] will set the mark; `None` if it is set or not needed.
     fn away_at(&self) -> Option<Nanos> {
         let (since, limit) = (self.lost_since?, self.options.fast_io_fail?);
         (!self.is_live() && !self.link.is_away()).then(|| since + limit)

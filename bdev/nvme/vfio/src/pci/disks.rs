@@ -1,5 +1,5 @@
 //! The disks of this machine: block devices of the kernel that have hardware below them, and NVMe
-//! drives that vfio-pci has.
+//! drives that are bound to vfio-pci.
 
 use std::fs;
 
@@ -14,33 +14,36 @@ const DISKS_MAX: usize = 1024;
 /// Bytes before the serial number in the page 80h of a SCSI disk (SPC-4, 7.8.15).
 const PAGE_HEADER: usize = 4;
 
-/// A disk, as a whole.
+/// A whole disk, not a partition. Of a drive bound to vfio-pci, only `address` and `uses` are
+/// known.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct MachineDisk {
-    /// The kernel's name, such as `sda`. `None`: vfio-pci has the drive, so it has no block device.
+    /// The kernel's name, such as `sda`. `None`: bound to vfio-pci, so there is no block device.
     pub name: Option<String>,
-    /// A path that stays the same over restarts: a link in /dev/disk/by-id, or the device node if
-    /// there is none.
+    /// A link in /dev/disk/by-id, which stays the same over restarts; without one, the device node,
+    /// which may change. `None`: bound to vfio-pci.
     pub path: Option<String>,
-    /// The PCI address of an NVMe drive.
+    /// The PCI address of an NVMe drive; `None` for other disks.
     pub address: Option<Address>,
     /// `None`: the kernel does not know it.
     pub serial: Option<String>,
     pub model: Option<String>,
     /// 0: unknown.
     pub bytes: u64,
+    /// Bytes of a logical block; 0: unknown.
     pub block_size: u32,
     pub is_read_only: bool,
     /// The kernel's names of the disk and of its partitions.
     pub devices: Vec<String>,
-    /// Users of the disk and of its partitions. A use by the kernel alone, such as ZFS, is not
-    /// seen: looking for it would be a use for a moment.
+    /// Users of the disk and of its partitions. A use that only an exclusive open would find, such
+    /// as ZFS, is missing: that open would keep other users out for a moment.
     pub uses: Vec<Use>,
 }
 
 impl System {
-    /// The disks of this machine, by name; those that vfio-pci has come last. Reads the first bytes
-    /// of each disk to find marks of RAID and LVM, so a disk that does not answer delays the call.
+    /// The disks of this machine, at most 1024, by name; drives bound to vfio-pci come last. Reads
+    /// the first bytes of disks to find the signatures of RAID, LVM and swap space, so a disk that
+    /// does not answer delays the call.
     pub fn machine_disks(&self) -> Vec<MachineDisk> {
         let drives = self.drives();
         let mut names = self.entries(BLOCK);
@@ -120,7 +123,8 @@ impl System {
         (!serial.is_empty()).then(|| serial.to_owned())
     }
 
-    /// The link with the serial number, which a person can compare with the label of the disk.
+    /// The link with the serial number, which a person can compare with the label of the disk; else
+    /// the first link, else the device node.
     fn lasting_path(&self, name: &str, serial: Option<&str>) -> String {
         let mut links = self.entries(LINKS);
         links.retain(|link| self.link(&format!("{LINKS}/{link}")).as_deref() == Some(name));
