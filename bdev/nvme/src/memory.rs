@@ -7,7 +7,7 @@ use nacre_hugepages::{ArenaError, ArenaOptions, HugepagePolicy, RegisterError, S
 
 use crate::function::Function;
 
-/// Why there is no memory for a queue.
+/// Why there is no memory to share with the controller.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     #[error("cannot get {bytes} bytes of memory for the queues of NVMe drive {address}")]
@@ -26,9 +26,9 @@ pub enum MemoryError {
     },
 }
 
-/// Zeroed, page-aligned memory at consecutive addresses of the controller. Its bytes are copied in
-/// and out, because the controller may change them at any time. Single dwords are loaded and stored
-/// atomically and in order.
+/// Zeroed, page-aligned memory, contiguous in the controller's address space (IOVA). Its bytes are
+/// copied in and out, because the controller may change them at any time. Single dwords are loaded
+/// and stored atomically and in order.
 #[derive(Debug)]
 pub struct DmaMemory {
     shared: Shared,

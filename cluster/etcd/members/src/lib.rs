@@ -14,7 +14,7 @@ use nacre_random_ports::local_port;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Time limit of a request in these tests.
+/// Time limit of a request to etcd, in [`Members::endpoints`].
 pub const DEADLINE: Duration = Duration::from_secs(8);
 
 /// The program `etcd`, from `NACRE_TEST_ETCD` or the search path. If there is none, the output
@@ -42,6 +42,7 @@ fn skip(test: &str, why: &str) {
     let _ = writeln!(std::io::stderr().lock(), "SKIPPED: {test}: {why}");
 }
 
+/// A cluster of etcd members, each addressed by its index from 0. Dropping it kills them.
 pub struct Members {
     program: PathBuf,
     dir: TempDir,
@@ -54,6 +55,7 @@ pub struct Members {
 }
 
 impl Members {
+    /// Starts `count` members, without TLS. `arguments`: further options of each member.
     pub fn start(program: PathBuf, count: usize, arguments: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         Self::start_in(dir, program, count, arguments, None)
@@ -79,8 +81,8 @@ impl Members {
         members
     }
 
-    /// One member that demands certificates. If `openssl` is missing, the output names the skipped
-    /// test, and the result is `None`.
+    /// Starts one member that requires client certificates. If `openssl` is missing, the output
+    /// names the skipped test, and the result is `None`.
     pub fn start_with_tls(test: &str, program: PathBuf) -> Option<(Self, Certificates)> {
         let dir = tempfile::tempdir().expect("a folder");
         let Some(certificates) = Certificates::make(dir.path()) else {
@@ -103,7 +105,7 @@ impl Members {
         Some((members, certificates))
     }
 
-    /// Starts all members that do not run, with the data that they have.
+    /// Starts all members that were killed, with the data that they have.
     pub fn run_all(&mut self) {
         for index in 0..self.processes.len() {
             if self.processes[index].is_none() {
@@ -139,6 +141,7 @@ impl Members {
         self.processes[index] = Some(child);
     }
 
+    /// The client URLs of all members, with the TLS client `client` if the member requires one.
     pub fn endpoints(&self) -> Endpoints {
         let url = |(client, _): &(u16, u16)| format!("{}://127.0.0.1:{client}", self.scheme);
         Endpoints {
@@ -149,12 +152,12 @@ impl Members {
         }
     }
 
-    /// The folder with the members' data: `m0` and so on.
+    /// The folder with the data of the members (`m0` and so on) and their logs (`m0.log`).
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// As `kill -9`.
+    /// Kills the member with SIGKILL, and waits for its end. It keeps its data.
     pub fn kill(&mut self, index: usize) {
         if let Some(mut child) = self.processes[index].take() {
             let _ = child.kill();
@@ -172,12 +175,13 @@ impl Members {
         self.run_all();
     }
 
-    /// The member is alive and silent, as behind a cut cable.
+    /// Stops the process of the member with SIGSTOP: its connections stay open, and it does not
+    /// answer.
     pub fn stop(&self, index: usize) {
         self.signal(index, Signal::STOP);
     }
 
-    /// Resumes a stopped member.
+    /// Resumes a stopped member, with SIGCONT.
     pub fn go_on(&self, index: usize) {
         self.signal(index, Signal::CONT);
     }
@@ -199,7 +203,9 @@ impl Drop for Members {
     }
 }
 
-/// Calls etcd's JSON interface: the client has no methods of administration.
+/// Sends `body` to `/v3/{path}` of etcd's JSON interface: our client has no methods of
+/// administration. `url`: `http://` with host and port; `token`: empty without authentication.
+/// Returns the HTTP response with its headers. Panics unless its status is 200.
 pub fn administer(url: &str, path: &str, token: &str, body: &str) -> String {
     let host = url.strip_prefix("http://").expect("a URL");
     let mut stream = TcpStream::connect(host).expect("connected");
@@ -221,7 +227,8 @@ pub fn administer(url: &str, path: &str, token: &str, body: &str) -> String {
     answer
 }
 
-/// Two authorities, a certificate of the server, and one of a client by each authority.
+/// Two certificate authorities. One signed the certificates of the server and of a client, the
+/// other that of another client.
 pub struct Certificates {
     ca: Vec<u8>,
     other_ca: Vec<u8>,
@@ -310,7 +317,8 @@ impl Certificates {
         })
     }
 
-    /// The certificates of a client: `client`, `other` (of another authority), or none.
+    /// The TLS settings of a client that trusts the server. Its certificate is `client`, `other`
+    /// (of the other authority), or none for any other name.
     pub fn tls(&self, identity: &str) -> Tls {
         let identity = match identity {
             "client" => Some(self.client.clone()),
@@ -321,7 +329,7 @@ impl Certificates {
         Tls { ca, identity }
     }
 
-    /// A client that trusts another authority.
+    /// The TLS settings of `client`, which trusts only the other authority, so not the server.
     pub fn tls_of_other_ca(&self) -> Tls {
         Tls {
             ca: self.other_ca.clone(),

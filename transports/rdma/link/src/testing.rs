@@ -1,4 +1,5 @@
-//! Simulated machines for tests: folders with the sysfs and procfs files of a kernel.
+//! Simulated machines for tests: folders with the files that describe RDMA devices on Linux, below
+//! `sys`, `proc`, `dev` and `lib/modules`.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -8,11 +9,13 @@ use tempfile::TempDir;
 
 use crate::Roots;
 
-/// A temporary folder with the files of a simulated machine; the methods add and remove files.
+/// A temporary folder with the files of a simulated machine. Methods that add or remove files panic
+/// if that fails; paths are relative to the folder.
 pub struct Tree {
     root: TempDir,
 }
 
+/// An empty entry of a GID table.
 pub const ZERO_GID: &str = "0000:0000:0000:0000:0000:0000:0000:0000";
 
 impl Tree {
@@ -24,6 +27,7 @@ impl Tree {
         self.root.path().join(path)
     }
 
+    /// Writes a file: `text` and a newline.
     pub fn file(&self, path: &str, text: &str) {
         let path = self.path(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -45,12 +49,15 @@ impl Tree {
         self.file(&format!("sys/class/net/{name}/mtu"), &mtu.to_string());
     }
 
+    /// Adds an RDMA device with these files below `sys/class/infiniband/<name>`.
     pub fn device(&self, name: &str, attributes: &[(&str, &str)]) {
         for (attribute, value) in attributes {
             self.file(&format!("sys/class/infiniband/{name}/{attribute}"), value);
         }
     }
 
+    /// Adds a port. `state`, `phys_state` and `link_layer` are the contents of the files, such as
+    /// `4: ACTIVE`, `5: LinkUp` and `Ethernet`.
     pub fn port(&self, device: &str, num: u8, state: &str, phys_state: &str, link_layer: &str) {
         let at = format!("sys/class/infiniband/{device}/ports/{num}");
         self.file(&format!("{at}/state"), state);
@@ -61,6 +68,8 @@ impl Tree {
         self.file(&format!("{at}/sm_lid"), "0x0");
     }
 
+    /// Adds an entry of the GID table. `kind`: its type, such as `RoCE v2`; `ndev`: its network
+    /// interface.
     pub fn gid(&self, device: &str, port: u8, index: u16, gid: &str, kind: &str, ndev: &str) {
         let at = format!("sys/class/infiniband/{device}/ports/{port}");
         self.file(&format!("{at}/gids/{index}"), gid);
@@ -68,7 +77,7 @@ impl Tree {
         self.file(&format!("{at}/gid_attrs/ndevs/{index}"), ndev);
     }
 
-    /// A verbs device and everything that a process needs.
+    /// Adds the character devices that a process opens: `uverbs` of `device`, and `rdma_cm`.
     pub fn usable(&self, uverbs: &str, device: &str) {
         self.file(
             &format!("sys/class/infiniband_verbs/{uverbs}/ibdev"),
@@ -78,6 +87,8 @@ impl Tree {
         self.file("dev/infiniband/rdma_cm", "");
     }
 
+    /// Adds the kernel's lists of modules. `loaded`: names; `loadable`: files below the folder of
+    /// the kernel's modules.
     pub fn modules(&self, loaded: &[&str], loadable: &[&str]) {
         let lines: Vec<String> = loaded
             .iter()
@@ -134,7 +145,7 @@ pub fn rxe_on_eth() -> Tree {
     tree
 }
 
-/// A ConnectX of two Ethernet ports, the second down; addresses have entries of v1 and of v2.
+/// A ConnectX with two Ethernet ports, the second down. Each address has GIDs of RoCE v1 and v2.
 pub fn mlx5_dual_port() -> Tree {
     let tree = empty();
     for (port, name) in [(0, "ens1f0"), (1, "ens1f1")] {
@@ -211,7 +222,7 @@ pub fn infiniband() -> Tree {
     tree
 }
 
-/// Soft-iWARP on eth0, which is known only by its address.
+/// Soft-iWARP on eth0. The only link to eth0 is its MAC address in the device's GID.
 pub fn siw() -> Tree {
     let tree = empty();
     tree.netdev("eth0", "52:54:00:12:34:56", 1500);

@@ -1,5 +1,5 @@
-//! One queue pair of the server in a session: compares or echoes received messages, and compares
-//! its memory on request.
+//! One queue pair of the server in a session of the RDMA performance test. It compares received
+//! messages with the test's pattern, echoes them, or compares its memory on request.
 
 use std::net::SocketAddr;
 
@@ -17,21 +17,25 @@ pub(crate) struct ServerQueuePair {
     pub id: CmId,
     pub lane: Lane,
     pub index: u16,
-    /// The memory that the client writes to or reads from.
+    /// The memory that the client accesses by RDMA WRITE or READ.
     pub memory: Option<Buf>,
     /// Messages received.
     pub received: u64,
-    /// Receives posted in total, and how many of them the client has been granted.
+    /// Receives posted in total.
     pub posted: u64,
+    /// Messages that the client may send in total, as of the last credit.
     pub allowed: u64,
-    /// Received messages that the last credit reported.
+    /// Received messages that the last credit ([`Message::Credit`]) reported.
     pub confirmed: u64,
     /// A credit is in flight.
     pub credit_pending: bool,
 }
 
 impl ServerQueuePair {
-    /// Handles a measured message.
+    /// Handles a SEND of the test, of `length` bytes. `head`: the first 64 bytes; `tail`: the
+    /// buffer of the rest, if it is needed. Compares the message if the session verifies, and
+    /// reports a difference to the client of a bandwidth test. A latency test gets the message
+    /// back.
     pub(crate) fn arrived(
         &mut self,
         terms: &SessionParameters,
@@ -83,7 +87,8 @@ impl ServerQueuePair {
             .map_err(|source| PerfError::Post { peer, source })
     }
 
-    /// Compares written data on request.
+    /// Handles [`Message::Check`], which `bytes` should have: compares the written data of a slot,
+    /// and replies with the result. A difference is also an error.
     pub(crate) fn check(
         &mut self,
         terms: &SessionParameters,
@@ -140,8 +145,8 @@ impl ServerQueuePair {
     }
 }
 
-/// Sends one message, signaled. The ring is large enough for all messages that a client may
-/// request.
+/// Sends one message of 64 bytes with a signaled completion. The send queue has room for all
+/// replies that a client may request, so without room the client broke the rules.
 pub(crate) fn send_message(
     lane: &mut Lane,
     message: Message,

@@ -1,8 +1,13 @@
-//! The versions of a pool and their maps: the state that records change.
+//! The versions of a pool and their maps: the state that the records of the log change.
 //!
-//! A *version* is a volume or a snapshot. Its *floor* is the generation of its parent: units above
-//! the floor are exclusive to the version. [`State::apply`] is the only way to change the state. A
-//! running pool and a recovery call it with the same records, so they come to the same state.
+//! A *version* is a volume, a snapshot, or an external device of which volumes are clones. Its map
+//! is a tree; a *leaf* has the entries of consecutive places. A unit has the *generation* of the
+//! version that allocated it. The *floor* of a version is the generation of its parent: units above
+//! it are exclusive to the version. A *pass* visits the leaves of a hidden version in steps, and
+//! frees the units that no child uses; its *cursor* is the first leaf that it has not visited.
+//!
+//! Records change the state only through [`State::apply`]. A running pool and a recovery call it
+//! with the same records, so they come to the same state.
 //!
 //! ```text
 //!   volume      online ── HIDE ──▶ hidden ── PASS, STEP …, END ──▶ gone
@@ -41,8 +46,8 @@ pub struct Version {
     pub identity: Identity,
     pub parent: Option<VersionId>,
     pub generation: Generation,
-    /// A block device outside of the pool, which users do not see among the volumes. Its whole map
-    /// is external.
+    /// A block device outside of the pool, which users do not see among the volumes. Clones read
+    /// from it what they have not written.
     pub is_external: bool,
     pub is_snapshot: bool,
     /// The pool keeps room for every place of the volume.
@@ -51,14 +56,15 @@ pub struct Version {
     pub is_hidden: bool,
     /// A volume that does not change any more.
     pub is_read_only: bool,
+    /// Size of its address range, in units.
     pub units: u64,
-    /// The pass over it, and the first leaf that the pass has not visited.
+    /// The pass over it, with its cursor.
     pub pass: Option<(PassKind, u64)>,
     pub tree: Tree,
     /// Places whose own unit is exclusive. Counted for thick volumes only.
     pub owned: u64,
-    /// The record that hid it; 0 once this process has opened the pool, [`PREPARED`] while a volume
-    /// is about to adopt its contents.
+    /// The record that hid it. 0: not hidden, or hidden before this process opened the pool.
+    /// [`PREPARED`]: a volume is about to adopt its contents.
     pub hidden_at: Lsn,
 }
 
@@ -70,7 +76,9 @@ pub enum ApplyError {
     OutOfRange,
     /// The version does not allow this change.
     WrongKind,
+    /// A place refers to at most two units, and the record needs a third.
     ThirdUnit,
+    /// A node of the map is unreadable in both copies.
     Lost,
 }
 
@@ -635,6 +643,7 @@ impl Version {
         self.is_snapshot || self.is_read_only
     }
 
+    /// Units that a thick volume has not taken yet; 0 for other versions.
     pub fn guaranteed(&self) -> u64 {
         if self.is_thick && !self.is_hidden && !self.is_read_only {
             self.units.saturating_sub(self.owned)
@@ -644,6 +653,7 @@ impl Version {
     }
 }
 
+/// Places of a leaf whose own unit is exclusive, above `floor`.
 pub fn count_owned(entries: &[Entry], floor: Generation) -> u64 {
     let owned = entries.iter().filter(|entry| entry.own.is_exclusive(floor));
     owned.count() as u64
