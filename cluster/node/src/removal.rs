@@ -1,9 +1,13 @@
 //! Lists removals that a node has not done yet. A host that lost its permission may still have a
 //! connection to the node. Or the node still exports the device of a former replica.
 //!
+//! A volume's *publication*, the key `pub/V`, has the nodes that show the volume and the hosts that
+//! may use it. A node's lease has the volumes whose publication is not in effect on the node.
+//!
 //! ```text
 //!   hosts    lease/N names the volume: its last publication is not in effect on node N
-//!   device   member/N/R is no longer wanted, or the volume's record does not name it
+//!   device   member/N/R is no longer wanted, or its replica is neither in the volume's record nor
+//!            being made by a live daemon
 //! ```
 
 use std::collections::BTreeMap;
@@ -32,7 +36,8 @@ pub struct PendingRemoval {
 pub enum Removed {
     /// Hosts that the publication does not name, or all hosts of a volume that is not published.
     Hosts,
-    /// The export of a device that is no replica of the volume any more, by its name on the node.
+    /// The export of a device that is not, or no longer, a replica of the volume; its name on the
+    /// node.
     Device(String),
 }
 
@@ -53,7 +58,8 @@ impl Obstacle {
 }
 
 impl PendingRemoval {
-    /// All pending removals of the cluster, in order of volume and node.
+    /// All pending removals of the cluster, in order of volume and node. Leases and exports that
+    /// this version cannot parse are left out.
     pub async fn all(operator: &Operator) -> Result<Vec<Self>, Error> {
         let prefix = &operator.prefix;
         let keys = operator.list(&prefix.leases()).await?;

@@ -20,7 +20,7 @@ pub enum AddressError {
 }
 
 impl AddressError {
-    /// The form to write instead.
+    /// Advice for the user: the form of address to write, or the option to use instead.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::NoUrl | Self::Scheme => "write https://HOST[:PORT]/PATH",
@@ -40,7 +40,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Reads `HOST`, `HOST:PORT` and `[IPV6]:PORT`.
+    /// Parses `HOST`, `HOST:PORT`, `[IPV6]` and `[IPV6]:PORT`. Refuses port 0.
     pub fn parse(text: &str, default_port: u16) -> Result<Self, AddressError> {
         let refused = || AddressError::Server(text.to_owned());
         let authority: hyper::http::uri::Authority = text.parse().map_err(|_| refused())?;
@@ -77,7 +77,8 @@ impl std::fmt::Display for Server {
     }
 }
 
-/// The URL of a webhook: `http` or `https`, without user and password. `Debug` hides its path.
+/// The URL of a webhook: `http` or `https`, without user and password. `Debug` hides path and
+/// query.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Url {
     pub(crate) https: bool,
@@ -95,6 +96,7 @@ impl std::fmt::Debug for Url {
 }
 
 impl Url {
+    /// The port defaults to 443 for `https` and to 80 for `http`, the path to `/`.
     pub fn parse(text: &str) -> Result<Self, AddressError> {
         if !text.contains("://") {
             return Err(AddressError::Scheme);
@@ -133,7 +135,7 @@ impl Url {
         self.https || self.server.is_local()
     }
 
-    /// The URL without its path, which can be a secret.
+    /// The URL without its path and query, which can be secret.
     pub fn origin(&self) -> String {
         let scheme = if self.https { "https" } else { "http" };
         format!("{scheme}://{}", self.authority)

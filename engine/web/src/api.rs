@@ -1,5 +1,6 @@
-//! The requests of the API under `/api/` that carry JSON, and their replies. [`crate::pages`] has
-//! checked the origin and the session.
+//! The requests below `/api/` with JSON in the request or the reply: session, set-up, sign-in,
+//! sign-out, change of password, and RPC calls. [`crate::pages`] has checked the origin and the
+//! session.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -72,7 +73,8 @@ fn secret(text: &SecretText) -> Zeroizing<String> {
     Zeroizing::new(text.reveal().to_owned())
 }
 
-/// The reply of `GET /api/session`.
+/// The reply of `GET /api/session`: the user, the version and the host name, as JSON. Without a
+/// session, the user's fields are null.
 pub(crate) fn session<B: Backend>(web: &Web<B>, of: Option<&SignedIn>) -> String {
     json!({
         "setup": web.logins.wants_setup(),
@@ -93,6 +95,7 @@ pub(crate) struct Door<B> {
 }
 
 impl<B: Backend> Door<B> {
+    /// Creates the first account, and opens a session for it.
     pub(crate) async fn set_up(&self, body: &[u8]) -> Reply {
         let SetUp {
             code,
@@ -126,6 +129,7 @@ impl<B: Backend> Door<B> {
         self.signed_in(Act::SIGN_IN, &name, opened).await
     }
 
+    /// Ends the session, if there is one.
     pub(crate) async fn logout(&self, of: Option<SignedIn>) -> Reply {
         if let Some(of) = of {
             self.logins.logout(of.id);
@@ -134,6 +138,7 @@ impl<B: Backend> Door<B> {
         Reply::SignedOut
     }
 
+    /// Changes the user's own password. Ends all sessions of the account, and opens a new one.
     pub(crate) async fn password(&self, body: &[u8], of: SignedIn) -> Reply {
         let NewPassword { old, new } = match read(body) {
             Ok(params) => params,
@@ -264,7 +269,7 @@ fn wrong(refused: &RpcError, delay: Duration) -> String {
     .to_string()
 }
 
-/// The error of a request without a session.
+/// The body of the error for a request without a session.
 pub(crate) fn signed_out() -> String {
     let refused = RpcError::errno(
         Errno::EACCES,
@@ -273,7 +278,7 @@ pub(crate) fn signed_out() -> String {
     error_text(&refused.remedy("sign in"))
 }
 
-/// The error of a request whose API token is not valid.
+/// The body of the error for a request whose API token is not valid.
 pub(crate) fn unknown_token() -> String {
     let refused = RpcError::errno(
         Errno::EACCES,

@@ -20,7 +20,8 @@ pub(crate) struct Namespace {
     /// The name of its bdev.
     pub name: String,
     pub paths: DevicePaths,
-    /// Losses of all paths to its subsystem.
+    /// Connections to its subsystem, on all paths, that ended with possible loss of completed but
+    /// unflushed writes.
     pub losses: Arc<AtomicU64>,
     /// Namespace properties at attachment; the present size is in `size`.
     pub attached: NamespaceInfo,
@@ -154,7 +155,8 @@ impl Namespace {
         }
     }
 
-    /// True when the target executes the operation.
+    /// True for operations that are sent to the target: those that it announced when the namespace
+    /// was attached, except copy.
     pub(crate) fn does(&self, op: Op) -> bool {
         match op {
             Op::Read | Op::Write | Op::Flush => true,
@@ -183,7 +185,8 @@ impl Namespace {
             && rescap.contains(Rescap::WRITE_EXCLUSIVE_ALL)
     }
 
-    /// The reason why the namespace is no longer used although it exists.
+    /// The reason why no path to the namespace is used although it exists; `None` while one is
+    /// used.
     pub(crate) fn refusal(&self) -> Option<String> {
         let list = self.paths.list();
         let mut reasons = list.iter().map(|path| path.refusal());
@@ -200,9 +203,10 @@ impl Namespace {
         }
     }
 
-    /// Compares the namespace on each connected path with this device. Paths that show it are
-    /// used, and its size is the smallest that they show: a path that has not noticed a growth yet
-    /// would refuse I/O beyond its size. Other paths are refused.
+    /// Compares the namespace on each connected path with this device. Paths with the same identity
+    /// and sufficient limits are used; others are refused. The size is the smallest of the used
+    /// paths: a path that has not noticed a growth yet would refuse I/O beyond its size. If that is
+    /// less than the known size, the namespace has lost data, and all paths are refused.
     pub(crate) fn take_over(&self, live: &[LivePath]) {
         let known = NamespaceInfo {
             blocks: self.size.blocks(),

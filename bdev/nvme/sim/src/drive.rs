@@ -102,6 +102,8 @@ impl Drive {
         self.shared.state.lock().next()
     }
 
+    /// Checks that the driver kept the rules.
+    ///
     /// # Panics
     ///
     /// If the driver broke a rule, or a controller behind this drive's IOMMU accessed memory that
@@ -189,7 +191,8 @@ impl Drive {
         self.shared.state.lock().faults.rules.push(rule);
     }
 
-    /// Removes all injected faults, and executes the commands that [`crate::Action::Hold`] holds.
+    /// Removes all faults and chances. Commands that [`crate::Action::Hold`] holds are executed in
+    /// the next turn.
     pub fn heal(&self) {
         self.shared.state.lock().faults = Default::default();
         self.release();
@@ -218,14 +221,17 @@ impl Drive {
         self.shared.state.lock().stuck.len()
     }
 
+    /// Keeps CSTS.RDY at 0 after CC.EN is set.
     pub fn never_ready(&self, on: bool) {
         self.shared.state.lock().faults.never_ready = on;
     }
 
+    /// Keeps CSTS.RDY at 1 after CC.EN is cleared.
     pub fn never_disabled(&self, on: bool) {
         self.shared.state.lock().faults.never_disabled = on;
     }
 
+    /// Keeps CSTS.SHST from reporting that a shutdown is complete.
     pub fn never_shut_down(&self, on: bool) {
         self.shared.state.lock().faults.never_shut_down = on;
     }
@@ -289,8 +295,8 @@ impl Drive {
     }
 
     /// Changes the configuration without an event. The next Identify command or register read shows
-    /// the change. `namespaces` and `seed` have no effect. The PCI function stays as it is:
-    /// address, NUMA node, slot, number of vectors, size of the registers, IOMMU.
+    /// the change. `namespaces`, `seed` and `strict_doorbells` have no effect. The PCI function
+    /// stays as it is: address, NUMA node, slot, number of vectors, size of the registers, IOMMU.
     pub fn reconfigure(&self, change: impl FnOnce(&mut Config)) {
         change(&mut self.shared.state.lock().exec.config);
     }

@@ -96,7 +96,9 @@ impl Connects {
         })
     }
 
-    /// Handles new requests of reactors, connection manager events and timeouts. Does not block.
+    /// Handles new requests of reactors, connection manager events and timeouts. Does not wait for
+    /// events. The first queue pair on a device takes long: it registers all memory with the
+    /// device.
     pub(super) fn turn(&mut self, shared: &HostShared, now: Instant) {
         shared.mailbox.quiet();
         while let Some(ask) = shared.mailbox.take() {
