@@ -2,9 +2,9 @@
 //! container image and the appliance's image. All but the manifests need root, and are skipped
 //! without.
 //!
-//! All tests of the appliance's image take an hour. `NACRE_TEST_IMAGE` says when to run them: `1`
-//! always, `changed` if its sources have changed since this machine tested it last. Without it, the
-//! image is built and boots once.
+//! Each run builds the appliance's image and boots it once. The other tests of the image take an
+//! hour. `NACRE_TEST_IMAGE` says when to run them: `1` always, `changed` if its sources have
+//! changed since they last passed on this machine; without it, never.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,7 +16,7 @@ use crate::setup::{Need, need};
 use crate::tally::{ScriptTest, Tally};
 use crate::{deb, image, process, setup, vm};
 
-/// Environment variable: when to run all tests of the appliance's image.
+/// Environment variable: when to run the long tests of the appliance's image.
 const VARIABLE: &str = "NACRE_TEST_IMAGE";
 
 /// Sources of the image and of its tests. The binary and Debian's packages are not among them.
@@ -28,7 +28,7 @@ const SOURCES: &[&str] = &[
     "xtask/src/image.rs",
 ];
 
-/// The machine of the appliance's image boots a dozen times.
+/// Time limit of a script: the machine of the appliance's image boots a dozen times.
 const LIMIT: Duration = Duration::from_secs(5400);
 const LIMIT_OF_PYTHON: Duration = Duration::from_secs(300);
 const GIT_LIMIT: Duration = Duration::from_secs(60);
@@ -74,12 +74,13 @@ fn selected(filter: &[String], name: &str) -> bool {
     filter.is_empty() || filter.iter().any(|part| name.contains(part.as_str()))
 }
 
-/// False if [`VARIABLE`] asks for the tests that keep the processors busy for minutes.
+/// False if [`VARIABLE`] is set: its tests keep the processors busy for minutes.
 pub(crate) fn mostly_waits() -> bool {
     std::env::var_os(VARIABLE).is_none()
 }
 
-/// Runs the suite while `tests` run, which leave a fifth of two processors' time.
+/// Runs the suite in parallel with `tests`, which leave a fifth of the time of two processors
+/// unused. Returns the results of both.
 pub(crate) fn beside(
     root: &Path,
     filter: &[String],

@@ -101,7 +101,7 @@ impl Transaction {
         }
     }
 
-    /// Deletes the lease of a node that stops, or of a process that is known to be dead.
+    /// Deletes the lease of a node that stops.
     pub fn release(ended: Holder) -> Self {
         Self::end(ended, End::Release)
     }
@@ -119,8 +119,8 @@ impl Transaction {
         }
     }
 
-    /// Writes the volume's record with `me` as its holder, if the record was last written at
-    /// revision `at` and the incarnation of the `former` holder has ended.
+    /// Writes the volume's record, in which `me` is the holder, like [`Transaction::commit`]. Also
+    /// requires that the incarnation of the `former` holder, if there is one, has ended.
     pub fn take(
         me: Holder,
         volume: VolumeId,
@@ -137,7 +137,8 @@ impl Transaction {
         take
     }
 
-    /// Writes the volume's record, if it was last written at revision `at`.
+    /// Writes the volume's record, if it was last written at revision `at` and the incarnation of
+    /// `me` has not ended.
     pub fn commit(me: Holder, volume: VolumeId, at: Revision, record: Record) -> Self {
         let record = Box::new(record);
         let mut commit = Self::by(me, Effect::Commit { volume, record });

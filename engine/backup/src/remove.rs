@@ -1,4 +1,5 @@
-//! Deletes backups, and removes the objects that no manifest names (a sweep).
+//! Deletes backups, and removes the objects that no manifest names (a sweep). While a daemon backs
+//! up a volume, the store has its *mark*; the header of the crate has the files and their order.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,7 +8,8 @@ use uuid::Uuid;
 use crate::object::ObjectName;
 use crate::{Failure, Progress, Store};
 
-/// An older mark is left over from a daemon that ended.
+/// A mark of this age or younger defers a sweep by another daemon. An older one is left over from a
+/// daemon that ended.
 const STALE: Duration = Duration::from_secs(24 * 3600);
 
 /// Most bad manifests that a removal names.
@@ -23,7 +25,8 @@ pub struct Removed {
     /// True if another daemon backs up the volume: then a later sweep removes the objects.
     pub deferred: bool,
     /// The reasons that objects without a backup are left: the volume's other backups with bad
-    /// manifests, at most 100, and one failure of the store. A later sweep removes them.
+    /// manifests, at most 100, and one failure of the store or the cancellation. A later sweep
+    /// removes the objects.
     pub left: Vec<Failure>,
 }
 
@@ -53,6 +56,7 @@ pub async fn remove(
     Ok(removed)
 }
 
+/// Removes the objects of a volume that no manifest names. `holder` is this daemon's UUID.
 pub(crate) async fn sweep(store: &Store, volume: Uuid, holder: Uuid) -> Result<Removed, Failure> {
     let mut removed = Removed::default();
     sweep_with(store, volume, holder, &Progress::default(), &mut removed).await?;

@@ -1,4 +1,5 @@
-//! Writes a comparison as a table for a terminal.
+//! Writes the results of `nacre bench` for a terminal, as a table for each workload (*line*) with a
+//! row for each target or device (*side*).
 
 use super::comparison::{Comparison, Figures, Latency, LineResult, Outcome, SideResult};
 
@@ -18,7 +19,8 @@ const COLUMNS: [&str; 12] = [
     "machine s/GiB",
 ];
 
-/// The whole text: machine, sides, a table per line, ratios.
+/// The whole text: machine, parameters of the run, sides, notes; then each line with its table,
+/// failures and ratios.
 pub fn table(comparison: &Comparison) -> String {
     let mut lines = heading(comparison);
     for line in &comparison.lines {
@@ -166,7 +168,7 @@ fn seconds(s: f64) -> String {
     format!("{s:.2}")
 }
 
-/// The failures of a line, one text per side.
+/// The failures of a line, one text for each side that has some.
 pub(crate) fn failures(line: &LineResult) -> Vec<String> {
     let each = line.results.iter().filter_map(|result| {
         let (count, why) = result.failures();
@@ -179,7 +181,8 @@ pub(crate) fn failures(line: &LineResult) -> Vec<String> {
     each.collect()
 }
 
-/// The ratios of a line, one text per side, and the share of the link where there is one.
+/// The ratios between sides of a line, one text each. Then the share of the network link that each
+/// side reached, where that is known.
 pub(crate) fn ratios(line: &LineResult) -> Vec<String> {
     let each = line.ratios.iter().map(|ratio| {
         let mut text = format!(

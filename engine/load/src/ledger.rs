@@ -1,8 +1,9 @@
 //! Tracks each unit ([`Job::unit_blocks`](crate::Job::unit_blocks)) for the verification: the
 //! generation of its last write, and whether an I/O uses it.
 //!
-//! A unit is in use while an I/O on it is in flight. I/Os of a lane never overlap, so the expected
-//! contents of every read are known exactly.
+//! A unit is in use while an I/O on it is in flight. I/Os of a lane never overlap, so the contents
+//! that a read must return are known exactly, except of units that no write reached or whose last
+//! write failed.
 
 use super::access::Place;
 
@@ -36,6 +37,7 @@ impl Ledger {
     }
 
     #[inline]
+    /// Marks the units of an I/O as free again.
     pub(crate) fn release(&mut self, place: Place) {
         self.slice(place).iter_mut().for_each(|p| *p &= !IN_USE);
     }

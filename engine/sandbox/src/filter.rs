@@ -12,7 +12,8 @@
 //! The kernel runs all three and takes the strictest result. Since Linux 5.11 it remembers the
 //! numbers that a program always allows, so calls without rules about arguments cost nothing.
 //!
-//! The mode `log` has one program, which allows every call and logs those that the three refuse.
+//! The mode `log` has one program, which allows every call and logs those that `refuse` and `allow`
+//! refuse, except mmap and mprotect of memory that is both written and run.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -48,8 +49,8 @@ type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 
 const LOGGED: libc::c_ulong = libc::SECCOMP_FILTER_FLAG_LOG;
 
-/// The C library tries clone3 for each thread, and uses clone if it is missing. The flags of clone3
-/// are in memory, where no filter sees them.
+/// Refuses clone3 with ENOSYS. The C library tries clone3 for each thread, and uses clone if it is
+/// missing. The flags of clone3 are in memory, where no filter sees them.
 fn fall_back() -> Result<BpfProgram, BackendError> {
     let rules = Rules::from([(libc::SYS_clone3, Vec::new())]);
     let missing = SeccompAction::Errno(libc::ENOSYS as u32);
@@ -98,7 +99,7 @@ fn refusals() -> Result<Rules, BackendError> {
     Ok(rules)
 }
 
-/// Logs calls that the others would refuse, except for memory that is both written and run.
+/// Logs calls that the others would refuse, except clone3 and memory that is both written and run.
 fn log() -> Result<BpfProgram, BackendError> {
     let mut rules = needed()?;
     rules.insert(libc::SYS_clone3, Vec::new());

@@ -1,4 +1,5 @@
-//! One loopback connection: its two queues of messages, from host to target and back.
+//! One loopback connection: the queues of messages between host and target, the commands in
+//! progress, and the end of the connection.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -35,7 +36,7 @@ pub(crate) struct Link {
     pub to_host: VecDeque<HostEvent>,
     /// Number of commands that the target received and has not completed.
     pub outstanding: usize,
-    /// Size of the submission queue, from its Connect command.
+    /// Size of the submission queue, from its Connect command; 32 before that.
     pub entries: usize,
     /// True while [`Faults::stall`] holds all messages back.
     pub stalled: bool,
@@ -62,8 +63,9 @@ impl Link {
         self.host == End::Open && self.target == End::Open
     }
 
-    /// Reports the end of the connection to both sides. Messages in transit to the host still
-    /// arrive if it was `drained`; all others are dropped, except those that the host can reclaim.
+    /// Ends the connection; `host` and `target` are the reasons that the two sides report. Messages
+    /// in transit to the target are dropped. If `drained`, those to the host still arrive. If not,
+    /// they are dropped too, and the host can reclaim the buffers of its commands.
     pub(crate) fn end(&mut self, host: Closed, target: Closed, drained: bool) {
         if !self.is_open() {
             return;

@@ -1,5 +1,10 @@
 //! Decides when a request may start. Owns the locks of the lane's writes and the list of waiting
 //! requests.
+//!
+//! A write needs the *regions* of the dirty-region log and the *stripes* (64 KiB) that it touches.
+//! Regions are dirty before the write starts; stripes exclude overlapping writes of other lanes and
+//! the resync. A request can also wait for a new *view*: the replicas and settings as the control
+//! publishes them to the lanes.
 
 use std::sync::Arc;
 
@@ -14,6 +19,7 @@ use super::waiting::{Recheck, Waiting, stripe_wait};
 use crate::shared::Shared;
 use crate::stripes::Owner;
 
+/// The locks and waiting requests of one lane.
 pub(super) struct Admission {
     locks: Locks,
     waiting: Waiting,
@@ -66,8 +72,8 @@ impl Admission {
         }
     }
 
-    /// Locks regions and stripes for a synchronous write. Returns false if it cannot, or if another
-    /// request waits.
+    /// Locks regions and stripes for a write that completes during its submission (on RAM disks).
+    /// Returns false if it cannot, or if another request waits.
     #[inline]
     pub(super) fn enter(&self, lba: u64, blocks: u64) -> bool {
         self.waiting.is_empty() && self.locks.enter(lba, blocks).is_ok()
@@ -79,6 +85,7 @@ impl Admission {
         self.locks.leave(lba, blocks);
     }
 
+    /// Adds a request to the waiting ones; `why` is the event that it waits for.
     pub(super) fn park(&mut self, requests: &mut Requests, index: usize, why: Wait) {
         requests[index].stage = Stage::Waiting(why);
         self.waiting.push(index);
@@ -113,8 +120,8 @@ impl Admission {
         }
     }
 
-    /// The next waiting request that may start now, in order of arrival. The others stay in their
-    /// order. `None`: the pass is complete.
+    /// Removes and returns the next waiting request that may start now, in order of arrival. The
+    /// others stay in their order. `None`: the pass is complete.
     pub(super) fn next_admitted(
         &mut self,
         retry: &mut AdmissionRetry,
@@ -161,7 +168,7 @@ impl Admission {
         }
     }
 
-    /// True when another pass would start a request.
+    /// True when another pass would return a request from [`Admission::next_admitted`].
     pub(super) fn may_start_any(
         &self,
         requests: &Requests,

@@ -379,7 +379,8 @@ impl Drop for SimSrq {
     }
 }
 
-/// The scatter/gather entries of a request. Refuses more than the queue allows, as drivers do.
+/// The scatter/gather entries of a request. Refuses more than 32 with EINVAL, as drivers do above
+/// their limit.
 fn range(first: u32, count: u32, sges: &[Sge]) -> Result<Sges, Errno> {
     let wanted = &sges[first as usize..(first + count) as usize];
     Sges::try_from(wanted).map_err(|_| Errno::INVAL)
