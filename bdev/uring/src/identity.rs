@@ -2,7 +2,8 @@
 //! later appears at the same path.
 //!
 //! An identity survives restarts, renames and other names of a block device. A copy of a file has
-//! a different identity. The identity does not depend on the file's contents.
+//! a different identity, unless its file system reports neither lasting inode numbers nor creation
+//! times. The identity does not depend on the file's contents.
 
 use std::fs::{self, File, Metadata};
 use std::os::fd::AsFd;
@@ -14,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 /// The lasting attributes of a file or disk. `None` means that the system does not report the
-/// attribute; a comparison skips it.
+/// attribute, or that it is not lasting (inode numbers of some file systems); a comparison skips
+/// it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Identity {
@@ -91,9 +93,9 @@ fn born(file: &File) -> Option<(i64, u32)> {
     known.then_some((facts.stx_btime.tv_sec, facts.stx_btime.tv_nsec))
 }
 
-/// The UUID of a device without a configured one. The UUID survives restarts: a disk's derives
-/// from its serial number and partition, under any name in /dev. A file's derives from path and
-/// inode.
+/// The UUID of a bdev without a configured one. A disk's derives from its identifying sysfs
+/// attribute and partition, so it is the same under any name in /dev and after restarts. A disk
+/// without such an attribute has one by its path, and a file one by path and inode number.
 pub(crate) fn uuid(path: &Path, metadata: &Metadata) -> Uuid {
     // Version 5 in the URL name space of RFC 9562, appendix A.
     let name = |text: String| Uuid::new_v5(&Uuid::NAMESPACE_URL, text.as_bytes());
@@ -106,7 +108,8 @@ pub(crate) fn uuid(path: &Path, metadata: &Metadata) -> Uuid {
     }
 }
 
-/// The sysfs attribute that identifies the disk, and its value with the partition number.
+/// The sysfs attribute that identifies the disk, and its value with the partition number. `None`:
+/// the disk has none of the known attributes.
 fn disk_id(rdev: u64) -> Option<(&'static str, String)> {
     /// Attributes in order of preference. Paths with `..` belong to the disk that contains a
     /// partition.

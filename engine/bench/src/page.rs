@@ -1,5 +1,6 @@
-//! Writes the results of `nacre bench` as one HTML page. Styles and plots (SVG) are inside it, so
-//! it opens without a network.
+//! Writes the results of `nacre bench` as one HTML page, with the medians of each workload (*line*)
+//! on each target or device (*side*). Styles and plots (SVG) are inside the page, so it opens
+//! without a network.
 
 use super::comparison::{Comparison, Figures, Latency, LineResult, Setting};
 use super::plot::{Group, Row, bars, escaped, ranges};
@@ -26,7 +27,8 @@ svg text.group{font-weight:600}svg text.value{fill:var(--soft)}svg line{stroke-w
 .s4{fill:var(--c4);stroke:var(--c4);background:var(--c4)}.s5{fill:var(--c5);stroke:var(--c5);background:var(--c5)}
 ";
 
-/// The page: machine, sides, plots of the medians, and a table of all figures per line.
+/// The page: machine, parameters of the run, sides, notes, plots of the medians, and a table of all
+/// medians per line with failures and ratios.
 pub fn page(comparison: &Comparison) -> String {
     let mut html = format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n\

@@ -107,6 +107,7 @@ impl Default for TcpConfig {
 }
 
 impl TcpConfig {
+    /// Checks the ranges; the error names the option.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let check = |ok: bool, option, actual: u64, allowed: String| {
             if ok {
@@ -174,8 +175,8 @@ impl TcpConfig {
         }
     }
 
-    /// The marking of a listener and its connections. A listener with its own byte is not of the
-    /// class that `priority` belongs to.
+    /// Type of Service and SO_PRIORITY of a listener and its connections. `priority` applies only
+    /// to listeners with this `tos`; for others the kernel derives the priority.
     pub(crate) fn marking(&self, options: &ListenerOptions) -> Marking {
         match options.tos.filter(|tos| *tos != self.tos) {
             None => Marking {

@@ -35,15 +35,16 @@ pub const MAX_INFLIGHT: usize = 64;
 /// Largest answer in bytes: the size of SPDK's send buffer.
 pub const MAX_ANSWER_BYTES: usize = 32 * 1024 * 1024;
 const WRITE_DEADLINE: Duration = Duration::from_secs(60);
-/// Time for which a refused client may read the reason, and the most clients in that state.
+/// Time for which a refused client may read the reason.
 const FAREWELL: Duration = Duration::from_millis(500);
+/// Most refused clients that get the reason at the same time.
 const REFUSED_AT_ONCE: usize = 64;
 /// Shortest interval between equal log lines about refused or replaced clients.
 const SAID_AGAIN: Duration = Duration::from_secs(600);
 
 /// Executes calls. An implementation must limit each call's time.
 pub trait Dispatch: 'static {
-    /// Refuses a client that may not call anything.
+    /// Called for each new client. An error refuses it: it may not call anything.
     fn admit(&self, caller: &Caller) -> Result<(), RpcError>;
 
     fn call(
@@ -145,6 +146,7 @@ impl Admission {
         }
     }
 
+    /// Waits for a slot. Fails if all clients stay busy.
     pub(super) async fn enter(&self, origin: Origin) -> Result<Place, RpcError> {
         let max_clients = self.clients.max();
         loop {
@@ -184,7 +186,8 @@ impl Admission {
         }
     }
 
-    /// Sends a client the reason of its refusal, then closes the connection.
+    /// Sends a client the reason of its refusal, then closes the connection. Without the reason if
+    /// too many clients are being refused.
     pub(super) fn refuse(
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
@@ -216,8 +219,8 @@ fn replaced(max_clients: usize) -> RpcError {
         .remedy("connect again, or raise [rpc] max_clients in the configuration")
 }
 
-/// Waits until the client closes the connection: closing it with unread data from the client would
-/// reset it, and the reason would be lost.
+/// Sends the error, then waits until the client closes the connection: closing it with unread data
+/// from the client would reset it, and the reason would be lost.
 async fn farewell(mut stream: impl AsyncRead + AsyncWrite + Unpin, error: RpcError) {
     let told = stream.write_all(&line(&answer(None, Err(error)))).await;
     if told.is_ok() && stream.shutdown().await.is_ok() {

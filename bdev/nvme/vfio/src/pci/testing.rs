@@ -1,5 +1,5 @@
-//! A simulated machine for tests: a sysfs tree in a folder, and a [`Kernel`] that changes it as
-//! Linux would.
+//! A simulated machine for tests: the files of sysfs, procfs and /dev in a temporary folder, and a
+//! [`Kernel`] that changes them as Linux would.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,6 +14,7 @@ use tempfile::TempDir;
 
 use super::{Kernel, System};
 
+/// A simulated machine with PCI functions and NVMe drives. Paths are relative to its folder.
 pub struct Machine {
     folder: TempDir,
     pub kernel: Arc<KernelBehaviour>,
@@ -24,14 +25,18 @@ pub struct Machine {
 pub struct KernelBehaviour {
     /// Files that another process has open exclusively.
     pub busy: Mutex<Vec<PathBuf>>,
-    /// The effect of modprobe: it creates the driver's files, or fails with this error.
+    /// The effect of modprobe by module: it creates the driver's folder, or fails with this error.
+    /// It also fails for other modules.
     pub modprobe: Mutex<HashMap<String, Result<(), String>>>,
-    /// Writes to files whose names contain this text fail with this error.
+    /// Writes to files whose paths contain this text fail with this error.
     pub refuse: Mutex<HashMap<String, io::ErrorKind>>,
-    /// Binding to vfio-pci fails, or creates no device node.
+    /// Binding to vfio-pci fails.
     pub vfio_is_broken: Mutex<bool>,
+    /// Binding to vfio-pci creates no device node.
     pub no_nodes: Mutex<bool>,
+    /// The successful writes of the code under test: path and text.
     pub writes: Mutex<Vec<(String, String)>>,
+    /// The sum of all pauses of the code under test.
     pub paused: Mutex<Duration>,
     /// Processes that exit at the next pause of the code under test.
     pub ends: Mutex<Vec<u32>>,
@@ -102,6 +107,7 @@ impl Machine {
         symlink(target, path).unwrap();
     }
 
+    /// Adds a PCI driver.
     pub fn driver(&self, name: &str) {
         fs::create_dir_all(self.path(&format!("sys/bus/pci/drivers/{name}"))).unwrap();
     }
@@ -110,6 +116,8 @@ impl Machine {
         fs::remove_dir(self.path(&format!("sys/bus/pci/drivers/{name}"))).unwrap();
     }
 
+    /// Adds a PCI function in an IOMMU group, bound to `driver`. `class`: the class code, such as
+    /// `0x010802`.
     pub fn function(&self, address: &str, class: &str, driver: Option<&str>, group: u32) {
         let at = format!("{DEVICES}/{address}");
         self.file(&format!("{at}/class"), format!("{class}\n"));
@@ -133,6 +141,8 @@ impl Machine {
         );
     }
 
+    /// Adds an NVMe drive, bound to the kernel's driver as controller `nvme<number>`. `disks`: the
+    /// names of the block devices of its namespaces.
     pub fn drive(&self, address: &str, group: u32, number: u32, serial: &str, disks: &[&str]) {
         self.function(address, "0x010802", Some("nvme"), group);
         let at = format!("{DEVICES}/{address}/nvme/nvme{number}");
@@ -166,6 +176,7 @@ impl Machine {
         }
     }
 
+    /// Adds partition 1 of `disk`. `number`: its device number, `MAJOR:MINOR`.
     pub fn partition(&self, disk: &str, name: &str, number: &str) {
         self.file(&format!("sys/class/block/{disk}/{name}/partition"), "1\n");
         self.file(
@@ -176,12 +187,15 @@ impl Machine {
         self.file(&format!("dev/{name}"), vec![0; 512 << 10]);
     }
 
+    /// Adds a process. `namespace`: the inode number of its mount namespace; `mounts`: the lines of
+    /// its mountinfo.
     pub fn process(&self, pid: u32, name: &str, namespace: &str, mounts: &str) {
         self.file(&format!("proc/{pid}/comm"), format!("{name}\n"));
         self.file(&format!("proc/{pid}/mountinfo"), format!("{mounts}\n"));
         self.link(&format!("proc/{pid}/ns/mnt"), &format!("mnt:[{namespace}]"));
     }
 
+    /// The texts written to files whose paths contain `file`.
     pub fn writes_to(&self, file: &str) -> Vec<String> {
         let writes = self.kernel.writes.lock();
         let those = writes.iter().filter(|(name, _)| name.contains(file));
