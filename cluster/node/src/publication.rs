@@ -29,12 +29,14 @@ pub fn volume_nqn(volume: VolumeId) -> String {
 pub struct Publication {
     /// The NQN of the volume's subsystem.
     pub nqn: String,
-    /// The nodes that show the volume, each with its slot.
+    /// The nodes that show the volume, each with its slot: a number from 0 to 15, which gives the
+    /// node its range of controller ids (CNTLID).
     pub slots: Slots,
     /// The nodes in the order in which the operator named them.
     pub order: Vec<NodeId>,
     /// The NQNs of the hosts that may connect.
     pub hosts: Vec<String>,
+    /// Any host may connect.
     pub any_host: bool,
     /// The revision at which the key was created; 0: it is not stored yet. A volume that is
     /// unpublished and published again gets another one.

@@ -86,7 +86,7 @@ impl AsyncEventState {
                 (optional, optional)
             }
             // A host that reads the log once and disconnects needs no events. A host with an
-            // explicit persistent connection gets them enabled (Base 3.1.3.3.1).
+            // explicit persistent connection gets them enabled (Base 2.1, 3.1.3.3.1).
             SubsystemKind::Discovery if lasting => {
                 (AsyncEvents::DISCOVERY_LOG, AsyncEvents::DISCOVERY_LOG)
             }

@@ -1,5 +1,5 @@
 //! The controller's registers (CAP, VS, CC, CSTS, CRTO; NSSR reads as zero), accessed with Property
-//! Get and Property Set (Base 3.1.4, 6.5, 6.6).
+//! Get and Property Set (Base 3.1.3, 6.5, 6.6).
 
 use nacre_nvmf_wire::fabrics::{PropertyGet, PropertySet, PropertySize};
 use nacre_nvmf_wire::registers::{Cap, Cc, Crto, Csts, Shutdown, Version, offset};
@@ -72,7 +72,7 @@ impl Registers {
         Cqe::success(cid).with_result(value)
     }
 
-    /// Executes Property Set. Only CC can be written (Base 3.1.4.5).
+    /// Executes Property Set. Only CC can be written (Base 3.1.3.5).
     pub(super) fn set(
         &mut self,
         sqe: &Sqe,

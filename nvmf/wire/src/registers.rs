@@ -1,4 +1,4 @@
-//! Controller registers (properties over fabrics; Base 3.1.4): offsets and fields.
+//! Controller registers (properties over fabrics; Base 3.1.3): offsets and fields.
 
 /// Byte offsets, for Property Get and Set and for a mapped BAR.
 pub mod offset {
@@ -61,21 +61,23 @@ fields! {
         css / with_css: 37, 8;
         bps / with_bps: 45, 1;
         cps / with_cps: 46, 2;
-        /// Smallest and largest memory page: 2^(12 + MPSMIN) bytes.
+        /// Smallest memory page: 2^(12 + MPSMIN) bytes.
         mpsmin / with_mpsmin: 48, 4;
+        /// Largest memory page: 2^(12 + MPSMAX) bytes.
         mpsmax / with_mpsmax: 52, 4;
         pmrs / with_pmrs: 56, 1;
         cmbs / with_cmbs: 57, 1;
         /// Subsystem shutdown supported.
         nsss / with_nsss: 58, 1;
-        /// Controller ready with media, and independent of media, supported.
+        /// Controller ready with media supported.
         crwms / with_crwms: 59, 1;
+        /// Controller ready independent of media supported.
         crims / with_crims: 60, 1;
     }
 }
 
 impl Cap {
-    /// Values of the CSS field.
+    /// In the CSS field: the NVM command set.
     pub const CSS_NVM: u64 = 1 << 0;
     /// One or more I/O command sets: Identify CNS 1Ch lists them.
     pub const CSS_IO_COMMAND_SETS: u64 = 1 << 6;
@@ -150,8 +152,9 @@ fields! {
         ams / with_ams: 11, 3;
         /// Shutdown notification; see [`Shutdown`].
         shn / with_shn: 14, 2;
-        /// I/O queue entry sizes, as powers of two: 6 and 4.
+        /// Size of an I/O submission queue entry: 2^IOSQES bytes; 6 for 64 bytes.
         iosqes / with_iosqes: 16, 4;
+        /// Size of an I/O completion queue entry: 2^IOCQES bytes; 4 for 16 bytes.
         iocqes / with_iocqes: 20, 4;
         /// Controller ready independent of media enable.
         crime / with_crime: 24, 1;
@@ -229,8 +232,9 @@ pub struct Aqa(pub u32);
 
 fields! {
     Aqa(u32) {
-        /// Entries less one.
+        /// Entries of the submission queue, less one.
         asqs / with_asqs: 0, 12;
+        /// Entries of the completion queue, less one.
         acqs / with_acqs: 16, 12;
     }
 }

@@ -1,4 +1,5 @@
-//! The remaining tests of a run, shared by its guests: decides which kind of guest to boot next.
+//! The remaining tests of a run in virtual machines, which its guests share. Decides which kind of
+//! guest to boot next.
 
 use anyhow::Result;
 
@@ -23,6 +24,7 @@ pub(super) struct Work {
     /// A test was returned to the queue. The running guests may not see it, because they go through
     /// their lists once.
     again: bool,
+    /// Number of tests that were repeated because the emulator crashed the guest's kernel.
     pub(super) stumbles: u32,
     /// Consecutive boots that ran nothing.
     pub(super) empty_boots: u32,
@@ -42,7 +44,7 @@ impl Work {
         }
     }
 
-    /// A guest that `next` returned has ended.
+    /// A guest that [`Work::next`] returned has ended.
     pub(super) fn over(&mut self, machine: Machine) {
         match machine {
             Machine::Plain => self.plain -= 1,
@@ -56,7 +58,8 @@ impl Work {
         self.queue.put_back(name)
     }
 
-    /// The next guest to boot.
+    /// The next guest to boot, with the tests that wait for its kind. `None`: the running guests
+    /// suffice.
     pub(super) fn next(&mut self) -> Option<Boot> {
         let wanted = |machine| self.queue.waiting(machine).len();
         let taken_by_others = if self.again { 0 } else { self.plain };

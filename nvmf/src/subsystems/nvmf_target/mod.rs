@@ -319,7 +319,7 @@ impl Target {
     }
 
     /// Finds a subsystem by its NQN. The discovery subsystem has its well-known NQN and, if
-    /// configured, a unique one (Base 3.1.3.3).
+    /// configured, a unique one (Base 2.1, 3.1.3.3).
     pub fn subsystem(&self, nqn: &Nqn) -> Result<Arc<Subsystem>, TargetError> {
         if nqn.is_discovery() {
             return Ok(Arc::clone(&self.discovery));
