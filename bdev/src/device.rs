@@ -152,9 +152,9 @@ pub trait Bdev: Any + Send + Sync {
 
     /// Counts events after which acknowledged data may be lost: each end of a connection to a
     /// remote target and each restart of a drive's controller (unflushed data), and each decrease
-    /// of the size (data past the new end). A device on other devices counts theirs. Incremented
-    /// before any later I/O completes, so an unchanged number after a completion proves that
-    /// nothing was lost before that I/O.
+    /// of the size (data past the new end). Stacked devices and lvols count those of the devices
+    /// below. Incremented before any later I/O completes, so an unchanged number after a completion
+    /// proves that nothing was lost before that I/O.
     fn losses(&self) -> u64 {
         0
     }

@@ -24,7 +24,7 @@ pub(crate) struct ObjectName {
 /// Bytes of a volume in one object, uncompressed. The last object of a volume can be smaller.
 pub const OBJECT_BYTES: usize = 4 << 20;
 pub(crate) const HEADER: usize = 16;
-/// Data that does not get smaller is stored as it is.
+/// Most bytes of an object: data that compression does not make smaller is stored as it is.
 pub(crate) const LARGEST: usize = HEADER + OBJECT_BYTES;
 const MAGIC: [u8; 4] = *b"NBO1";
 const PLAIN: u32 = 0;
@@ -87,7 +87,7 @@ pub(crate) fn encode(data: &[u8]) -> Vec<u8> {
     object
 }
 
-/// The data of an object, which must have `bytes` bytes and this digest.
+/// The uncompressed data of an object, which must have `bytes` bytes and this digest.
 pub(crate) fn decode(object: &[u8], bytes: usize, digest: Digest) -> Result<Vec<u8>, Damage> {
     let Some((header, follow)) = object.split_at_checked(HEADER) else {
         return Err(Damage::Magic);

@@ -65,7 +65,8 @@ const FACTS: &[Call] = calls! {
     SYS_getrandom
 };
 
-/// io_uring. Devices are reached by `ioctl`, see below, and by files.
+/// io_uring. Devices are also reached by files and by `ioctl`, which the filter allows by its
+/// arguments.
 const DEVICES: &[Call] = calls! {
     SYS_io_uring_setup SYS_io_uring_enter SYS_io_uring_register
 };
@@ -100,7 +101,9 @@ const NEWER: &[Call] = &[
     (456, "SYS_futex_requeue"),
 ];
 
-/// The calls that are allowed with any arguments. The filter adds those that depend on arguments.
+/// The calls that are allowed with any arguments, except `mmap`, `mprotect` and `socket`, of which
+/// the filter refuses some. The filter adds the other calls that depend on arguments, such as
+/// `ioctl`.
 pub fn allowed() -> impl Iterator<Item = Call> {
     let groups = [
         FILES, MEMORY, WAITING, THREADS, SOCKETS, FACTS, DEVICES, OLDER, NEWER,
@@ -108,8 +111,8 @@ pub fn allowed() -> impl Iterator<Item = Call> {
     groups.into_iter().flatten().copied()
 }
 
-/// Calls that the daemon never makes, and that are useful to an attacker in it. They concern other
-/// programs and processes, namespaces, mounts, modules, users, clocks, keys of the kernel.
+/// Calls that the daemon never makes, and that are useful to an attacker in it. Most concern other
+/// programs and processes, namespaces, mounts, modules, users, clocks, or keys of the kernel.
 pub const DENIED: &[Call] = calls! {
     SYS_execve SYS_execveat SYS_ptrace SYS_process_vm_readv SYS_process_vm_writev
     SYS_pidfd_getfd SYS_kcmp SYS_unshare SYS_setns SYS_mount SYS_umount2 SYS_pivot_root

@@ -1,4 +1,4 @@
-//! Arenas: DMA memory on the largest available pages, divided into one slice per core.
+//! Arenas: DMA memory on the largest available pages, divided into slices with one owner each.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -12,8 +12,8 @@ use crate::plan::{ArenaOptions, Plan, Purpose, check_lock, explain, plan};
 use crate::register::{DEVICE_SLOTS, Piece, RegionInfo, RegisterError, RegisterHook};
 use crate::system::{Facts, System};
 
-/// DMA memory on one NUMA node. Clones share the memory. It is unmapped when the last clone, slice,
-/// pool and buffer of it are dropped.
+/// DMA memory in one mapping, on the requested NUMA node if there is one. Clones share the memory.
+/// It is unmapped when the last clone, slice, pool and buffer of it are dropped.
 #[derive(Clone)]
 pub struct Arena {
     inner: Arc<ArenaInner>,

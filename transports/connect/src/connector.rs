@@ -99,6 +99,7 @@ impl TcpConnector {
         self
     }
 
+    /// Sets the source address of connections.
     pub fn from(mut self, source: Source) -> Self {
         self.source = source;
         self

@@ -536,7 +536,8 @@ impl Keeper {
         }
     }
 
-    /// Ends everything: requests are answered, and the poller goes.
+    /// Closes the pool: answers all requests, and makes the maps unusable for lanes. The caller
+    /// removes the poller.
     pub(super) fn close(&mut self) {
         if matches!(self.stage, Stage::Closed) {
             return;

@@ -1,5 +1,5 @@
-//! `NodeGetVolumeStats`: used and free space of a volume's file system, or the size of its block
-//! device. `NodeExpandVolume`: grows the file system to the size of its volume.
+//! `NodeGetVolumeStats`: used and free bytes and inodes of a volume's file system, or the size of
+//! its block device. `NodeExpandVolume`: grows the file system to the size of its volume.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -64,8 +64,9 @@ pub(crate) struct Control {
     gone: Vec<DeviceId>,
     /// Time of the last check for devices that were removed without an event.
     looked_at: Option<Instant>,
-    /// Connection requests received while the plug is held.
+    /// Connection requests received while `held` is true.
     waiting: VecDeque<CmEvent>,
+    /// New connections are held back.
     pub held: bool,
     pub counts: ControlCounts,
     /// Refusals by peer and cause, for the log.
@@ -177,7 +178,7 @@ impl Control {
         }
     }
 
-    /// Removes a connection that its core has released from the counts.
+    /// Forgets a connection that its core has released, and subtracts it from the core's load.
     fn withdraw(&mut self, id: CmId) -> Option<Offered> {
         let offered = self.conns.remove(&id)?;
         offered.core.load.remove(offered.kind);
