@@ -10,9 +10,10 @@
 //! ```
 //!
 //! No parsing, buffer management or checks: each side counts bytes. It answers all whole messages
-//! of one `recv` with one `send`, the best batching that sockets allow. No protocol over the same
-//! sockets can be faster, so the distance to this limit is Nacre's own cost. Both wait modes are
-//! measured (spinning on the socket, sleeping in the kernel); the faster one is the limit.
+//! of one `recv` with one `send`, or with a few of 512 KiB, the best batching that sockets allow.
+//! No protocol over the same sockets can be faster, so the distance to this limit is Nacre's own
+//! cost. Both wait modes are measured (spinning on the socket, sleeping in the kernel); the faster
+//! one is the limit.
 
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -6,9 +6,10 @@ use std::io::{Error, Result};
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
-/// The first and the largest buffer size for an entry, in bytes. The entry of a group contains the
-/// names of all its members.
+/// The size of the first buffer for an entry, in bytes.
 const BUFFER: usize = 4096;
+/// The size of the largest buffer, in bytes. The entry of a group contains the names of all its
+/// members.
 const LARGEST_BUFFER: usize = 4 << 20;
 
 /// Returns the id of the user with this name, or `None` if no such user exists. Blocks: the lookup

@@ -1,5 +1,5 @@
-//! [`ListFile`]: a short list of access data in a private file in the data directory. It is read at
-//! the start, and each change replaces the whole file.
+//! [`ListFile`]: a short list of accounts or API tokens in a private file in the data directory. It
+//! is read at the start, and each change replaces the whole file.
 
 use std::cell::RefCell;
 use std::io::{ErrorKind, Read};
@@ -51,7 +51,8 @@ pub(crate) struct ListFile<T> {
 }
 
 impl<T: Entry> ListFile<T> {
-    /// Reads the list from `folder`, the data directory; without the file it is empty.
+    /// Reads the list from `folder`, the data directory; without the file it is empty. `None`: the
+    /// list is in memory only.
     pub(crate) fn open(folder: Option<&Path>) -> Result<Self, FileError> {
         let path = folder.map(|folder| folder.join(T::FILE));
         let list = match &path {

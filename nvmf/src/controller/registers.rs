@@ -131,7 +131,8 @@ impl Registers {
         debug_assert!(association.phase() != Phase::Ready || self.csts.is_ready());
     }
 
-    /// True if CC is valid. Hosts of discovery controllers may write entry sizes of zero.
+    /// True if CC is valid. Entry sizes of zero are accepted, because hosts of discovery
+    /// controllers may write them.
     fn acceptable(&self, cc: Cc) -> bool {
         let css = match cc.css() {
             Cc::CSS_NVM => self.cap.css() & Cap::CSS_NVM != 0,

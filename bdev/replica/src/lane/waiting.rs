@@ -27,14 +27,14 @@ pub(super) struct Waiting {
     later: usize,
 }
 
-/// Events since the last retry that requests do not check for themselves. Each variant includes the
-/// one before it.
+/// Events since the last retry (one pass over the list) that requests do not check for themselves.
+/// Each variant includes the one before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Recheck {
     Nothing,
     /// A write ended: waiting requests may no longer overlap with it.
     WriteEnded,
-    /// A new view was adopted.
+    /// A new view was adopted: the replicas and settings as the control publishes them to lanes.
     View,
 }
 

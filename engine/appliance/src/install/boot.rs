@@ -1,4 +1,5 @@
-//! The boot partition: a new FAT with the files that the target needs.
+//! The boot partition (EFI system partition) of the disk that the installer writes: a new FAT with
+//! the files that this disk needs.
 
 use std::io::{self, Read, Write};
 
@@ -12,14 +13,16 @@ use crate::digest::{self, Sha256};
 use crate::slots::{BootEntry, Tries};
 use crate::version::Version;
 
-/// The installer's own files, and the seed that is this disk's alone.
+/// Files that are not copied: the installer's own, and the random seed, which no other disk may
+/// have.
 const LEFT_OUT: [&str; 3] = [
     "efi/nacre-install",
     "loader/entries/nacre-install.conf",
     "loader/random-seed",
 ];
 const ENTRIES: &str = "efi/linux/";
-/// The path that firmware starts without a variable: its file has the name of the architecture.
+/// The folder of the file that firmware starts without a boot variable; the file has the name of
+/// the architecture.
 const FALLBACK: &str = "efi/boot/";
 const VOLUME_LABEL: [u8; 11] = *b"NACRE-ESP  ";
 const MOST_FILES: usize = 1024;
@@ -46,7 +49,10 @@ struct Copier<'a> {
     files: Vec<BootFile>,
 }
 
-/// Makes a file system in `target`, and copies the files of `source` to it.
+/// Makes a file system in `target`, and copies the files of `source` to it, except those of the
+/// installer and of other versions. The boot entry of `version` gets three tries. `sector`: bytes
+/// of a sector of the target. Returns the copied files. Fails if one of those that start the
+/// machine is missing.
 pub(super) fn copy<D: Device>(
     source: Window<'_, D>,
     mut target: Window<'_, D>,
@@ -85,7 +91,7 @@ pub(super) fn copy<D: Device>(
     Ok(copier.files)
 }
 
-/// The files of a boot partition, each read and with its digest.
+/// Reads `files` from a boot partition, and returns them with their present sizes and digests.
 pub(super) fn read_back<D: Device>(
     target: Window<'_, D>,
     files: &[BootFile],
@@ -174,7 +180,7 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// The path of a file or folder on the target; none: the target does not get it.
+    /// The path of a file or folder on the target; `None`: the target does not get it.
     fn target(&self, path: &str) -> Option<String> {
         let lower = path.to_lowercase();
         if LEFT_OUT.contains(&lower.as_str()) {

@@ -1,4 +1,5 @@
-//! The map of an external device: nodes that stand for all their places.
+//! The map of an external device: a block device outside of the pool, of which volumes are clones.
+//! One shared node says that all places below it are on the device, so the map is small.
 
 use std::sync::Arc;
 
@@ -6,7 +7,8 @@ use super::entry::{Entry, Part};
 use super::tree::{Node, Shape, Tree, interior, leaf_of};
 
 impl Tree {
-    /// A map whose first `places` are this part of an external device.
+    /// A map whose first `places` places are on an external device. `part`: the entry of each
+    /// place.
     pub fn external(shape: Shape, part: Part, places: u64) -> Self {
         let whole = Arc::new(Node::External(part));
         Self {
@@ -15,7 +17,8 @@ impl Tree {
     }
 }
 
-/// The node of the first `places` of its range. The root is an interior node.
+/// The node at `levels` above the leaves, of which the first `places` places are external. `None`:
+/// it has none. The root is an interior node, or `None`.
 fn node(
     whole: &Arc<Node>,
     part: Part,
