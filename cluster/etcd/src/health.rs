@@ -18,7 +18,7 @@ const EVERY: Duration = Duration::from_secs(10);
 /// The result of the last check.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Health {
-    /// etcd answered within this time, and this daemon owns the prefix.
+    /// etcd answered after this time, and this daemon owns the prefix.
     Answers(Duration),
     /// etcd does not answer, or refuses the read.
     Silent { why: String },

@@ -39,6 +39,7 @@ impl Lessee {
         }
     }
 
+    /// The error for a change by an incarnation of this node that has ended.
     pub(crate) fn is_fenced(&self, incarnation: i64) -> StoreError {
         let node = self.node.0;
         StoreError::Fenced {

@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-/// One message about one or more events. It is the JSON body of a webhook, and the text of a mail.
+/// One message about one or more events, or a test without events. It is the JSON body of a
+/// webhook, and the text of a mail.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Message {
     /// The same in every attempt, so that receivers can recognise a message that arrived twice.
@@ -34,6 +35,7 @@ pub struct Event {
     pub ctx: String,
     pub text: String,
     pub facts: serde_json::Value,
+    /// Number of similar events that a limit suppressed.
     pub left_out: u64,
 }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::median::median;
 use super::workload::Workload;
 
-/// Version of the output; incremented when a member changes its meaning or is removed.
+/// Version of the JSON output; incremented when a field changes its meaning or is removed.
 pub const SCHEMA: &str = "nacre-bench/1";
 
 const GIB: f64 = (1u64 << 30) as f64;
@@ -173,11 +173,12 @@ pub struct Figures {
 pub struct Ratio {
     pub side: String,
     pub to: String,
-    /// Ratio of I/O per second: above 1, `side` is faster.
+    /// Ratio of bytes per second: above 1, `side` is faster.
     pub throughput: f64,
-    /// Ratio of mean latencies: below 1, `side` is faster.
+    /// Ratio of mean latencies: below 1, `side` is faster. `None` for a mix of reads and writes.
     pub latency: Option<f64>,
-    /// Ratio of the target's processor time per byte: below 1, `side` needs less.
+    /// Ratio of the target's processor time per byte: below 1, `side` needs less. `None`: not
+    /// known.
     pub target_cpu: Option<f64>,
     /// True if `side` uses RDMA, and not over a network card (as far as known): the ratio says
     /// nothing about RDMA hardware.

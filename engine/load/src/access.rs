@@ -20,8 +20,9 @@ pub(crate) struct Access {
     read_below: u64,
     always_read: bool,
     units: u64,
-    /// Smallest number of units per I/O, and the range above it.
+    /// Smallest number of units per I/O.
     least: u32,
+    /// Units by which the largest I/O exceeds the smallest.
     spread: u32,
     next: u64,
 }

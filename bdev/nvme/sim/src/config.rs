@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use crate::memory::Iommu;
 
+/// The configuration of a drive.
 #[derive(Clone)]
 pub struct Config {
     /// The PCI address.
@@ -93,12 +94,15 @@ pub struct Limits {
     /// FWUG, in units of 4 KiB (0 and 255: 4 bytes), if the drive has the commands that update its
     /// firmware (OACS bit 2). Images start with [`crate::IMAGE_MARK`] and 8 bytes of revision.
     pub firmware_updates: Option<u8>,
-    /// VSL and WZSL: 2^n pages of CAP.MPSMIN. Dataset Management: DMRL ranges, DMRSL blocks per
-    /// range, DMSL blocks in total. 0: no limit.
+    /// Verify: 2^n pages of CAP.MPSMIN; 0: no limit.
     pub vsl: u8,
+    /// Write Zeroes: 2^n pages of CAP.MPSMIN; 0: no limit.
     pub wzsl: u8,
+    /// Dataset Management: ranges; 0: no limit.
     pub dmrl: u8,
+    /// Dataset Management: blocks of a range; 0: no limit.
     pub dmrsl: u32,
+    /// Dataset Management: blocks in total; 0: no limit.
     pub dmsl: u64,
     /// RTD3E: microseconds that a shutdown takes at most.
     pub rtd3e: u32,
@@ -126,9 +130,11 @@ impl Default for Limits {
 /// The latencies of the drive.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pace {
-    /// Time from CC.EN 1 to CSTS.RDY 1, from CC.EN 0 to CSTS.RDY 0, and of a shutdown (CC.SHN).
+    /// Time from CC.EN 1 to CSTS.RDY 1.
     pub ready_after: Duration,
+    /// Time from CC.EN 0 to CSTS.RDY 0.
     pub disabled_after: Duration,
+    /// Time of a shutdown (CC.SHN).
     pub shutdown_after: Duration,
     /// Shortest and longest time of a command; each command takes a random time in between. So
     /// commands complete out of order unless both are equal.
@@ -184,8 +190,9 @@ pub struct Format {
 pub struct NamespaceConfig {
     pub nsid: u32,
     pub blocks: u64,
-    /// The supported LBA formats, and the index of the current one (FLBAS).
+    /// The supported LBA formats.
     pub formats: Vec<Format>,
+    /// FLBAS: the index of the current format.
     pub format: usize,
     /// FLBAS bit 4: metadata follows each block's data; false: metadata has a separate buffer.
     pub extended: bool,
@@ -202,13 +209,15 @@ pub struct NamespaceConfig {
     pub nawupf: Option<u16>,
     pub nabspf: u16,
     pub nabo: u16,
-    /// Copy: MSSRL blocks per range, MCL blocks in total, MSRC ranges.
+    /// Copy: blocks of a source range.
     pub mssrl: u16,
+    /// Copy: blocks in total.
     pub mcl: u32,
+    /// Copy: source ranges.
     pub msrc: u16,
-    /// Preferred granularity and alignment of writes (NPWG, NPWA) and of deallocation (NPDG,
-    /// NPDA), in blocks; 0: none.
+    /// Preferred granularity and alignment of writes (NPWG, NPWA), in blocks; 0: none.
     pub npwg: u16,
+    /// Preferred granularity and alignment of deallocation (NPDG, NPDA), in blocks; 0: none.
     pub npdg: u16,
     /// True: deallocated blocks read as zeroes (DLFEAT 1). False: as other bytes (DLFEAT 0).
     pub deallocated_zeroes: bool,

@@ -1,4 +1,5 @@
-//! A node: its clock, its link to the store, and the state machines of `nacre-cluster-core`.
+//! A simulated node: its clock, its link to the store, and the state machines of
+//! `nacre-cluster-core`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +21,9 @@ use crate::store::{LeaseKey, Outcome, StoreChange};
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
     pub id: u64,
+    /// The index of the node that sent it.
     pub from: usize,
+    /// [`SimNode::life`] of the sender: a later life gets no answer.
     pub life: u64,
     pub sent: u64,
     pub what: Ask,
@@ -38,10 +41,10 @@ pub(crate) enum Answer {
     Read(Option<LeaseKey>),
 }
 
-/// A merge of the in-sync replicas, or a copy to a replica that returns.
+/// A reconcile (*merge*) of the in-sync replicas, or a copy to a replica that returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// With its number.
+    /// The number of the merge.
     Merge(u64),
     Replica(usize),
 }
@@ -50,7 +53,7 @@ pub(crate) enum Target {
 pub(crate) struct Copying {
     pub target: Target,
     pub began: u64,
-    /// I/O under way: id and replica.
+    /// I/O in flight: id and replica.
     pub missing: BTreeMap<u64, usize>,
     pub source: Option<[u64; BLOCKS]>,
     pub dirty: [bool; BLOCKS],
@@ -76,8 +79,9 @@ pub(crate) struct SimNode {
     /// The clock when the lanes' present turn began. A turn that a stall interrupts goes on with
     /// it.
     pub turn_clock: BootTime,
-    /// The rate of the node's clock in millionths of true time, and its start in nanoseconds.
+    /// The rate of the node's clock, in millionths of true time.
     pub rate: u64,
+    /// The clock at true time 0, in nanoseconds.
     pub offset: u64,
     pub join: Option<Join>,
     pub lease: Option<Lease>,
@@ -133,6 +137,7 @@ impl SimNode {
         }
     }
 
+    /// The node's clock at the true time `now`, in nanoseconds.
     pub(crate) fn clock(&self, now: u64) -> BootTime {
         let passed = u128::from(now) * u128::from(self.rate) / 1_000_000;
         BootTime(self.offset + passed as u64)
@@ -147,7 +152,8 @@ impl SimNode {
         self.lease.as_ref().map(Lease::holder)
     }
 
-    /// False if another machine uses the id of this node.
+    /// Handles the store's answer to request `id`. Returns false if another machine uses the id of
+    /// this node.
     pub(crate) fn store_answer(&mut self, id: u64, answer: Answer, now: BootTime) -> bool {
         let Some(purpose) = self.requests.answered(id) else {
             return true;
@@ -219,6 +225,7 @@ impl SimNode {
         true
     }
 
+    /// Handles the changes of the store that the node has not seen yet.
     pub(crate) fn watch(&mut self, me: NodeId, log: &[StoreChange], timing: Timing, now: BootTime) {
         while let Some(change) = log.get(self.watched).cloned() {
             self.watched += 1;

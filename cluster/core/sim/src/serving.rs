@@ -1,10 +1,11 @@
 //! A model of the data path of a volume's holder: the reads and writes of hosts.
 //!
 //! A command locks its block. A read goes to one in-sync replica, a write to all that may be in
-//! sync. Then the command is *collected*: at the end of the turn, the holder checks whether its
-//! node's lease is good. If it is, the response leaves. If not, the response is *held* until the
-//! lease is good again, or until every replica that may be in sync has confirmed that it still has
-//! the holder's key. A write that all these replicas executed needs no more confirmations.
+//! sync, and to those that are being filled, which it does not wait for. Then the command is
+//! *collected*: at the end of the turn, the holder checks whether its node's lease is good. If it
+//! is, the response leaves. If not, the response is *held* until the lease is good again, or until
+//! every replica that may be in sync has confirmed that it still has the holder's key. A write that
+//! all these replicas executed needs no more confirmations.
 
 use std::collections::{BTreeSet, VecDeque};
 
