@@ -10,7 +10,8 @@
 //! of its uncompressed data in hex. `source` is an index in `sources`, the ids of the backups that
 //! wrote the objects.
 //!
-//! Every number and name is checked against its range: the store may have been changed by others.
+//! Names and numbers are checked against their ranges, because others may have changed the store.
+//! `new_bytes` is only for display, and is not checked.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;

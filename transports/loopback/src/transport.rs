@@ -38,7 +38,7 @@ struct Slot {
     conn: Option<Conn>,
 }
 
-/// The queues that the hosts and the transport of one thread share.
+/// The connections that the hosts and the transport of one thread share.
 pub(crate) struct Core {
     slots: Vec<Slot>,
     free: Vec<u32>,
@@ -130,7 +130,7 @@ impl Core {
 /// The result of serving one connection for one turn.
 enum Served {
     Idle,
-    /// Work remains, because room or buffers ran out.
+    /// Work may remain: room for events or buffers ran out, or [`EVENTS_PER_TURN`] was reached.
     Again,
     Gone,
 }

@@ -1,5 +1,6 @@
 //! Writes the system from the boot disk (the source) to a disk of the machine (the target). After a
-//! power failure at any moment, the target has either no partition table or a complete system.
+//! power failure at any moment, the target has its former primary partition table, none, or a
+//! complete system.
 //!
 //! ```text
 //!   erase both tables, then ends │ copy boot, root, verity │ read back │ new table, read back

@@ -1,4 +1,5 @@
-//! A lane's queue to the device of one replica, with the children in flight there.
+//! A lane's queue to the device of one replica, with the *children* in flight there: a child is the
+//! I/O that one replica executes for a request.
 
 use std::collections::VecDeque;
 
@@ -27,6 +28,7 @@ pub(in crate::lane) struct ReplicaQueue {
 pub(in crate::lane) struct Child {
     pub index: u32,
     pub generation: u32,
+    /// Not submitted before this time; zero: when the queue has space.
     pub after: Nanos,
 }
 

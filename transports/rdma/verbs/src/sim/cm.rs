@@ -16,10 +16,11 @@ use super::{
 use crate::provider::{ConnectionManager, QpInit, QueuePair};
 use crate::types::*;
 
-/// Bytes of private data in a request, an accept and a reject. Received data is padded to these
-/// lengths, as on InfiniBand.
+/// Bytes of private data in a request. Received data is padded to this length, as on InfiniBand.
 const REQUEST_DATA: usize = 56;
+/// The same for an accept.
 const ACCEPT_DATA: usize = 196;
+/// The same for a reject.
 const REJECT_DATA: usize = 148;
 
 /// The reject reason "consumer reject" of the InfiniBand connection manager: a program refused the
@@ -81,7 +82,8 @@ impl State {
         found.map(|device| device.id)
     }
 
-    /// Ends one side of a connection: its queue pair flushes, and both sides get an event.
+    /// Ends one side of a connection: its queue pair flushes. Both sides get the events
+    /// `Disconnected` and `TimewaitExit`.
     fn part(&mut self, id: CmId) {
         let Some(ended) = self.ids.get_mut(&id) else {
             return;
