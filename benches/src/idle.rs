@@ -12,11 +12,13 @@ use anyhow::{Context, Result, ensure};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Bytes of an ICReq or ICResp PDU, of a command capsule without data, of a response capsule
-/// (NVMe/TCP 3.6.2), and of the data of Connect.
+/// Bytes of an ICReq or ICResp PDU (NVMe/TCP 3.6.2).
 const IC_LENGTH: usize = 128;
+/// Bytes of a command capsule PDU without data.
 const CAPSULE_LENGTH: usize = 72;
+/// Bytes of a response capsule PDU.
 const RESPONSE_LENGTH: usize = 24;
+/// Bytes of the data of Connect.
 const CONNECT_DATA_LENGTH: usize = 1024;
 
 const PDU_IC_REQ: u8 = 0x00;

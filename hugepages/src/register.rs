@@ -3,10 +3,12 @@
 //!
 //! ```text
 //!   mapping  |<------- 1 GiB ------->|<------- 1 GiB ------->|<-- rest -->|
-//!   region            id 7                    id 8               id 9
+//!   region            id 7                   id 71              id 135
 //!   grain    |...|...|...|...|...|...|...|...|...|...|...|...|...|  16 MiB each
 //!   key[slot]      0: lkey/rkey  1: IOVA   …one per device that registered, noted in every grain
 //! ```
+//!
+//! The id of a region is the number of its first grain, counted over all mappings of the process.
 //!
 //! A device with a smaller registration limit registers pieces of a region ([`Piece`]), each with
 //! its own key and id. Keys are stored per grain; a grain never crosses a piece boundary. So one

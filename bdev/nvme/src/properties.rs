@@ -27,8 +27,11 @@ pub(crate) struct Properties {
     /// Vectors in use; vector 0 is the admin queue's.
     pub vectors: u16,
     pub sgl: Option<SglSupport>,
+    /// `None`: the controller has no shadow doorbells (Doorbell Buffer Config).
     pub shadows: Option<Arc<Shadows>>,
+    /// Bytes of memory for the PRP or SGL list of one command.
     pub list_bytes: usize,
+    /// Most bytes of data of a command.
     pub max_transfer: u32,
     pub page_bytes_min: u64,
     pub awupf: u16,
@@ -36,8 +39,9 @@ pub(crate) struct Properties {
     pub oncs: Oncs,
     pub aerl: u8,
     pub rtd3e: Duration,
+    /// Delays before a retry, indexed by CRD: none, CRDT1 to CRDT3.
     pub delays: [Duration; 4],
-    /// Limits of commands that MDTS does not limit.
+    // The limits of commands that MDTS does not limit, as in CNS 06h.
     pub wzsl: u8,
     pub vsl: u8,
     pub dmrsl: u32,
@@ -57,6 +61,7 @@ impl Properties {
         Ok(self.regrant(function, qid, Arc::new(rings)))
     }
 
+    /// The resources of queue pair `qid` with existing memory.
     pub(crate) fn regrant(
         &self,
         function: &Arc<dyn Function>,

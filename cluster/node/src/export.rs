@@ -192,6 +192,7 @@ impl Export {
         self.gone_since.filter(|_| self.want == Want::Gone)
     }
 
+    /// Notes that the volume's record names the replica: no daemon makes it any more.
     pub(crate) fn is_made(&mut self) {
         self.by = None;
     }

@@ -12,8 +12,9 @@
 //! ```
 //!
 //! The origin of a client of the Unix socket is its process, that of a client over TLS its address.
-//! A client is idle while none of its calls runs and none of its replies is being sent. So the
-//! administrator's commands are served, however many connections other programs leave open.
+//! A client is idle while none of its calls runs. Its idle time begins again when it reads a part
+//! of a reply. So the administrator's commands are served, however many connections other programs
+//! leave open.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -111,6 +112,7 @@ impl Clients {
         self.changed.notified()
     }
 
+    /// Admits a new client by the rules of the module, or returns when to try again.
     pub fn enter(self: &Rc<Self>, origin: Origin, now: Instant) -> Entry {
         let open = self.open.borrow().len();
         if open < self.max {
@@ -196,6 +198,7 @@ impl Peer {
         self.clients.unsent_limit
     }
 
+    /// Restarts the client's idle time.
     pub fn touch(&self, now: Instant) {
         self.active.set(now);
     }

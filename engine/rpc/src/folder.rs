@@ -19,7 +19,8 @@ pub fn make(socket: &Path) -> Result<bool> {
     }
 }
 
-/// Lets other users reach the socket in its folder, which must be the daemon's: mode 0711.
+/// Lets other users reach the socket in its folder, which must be the daemon's: adds the execute
+/// permission of group and others.
 pub fn open(socket: &Path) -> Result<()> {
     let Some(folder) = folder(socket) else {
         return Ok(());
@@ -44,8 +45,8 @@ pub fn closed(socket: &Path) -> Option<PathBuf> {
     folders.into_iter().find(is_closed).map(Path::to_owned)
 }
 
-/// Where every user can create folders, refuses a folder of another user, and one that other users
-/// can write.
+/// Where every user can create folders, refuses a folder of another user than root, and one that
+/// other users can write.
 pub fn trust(socket: &Path) -> Result<()> {
     let Some(folder) = folder(socket) else {
         return Ok(());

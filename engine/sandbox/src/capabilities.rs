@@ -4,7 +4,7 @@
 //! |---|---|
 //! | files, NVMe/TCP on ports from 1024 | none |
 //! | listeners and metrics on ports below 1024, which a client may add later | NET_BIND_SERVICE |
-//! | memory for cards and drives, with a limit on locked memory | IPC_LOCK |
+//! | DMA memory for RDMA devices and drives, with a limit on locked memory | IPC_LOCK |
 //! | the socket for a group with a role, which a reload may name | CHOWN |
 //! | soft-RoCE devices of `[rdma] rxe`, priority 7 in `[qos]` | NET_ADMIN |
 //!

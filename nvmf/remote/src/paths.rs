@@ -234,7 +234,8 @@ impl DevicePaths {
         self.list.lock().clone()
     }
 
-    /// True if no path has the device's namespace, although targets have one with this NSID.
+    /// True if every path is refused: its namespace with this NSID is another one, has shrunk, or
+    /// no longer satisfies the announced limits.
     #[inline]
     pub(crate) fn is_refused(&self) -> bool {
         self.is_refused.load(Ordering::Acquire)

@@ -2,13 +2,13 @@
 //! AES-GCM, nonce from the record number (RFC 8446, 5).
 //!
 //! ```text
-//!   17 03 03 length    data .. 17    tag[16]       hexadecimal; the second 17, encrypted, is the
-//!                                                  real type of the record (here: data)
+//!   17 03 03 length    data .. 17 00 ..    tag[16]    hexadecimal; the second 17, encrypted, is
+//!                                                     the real type of the record (here: data)
 //! ```
 //!
 //! Every encrypted record has content type 17h (application data) in its header. The content type
-//! of its data is the encrypted byte after the data. The zeros are padding, which peers may send
-//! and this side does not.
+//! of its data is the encrypted byte after the data. The zeros after it are padding, which peers
+//! may send and this side does not.
 
 use aws_lc_rs::aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use nacre_nvmf::auth::Digest;

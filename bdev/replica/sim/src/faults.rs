@@ -30,6 +30,7 @@ pub(crate) struct Profile {
     weights: Vec<(Kind, u64)>,
     /// Average time between two faults, in milliseconds.
     pub pause_ms: u64,
+    /// Latency of the disks.
     pub latency: Duration,
 }
 

@@ -14,8 +14,9 @@
 
 use std::time::{Duration, Instant};
 
-/// Registers in use at a time, and all that may be used up.
+/// Registers in use at a time.
 pub(super) const ACTIVE: usize = 48;
+/// Most registers of a history, with those that are retired.
 pub(super) const REGISTERS: usize = 4096;
 
 /// Most findings that are described.
@@ -45,16 +46,18 @@ pub(super) struct Write {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Read {
     pub(super) register: usize,
-    /// The last answered write when it began, and the least number that is right.
+    /// The last answered write when it began.
     after: u64,
+    /// The least number that is right.
     least: u64,
 }
 
 #[derive(Debug)]
 pub(super) struct History {
     registers: Vec<Register>,
-    /// Indices of the registers in use, and the next fresh one.
+    /// Indices of the registers in use.
     active: Vec<usize>,
+    /// Index of the next register that was never in use.
     fresh: usize,
     turn: usize,
     pub(super) writes: u64,

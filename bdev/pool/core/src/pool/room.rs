@@ -1,6 +1,7 @@
-//! Room for the metadata of the next root, in a pool with external devices.
+//! Room for the metadata of the next root (checkpoint), in a pool with external devices.
 //!
-//! Elsewhere a map grows with the units that it refers to, and the reserve covers its pages. On an
+//! Elsewhere a map grows with the units that it refers to, and the reserve, units that new data may
+//! not take, covers its pages. On an
 //! external device it also grows without a unit: a trim of a granule splits the node that stood for
 //! many places. So each request that changes a node needs room for the node's pages, beside those
 //! of all nodes that changed since the last root. A request that finds none waits for the next
@@ -34,7 +35,7 @@ const STALE: u64 = 16;
 
 impl Changes<'_> {
     /// True when the next root has room after a change of a leaf that also takes `units`. False:
-    /// try again after the next root.
+    /// try again after the next root. An error: the pool is full.
     pub(super) fn has_room(
         &mut self,
         id: VersionId,
