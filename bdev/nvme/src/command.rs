@@ -171,7 +171,8 @@ pub(crate) fn is_repeatable(op: Op) -> bool {
 
 /// The next piece of a copy of which `done` blocks are copied: source, destination, and number of
 /// blocks. A piece does not overlap its source, and no piece overwrites the source of a later one.
-/// So the result is right even if source and destination overlap.
+/// So the result is right even if source and destination overlap. A copy of blocks to themselves is
+/// one piece.
 pub(crate) fn copy_piece(source: u64, lba: u64, blocks: u32, done: u32) -> (u64, u64, u32) {
     let distance = source.abs_diff(lba);
     let left = blocks - done;

@@ -1,6 +1,7 @@
-//! Sets and releases the brake ([`BrakeKey`]). The node with the lowest id that has a lease sets
-//! it. It ends when all absent nodes are back or removed, or when an operator releases it. The
-//! transaction that places a replacement compares the key.
+//! Sets and releases the brake ([`BrakeKey`]): while it is set, no lost replica is replaced. The
+//! node with the lowest id that has a lease sets it. It ends when all nodes for which it was set
+//! are back or removed, or when an operator releases it. The transaction that places a replacement
+//! compares the key.
 
 use std::collections::BTreeMap;
 

@@ -71,7 +71,8 @@ pub struct QueueLimits {
 impl TargetConfig {
     /// The range of [`TargetConfig::max_subsystems`].
     pub const SUBSYSTEMS: RangeInclusive<u32> = 1..=65_536;
-    /// The range of I/O queues of one controller. FFFFh is reserved in Set Features.
+    /// The range of I/O queues of one controller. FFFFh is no queue: in the error information log
+    /// it stands for an error without a command.
     pub const IO_QUEUES: RangeInclusive<u16> = 1..=65_534;
 }
 

@@ -14,10 +14,10 @@ pub(crate) enum Trouble {
     StoreFull,
     StoreCut(usize),
     Watch(usize),
-    /// Both directions, or one.
+    /// The link from the first node to the second is cut; with true also the way back.
     Link(usize, usize, bool),
     Isolation(usize),
-    /// Answers and events of the store arrive late at the node; then it may be cut off.
+    /// Answers and events of the store arrive late at the node. Its end may begin an isolation.
     Slow(usize),
 }
 

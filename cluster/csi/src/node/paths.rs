@@ -1,8 +1,9 @@
 //! Connects and disconnects the paths of subsystems: the controllers of the kernel's NVMe host.
 //!
-//! Volumes may share a subsystem, so that one call at a time connects or disconnects it. The kernel
-//! may not end a connection, or a deletion, for long. Each has a deadline. The kernel makes one
-//! connection at a time: while one hangs, no other is begun, and none has to end before a deletion.
+//! Volumes may share a subsystem, so one call at a time connects or disconnects it. The kernel may
+//! take long to make a connection or to delete a controller: each write to it has a deadline, after
+//! which it goes on in the background. The kernel makes one connection at a time, so while one
+//! hangs, no other is begun. A subsystem with a hanging connection is not disconnected; others are.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -159,7 +160,8 @@ impl PathChange<'_> {
         }
     }
 
-    /// Deletes all controllers of this host for the subsystem.
+    /// Deletes all controllers of this host for the subsystem. It fails while a connection to the
+    /// subsystem is still being made.
     pub(crate) fn disconnect(&self) -> Result<(), Status> {
         let nqn = &self.nqn;
         // Its controller would come after this call, and stay.

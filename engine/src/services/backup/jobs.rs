@@ -1,4 +1,4 @@
-//! The jobs by number: the running ones, and the last ones that ended.
+//! The backup jobs by number: the running ones, and the last ones that ended.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -74,7 +74,8 @@ pub struct Job {
     pub operation: Operation,
     pub location: String,
     pub backup: Uuid,
-    /// Name of the snapshot, or of the new volume.
+    /// Name of the snapshot to back up, or of the new volume to restore to; empty for the other
+    /// operations.
     pub subject: String,
     pub state: RefCell<JobState>,
     pub progress: Shared,
@@ -234,7 +235,8 @@ impl Backups {
     }
 }
 
-/// Stores the result of a job, and reports it as an event.
+/// Stores the result of a job, and reports it as an event, unless the job was cancelled or found
+/// its backup undamaged.
 pub(super) fn end(engine: &Engine, job: &Job, result: Result<Ended, Failure>) {
     let backups = &engine.devices.backups;
     job.ended.set(Some(Instant::now()));

@@ -1,12 +1,11 @@
 //! Room for the metadata of the next root (checkpoint), in a pool with external devices.
 //!
 //! Elsewhere a map grows with the units that it refers to, and the reserve, units that new data may
-//! not take, covers its pages. On an
-//! external device it also grows without a unit: a trim of a granule splits the node that stood for
-//! many places. So each request that changes a node needs room for the node's pages, beside those
-//! of all nodes that changed since the last root. A request that finds none waits for the next
-//! root, which takes the pages of earlier changes and returns those of the root before; after a few
-//! roots it is refused.
+//! not take, covers its pages. On an external device it also grows without a unit: a trim of a
+//! granule splits the node that stood for many places. So each request that changes a node needs
+//! room for the node's pages, beside those of all nodes that changed since the last root. A request
+//! that finds none waits for the next root, which takes the pages of earlier changes and returns
+//! those of the root before; after a few roots it is refused.
 //!
 //! ```text
 //!   free units
