@@ -1,4 +1,5 @@
-//! The names of the keys of one cluster in etcd: `/nacre/NAME/`, then a kind and an id.
+//! The names of the keys of one cluster in etcd: `/nacre/NAME/`, then a kind, and an id if there
+//! may be several keys of that kind.
 
 use std::fmt::Display;
 
@@ -6,7 +7,8 @@ use nacre_cluster_core::{ExportId, NodeId, PoolId, VolumeId};
 use uuid::Uuid;
 
 /// The start of all keys of one cluster: `/nacre/NAME/`. Methods with a plural name return the
-/// start of all keys of a kind, or of those of one node.
+/// start of all keys of a kind, or of those of one node; so do those that begin with `all_`, and
+/// [`Prefix::found`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prefix(String);
 
@@ -71,6 +73,7 @@ impl Prefix {
         self.volume(id.0)
     }
 
+    /// The key of the name of a volume.
     pub fn name(&self, name: &str) -> String {
         self.one("name", name)
     }

@@ -25,8 +25,8 @@ const HEADING: f64 = 26.0;
 /// Sides with a colour of their own; later ones share these in turn.
 pub(crate) const COLOURS: usize = 6;
 
-/// Bars from zero to the largest value of their group: sides of one line are compared, lines are
-/// not.
+/// Bars from zero. The largest value of each group has a bar of full length, so the bars of
+/// different groups cannot be compared.
 pub(crate) fn bars(title: &str, groups: &[Group]) -> String {
     drawing(title, groups, |group, row, middle| {
         let values = group.rows.iter().filter_map(|row| row.values.first());

@@ -12,7 +12,8 @@ use crate::SandboxError;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
     pub no_new_privs: bool,
-    /// Number of seccomp programs; a container runtime may have installed one of its own.
+    /// Number of seccomp programs; a container runtime may have installed one of its own. Before
+    /// Linux 5.9, 1 stands for any number.
     pub filters: u32,
     pub effective: CapabilitySet,
     pub permitted: CapabilitySet,

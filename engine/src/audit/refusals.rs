@@ -1,6 +1,6 @@
-//! Limits the number of lines about calls that a client may not make, about changes by viewers, and
-//! about acts on the page. Without a limit, such lines could fill the files, and so remove other
-//! lines.
+//! Limits the number of lines in the audit log about calls that a client may not make, about
+//! changes by viewers, and about acts on the administration page. Without a limit, such lines could
+//! fill the files of the log, and so remove other lines.
 //!
 //! Each client has [`BURST`] lines. It gets another one every [`INTERVAL`]; that line has the
 //! number of calls without lines. Above [`MAX_CLIENTS`] clients, all further ones share one

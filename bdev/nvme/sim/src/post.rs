@@ -8,10 +8,12 @@ use crate::queues::Post;
 use crate::state::State;
 
 impl State {
+    /// Queues the completion of a command, to be posted when its queue has room.
     pub(crate) fn answer(&mut self, sqid: u16, cid: u16, status: StatusCode, dword0: u32) {
         self.answer_by(sqid, cid, status, dword0, None);
     }
 
+    /// Like [`State::answer`], but with an injected fault, which may also delay the completion.
     pub(crate) fn answer_by(
         &mut self,
         sqid: u16,
@@ -39,6 +41,7 @@ impl State {
         self.posts.push_back(post);
     }
 
+    /// Posts the completions that are due and whose queues have room. True if it posted one.
     pub(crate) fn post_due(&mut self) -> bool {
         let mut worked = false;
         let mut at = 0;

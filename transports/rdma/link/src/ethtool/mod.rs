@@ -27,8 +27,9 @@ pub struct Pause {
     pub autoneg: bool,
     pub rx: bool,
     pub tx: bool,
-    /// Pause frames received and sent since the driver was loaded; `None`: not counted.
+    /// Pause frames received since the driver was loaded; `None`: not counted.
     pub rx_frames: Option<u64>,
+    /// Pause frames sent since the driver was loaded; `None`: not counted.
     pub tx_frames: Option<u64>,
 }
 
@@ -113,7 +114,8 @@ fn set_pause_request(family: u16, interface: &str, pause: &Pause) -> Vec<u8> {
         .finish()
 }
 
-/// ETHTOOL_A_PAUSE_* and ETHTOOL_A_HEADER_* of `linux/ethtool_netlink.h`.
+// Attributes ETHTOOL_A_PAUSE_* and ETHTOOL_A_HEADER_* of `linux/ethtool_netlink.h`, and
+// NLA_F_NESTED of `linux/netlink.h`.
 const PAUSE_HEADER: u16 = 1;
 const PAUSE_AUTONEG: u16 = 2;
 const PAUSE_RX: u16 = 3;
@@ -137,7 +139,8 @@ fn pause_request(family: u16, interface: &str) -> Vec<u8> {
         .finish()
 }
 
-/// Parses a reply to `ETHTOOL_MSG_PAUSE_GET`. `body` begins at `struct genlmsghdr`.
+/// Parses a reply to `ETHTOOL_MSG_PAUSE_GET`. `body` begins at `struct genlmsghdr`. `None`: the
+/// reply has not all settings.
 pub fn parse_pause(body: &[u8]) -> Option<Pause> {
     const STATS: u16 = 5;
     const TX_FRAMES: u16 = 2;
@@ -166,7 +169,7 @@ pub fn parse_pause(body: &[u8]) -> Option<Pause> {
 pub struct PriorityCount {
     pub bytes: Option<u64>,
     pub packets: Option<u64>,
-    /// PFC frames that stop the other end (xoff).
+    /// PFC frames that stop the end that receives them (xoff).
     pub pauses: Option<u64>,
     /// Time spent paused, in microseconds.
     pub pause_us: Option<u64>,
@@ -174,12 +177,12 @@ pub struct PriorityCount {
     pub discards: Option<u64>,
 }
 
-/// A driver's counters by priority, and its counters of dropped packets and pause storms.
+/// A driver's counters by priority, and its counters of losses and their causes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct PriorityCounters {
     pub rx: [PriorityCount; PRIORITIES],
     pub tx: [PriorityCount; PRIORITIES],
-    /// Drops and pause storms, by the driver's own names.
+    /// Dropped packets, pause storms and PCIe back-pressure, by the driver's own names.
     pub loss: BTreeMap<String, u64>,
 }
 
@@ -296,7 +299,8 @@ fn by_priority(name: &str) -> Option<(Direction, u8, Field)> {
     None
 }
 
-/// Counters of packets dropped between the wire and memory, and of pause storms.
+/// True for counters of packets dropped between the wire and memory, of pause storms, and of the
+/// back-pressure of PCIe that can cause both.
 fn is_loss(name: &str) -> bool {
     const NAMES: [&str; 11] = [
         // mlx5

@@ -148,7 +148,8 @@ impl ProviderState {
         Ok(found)
     }
 
-    /// The device of an `rdma_cm_id`'s context. `None` if the id is not bound to a device.
+    /// The device of an `rdma_cm_id`'s context. `None` if the id is not bound to a device, or to
+    /// one that cannot be opened.
     fn device_of(&self, context: *mut ibv_context) -> Option<DeviceId> {
         if context.is_null() {
             return None;
