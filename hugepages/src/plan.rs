@@ -115,8 +115,8 @@ fn candidates(options: &ArenaOptions, purpose: Purpose) -> Vec<PageKind> {
     }
 }
 
-/// True if rounding up to this page size wastes little: at most an eighth of the request, or less
-/// than 2 MiB.
+/// True if rounding up to this page size wastes little: at most an eighth of the request, or at
+/// most 2 MiB.
 fn worthwhile(kind: PageKind, bytes: u64) -> bool {
     kind.round_up(bytes)
         .is_none_or(|rounded| rounded - bytes <= (bytes / 8).max(2 * MIB))

@@ -183,7 +183,8 @@ impl Volume {
     }
 
     /// The record at `revision`, from a watch event or an answer of the store. A revision that is
-    /// not newer than the known one is ignored. A record with another holder fences this node.
+    /// not newer than the known one is ignored. A record with another holder fences this node, if
+    /// it opens, holds or leaves the volume.
     pub fn update(&mut self, revision: Revision, record: Record) {
         if self
             .record

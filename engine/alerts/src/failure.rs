@@ -72,7 +72,8 @@ impl Failure {
         one_line(&self.to_string(), 500)
     }
 
-    /// True if the receiver refuses this message for good, so that no other attempt is made.
+    /// True if another attempt would fail, too: the receiver refuses this message for good, or its
+    /// settings do not allow to send it. No other attempt is made.
     pub fn is_final(&self) -> bool {
         match self {
             // RFC 9110: 408, 425 and 429 ask for another attempt.

@@ -57,8 +57,9 @@ pub struct Session {
     send: Direction,
     /// Received records. Empty, without memory, while there are none; `output` likewise.
     input: Box<[u8]>,
-    /// Received bytes in `input` that are not taken yet.
+    /// Start of the received bytes in `input` that are not taken yet.
     start: usize,
+    /// End of the received bytes in `input`.
     end: usize,
     /// The range of decrypted data in `input` that [`Session::read`] has not copied yet.
     opened: (usize, usize),
@@ -66,8 +67,9 @@ pub struct Session {
     /// Bytes of `output` that are sent.
     left: usize,
     without_data: u32,
-    /// KeyUpdates received, and records with data, in this period.
+    /// KeyUpdates received in this period.
     updates: u32,
+    /// Records with data received in this period; [`UPDATES_PERIOD`] of them end it.
     with_data: u32,
     /// The peer has asked for new keys of our direction. One answer serves several requests (RFC
     /// 8446, 4.6.3).
