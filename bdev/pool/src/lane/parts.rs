@@ -3,7 +3,7 @@
 use nacre_bdev::Extents;
 use nacre_hugepages::{Buf, Pool};
 
-/// The buffers of a run of a read.
+/// The buffers of one part of a read: of granules that adjoin on the disk, or of zeroes.
 pub(super) struct Part {
     pub data: Extents,
     /// Offset in the I/O.
