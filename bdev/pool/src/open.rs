@@ -19,8 +19,8 @@ use crate::keeper::{Disks, Keeper, OpenAnswer, Opening};
 use crate::model::{PoolError, PoolState, PoolStatus};
 use crate::port::Shared;
 
-/// Units of the reserve: a hundredth of the pool, and at least [`RESERVE_UNITS`] or, in small
-/// pools, a sixteenth.
+/// The part of a new pool that lvols cannot use: one unit in this many, but at least
+/// [`RESERVE_UNITS`] units or, in small pools, a sixteenth of the pool.
 const RESERVE_DIVISOR: u64 = 100;
 const RESERVE_UNITS: u64 = 1024;
 /// Most units of the reserve: 64 GiB.
@@ -32,7 +32,7 @@ fn reserve_of(units: u64) -> u64 {
     share.max(RESERVE_UNITS.min(units / 16))
 }
 
-/// A new pool.
+/// The parameters of a new pool.
 #[derive(Debug, Clone)]
 pub struct Create {
     pub id: Uuid,
@@ -43,18 +43,19 @@ pub struct Create {
     pub force: bool,
 }
 
-/// The import of a pool that is on disks.
+/// The parameters of an import: the disks must have one pool, which fulfils them all.
 #[derive(Debug, Clone)]
 pub struct Import {
-    /// The pool that must be on the disk; `None`: any.
+    /// The pool that must be on the disks; `None`: any.
     pub id: Option<Uuid>,
-    /// Pools that must not be on the disk: they are open, on this disk under another name or on the
-    /// disk that this one is a copy of.
+    /// Pools that are open in this daemon. A disk with one of them is refused: it is the same disk
+    /// under another name, or a copy of it.
     pub open: Vec<Uuid>,
     /// Names that the pool must not have: open pools have them.
     pub taken_names: Vec<String>,
+    /// Id of this daemon.
     pub holder: Uuid,
-    /// Import the pool although another holder did not export it.
+    /// Import the pool even if another daemon had it open last and did not export it.
     pub force: bool,
 }
 
@@ -96,7 +97,8 @@ pub async fn create(
     Ok(start(core, memory, shared, opening).await?.0)
 }
 
-/// Imports the pool of the claimed devices, which come in any order.
+/// Imports the pool of the claimed devices, which come in any order. Completes when the pool is
+/// recovered.
 pub async fn import(
     core: &CoreHandle,
     memory: Pool,
@@ -123,10 +125,10 @@ pub async fn import(
     start(core, memory, shared, opening).await
 }
 
-/// Writes that wait for space in a full pool: a quarter of the requests that a pool takes.
+/// Most writes that wait for space in a full pool: a quarter of the requests that a pool takes.
 pub(crate) const FULL_WRITES: usize = if cfg!(test) { 8 } else { 1024 };
 
-/// Units of the smallest discard: 1 MiB, as units of new pools are aligned.
+/// Units of the smallest discard: 1 MiB, the alignment of the data area in new pools.
 const DISCARD_UNITS: u64 = 16;
 
 fn limits_of(claims: &[&Claim]) -> Limits {

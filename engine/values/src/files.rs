@@ -1,5 +1,5 @@
-//! Files that the daemon creates, replaces and removes: atomic replacement, pid files, the identity
-//! of a file, the default data directory. The daemon leaves every other file unchanged.
+//! Helpers for files of the daemon and its tools: atomic replacement and creation, pid files, the
+//! identity of a file, absolute paths, the default data directory.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result, Seek, Write};
@@ -55,9 +55,10 @@ impl Inode {
     }
 }
 
-/// The absolute path, with symbolic links, `.` and `..` among its folders resolved. The last
-/// component stays: names in /dev/disk/by-id are links whose targets change when the machine
-/// restarts. Refuses an empty path and a path that is not UTF-8.
+/// The absolute path, with symbolic links, `.` and `..` among its folders resolved if the folder
+/// exists. A last component that is a name stays: names in /dev/disk/by-id are links whose targets
+/// change when the machine restarts. Refuses an empty path and a result that is not UTF-8 with
+/// `InvalidInput`.
 pub fn absolute(path: &Path) -> Result<PathBuf> {
     let refuse = |cause: &str| Error::new(ErrorKind::InvalidInput, cause);
     if path.as_os_str().is_empty() {
@@ -82,7 +83,7 @@ pub fn absolute(path: &Path) -> Result<PathBuf> {
 }
 
 /// Replaces or creates a file atomically: after a power failure it has the old or the new contents.
-/// They are durable on return.
+/// The new ones are durable on return. The mode becomes 0666 less the umask.
 pub fn replace(path: &Path, contents: &[u8]) -> Result<()> {
     write_over(path, contents, beside(path)?)
 }
@@ -92,7 +93,7 @@ pub fn replace_private(path: &Path, contents: &[u8]) -> Result<()> {
     write_over(path, contents, create_beside(path, 0o600)?)
 }
 
-/// As [`replace`], with mode and owner of the present file.
+/// As [`replace`], with mode, owner and group of the present file, if there is one.
 pub fn replace_contents(path: &Path, contents: &[u8]) -> Result<()> {
     let (new, file) = beside(path)?;
     let kept = match std::fs::metadata(path) {
@@ -229,7 +230,7 @@ fn started(pid: u32) -> Option<SystemTime> {
     Some(UNIX_EPOCH + Duration::from_secs(boot.trim().parse::<u64>().ok()? + since_boot))
 }
 
-/// The type of a file, for messages.
+/// The type of a file with its article, for messages: `a directory`.
 pub fn kind(metadata: &Metadata) -> &'static str {
     let kind = metadata.file_type();
     match () {

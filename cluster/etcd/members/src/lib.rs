@@ -1,5 +1,5 @@
-//! Members of a real etcd cluster for tests: processes on loopback, with their data in a temporary
-//! folder. They panic where a test has to end.
+//! A real etcd cluster for tests: its members are processes on loopback, with their data in a
+//! temporary folder. All functions panic on errors, except that a missing program skips the test.
 
 #![forbid(unsafe_code)]
 

@@ -49,18 +49,18 @@ use self::followed::Followed;
 use self::in_effect::SeenPublications;
 use self::jobs::Jobs;
 
-/// The turn of the clock: a rank waits 150 ms, and no machine has a shorter time.
+/// Interval of the periodic work. Renewals and observations of leases wake the loop by themselves.
 const TURN: Duration = Duration::from_millis(50);
-/// Watch events that may wait for the loop.
+/// Most watch events in the channel to the loop.
 const NEWS: usize = 1024;
-/// Events and reports of one round.
+/// Most watch events, or reports, that one round of the loop takes.
 const ROUND: usize = 256;
-/// Time for the handover of all volumes, when the node ends.
+/// Time limit for the handovers of all volumes, when the node ends.
 const LEAVE: Duration = Duration::from_secs(6);
-/// Time until a failed request of the start is made again.
+/// Time before the retry of a failed request, while the node joins.
 const AGAIN: Duration = Duration::from_millis(400);
 
-/// This node.
+/// The identity and description of this node.
 #[derive(Debug, Clone)]
 pub struct Me {
     pub id: NodeId,
@@ -72,7 +72,7 @@ pub struct Me {
     /// The id of the cluster that this node joined before. `None`: it has joined none.
     pub cluster: Option<Uuid>,
     pub description: Description,
-    /// True: this node hands volumes over while it serves many more than others.
+    /// True: this node hands volumes over while it serves many more than other nodes do.
     pub is_balanced: bool,
 }
 
@@ -89,6 +89,7 @@ pub enum NodeState {
     In {
         cluster: Uuid,
         incarnation: Incarnation,
+        /// True: etcd confirmed a renewal, and the lease has not run out since.
         is_good: bool,
     },
     /// The node stays out of the cluster until an operator acts and the daemon starts again.
@@ -108,16 +109,16 @@ pub(crate) struct Shared {
     /// Renewals that etcd has confirmed.
     pub(crate) renewals: AtomicU64,
     pub(crate) state: watch::Sender<NodeState>,
-    /// The last renewal of each node that this one saw.
+    /// The time at which this node last saw a renewal of each node's lease.
     pub(crate) seen: Mutex<BTreeMap<NodeId, BootTime>>,
     pub(crate) volumes: Mutex<Vec<(VolumeId, HoldingState)>>,
-    /// The keys that this node sees, for its copy.
+    /// The keys of the cluster that this node follows, for its copy (`rebuild-store`).
     pub(crate) seen_keys: SeenKeys,
     /// The cluster that this node has joined, in this run or before. Empty: it has joined none.
     pub(crate) cluster: OnceLock<Uuid>,
 }
 
-/// The keys that the engine needs before hosts are let in.
+/// The kinds of keys whose lists the engine needs before it admits hosts.
 const AWAITED: [Kind; 6] = [
     Kind::Leases,
     Kind::Nodes,
@@ -140,7 +141,7 @@ enum Done {
     Fenced(NodeId, Duration, Result<Outcome, Said>),
     Committed(Incarnation, Commit, Result<Outcome, Said>),
     Released,
-    /// A task whose result shows elsewhere.
+    /// The end of a task that reports its results in other ways, or not at all.
     Nothing,
 }
 
@@ -177,14 +178,14 @@ pub(crate) struct Driver {
     phase: Phase,
     /// True: a lease of this machine belongs to an earlier process. False after its replacement.
     has_earlier: bool,
-    /// The restore that made the store, or else the cluster. `None`: the cluster was not found yet.
+    /// The id of the restore that made etcd's data, or else the cluster's. `None`: not found yet.
     store: Option<Uuid>,
-    /// etcd has other data than before: the views begin anew when the cluster is found.
+    /// etcd has other data than before: all keys are listed again when the cluster is found.
     is_other_store: bool,
     /// The tasks that follow the keys of etcd.
     followers: BTreeMap<Kind, AbortHandle>,
     again: Again,
-    /// The keys for hosts whose first list has not arrived.
+    /// Those of [`AWAITED`] whose first list has not arrived.
     awaited: BTreeSet<Kind>,
     publications: SeenPublications,
     nodes: Nodes,
@@ -325,8 +326,7 @@ impl Driver {
         (sender, news)
     }
 
-    /// Lists and watches the keys of this kind. What the former task has sent arrives before the
-    /// list.
+    /// Lists and watches the keys of this kind. Changes of the former task arrive before the list.
     fn follow_again(&mut self, kind: Kind, news: &Sender) {
         if let Some(former) = self.followers.remove(&kind) {
             former.abort();
@@ -586,8 +586,8 @@ impl Driver {
         });
     }
 
-    /// etcd lost its data, or had them restored: nothing that it said before counts. The
-    /// incarnation was one of the former store. What hosts see stays until the cluster is found.
+    /// etcd lost its data, or a backup was restored: former answers are void, and so is the
+    /// incarnation. The view of hosts stays as it is until the cluster is found.
     fn other_store(&mut self, now: BootTime) {
         if self.is_other_store {
             return;

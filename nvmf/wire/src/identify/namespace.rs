@@ -106,8 +106,9 @@ impl IdentifyNamespace {
         }
     }
 
-    /// Blocks of the largest fused compare-and-write, wherever it begins: NACWU, or `acwu`, which
-    /// applies to all namespaces of the controller. It is not atomic across an atomic boundary.
+    /// Blocks of the largest fused compare-and-write that is atomic at any LBA: NACWU, or else the
+    /// controller's `acwu`, plus one as both are 0's based. 1 if the namespace has atomic
+    /// boundaries (NABSN): the command is not atomic across one.
     pub fn compare_and_write_blocks(&self, acwu: u16) -> u32 {
         let atomicity = Nsfeat::from_bits_retain(self.nsfeat).contains(Nsfeat::ATOMICITY);
         let unit = match self.nacwu.get() {
@@ -175,7 +176,8 @@ wire! {
         10 reserved10: [u8; 2],
         /// Extended LBA formats: bits 6:0 storage tag size, bits 8:7 protection information format.
         12 elbaf: [U32; 64],
-        /// Large forms of NPDG, NPRG, NPRA, NORS, NPDA, in blocks.
+        /// In blocks: NPDG as 32 bits, read granularity and alignment, optimal read size, and NPDA
+        /// as 32 bits.
         268 npdgl: U32,
         272 nprg: U32,
         276 npra: U32,

@@ -47,8 +47,8 @@ const HOT: usize = 4;
 const HOT_TURNS: u32 = 4096;
 /// Most turns without epoll between two calls of it, with at most [`HOT`] sockets.
 const EPOLL_EVERY: u32 = 16;
-/// Most time between two calls of epoll while some socket is not hot. Its next command waits for
-/// this time, or for one turn if turns take longer.
+/// Most time between two calls of epoll while some socket is not hot. Its next command waits at
+/// most this time, or one turn if turns take longer.
 const EPOLL_WITHIN: Duration = Duration::from_micros(20);
 /// Most events of one connection each time it is served, so that one busy host does not starve the
 /// others.

@@ -9,7 +9,7 @@ use super::{Address, Drive, Driver, System, Use};
 
 const BLOCK: &str = "sys/class/block";
 const LINKS: &str = "dev/disk/by-id";
-/// Most disks of a list. A machine with more shows the first ones.
+/// Most disks in a list; the rest is left out, drives of vfio-pci first.
 const DISKS_MAX: usize = 1024;
 /// Bytes before the serial number in the page 80h of a SCSI disk (SPC-4, 7.8.15).
 const PAGE_HEADER: usize = 4;

@@ -1,6 +1,7 @@
-//! Moves units to another disk in the maps of all versions that share them.
+//! Moves units in the maps of all versions that share them, as when a disk leaves the pool.
 //!
-//! All versions that share a unit are of one family, and have it at the same place.
+//! All versions that share a unit are relatives (a volume, its snapshots, their clones), and have
+//! it at the same place.
 
 use super::{ApplyError, State, Version};
 use crate::format::record::PassKind;
@@ -8,14 +9,14 @@ use crate::ids::VersionId;
 use crate::map::{LostNode, Node, Part, Rewritten};
 use crate::mutation::Mutation;
 
-/// The versions that have a unit.
+/// The versions whose maps refer to a unit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Users {
     /// In the order of their ids.
     pub versions: Vec<VersionId>,
     /// The one that the search found first.
     first: Option<VersionId>,
-    /// Entries that the search read.
+    /// Steps of the search: map entries compared with the unit, a measure of its cost.
     pub looks: usize,
 }
 
@@ -23,15 +24,17 @@ pub struct Users {
 enum Relation {
     Uses,
     Lacks,
-    /// The entry is unreadable, or void: the child of a version that is merged into it owns it.
+    /// The entry is unreadable, or no longer counts: the version is being freed, or merged into its
+    /// child, which owns the entry now.
     Unknown,
 }
 
 impl State {
-    /// The versions that have a unit at a place. `near`: where the search for the first one begins.
+    /// The versions that have a unit at a place. The search for the first one begins at the id
+    /// `near`.
     ///
-    /// A version that shares a unit has it from its parent, which does not lose it. So the users
-    /// are connected: from one of them, parents and children lead to all others.
+    /// A version that shares a unit has it from its parent, which keeps it. So the users are
+    /// connected: from one of them, parents and children lead to all others.
     pub fn users(&self, near: VersionId, place: u64, unit: u64) -> Users {
         let mut users = Users::default();
         let ids = self
@@ -95,7 +98,8 @@ impl State {
         }
     }
 
-    /// The granules of a unit that one of these versions has at a place.
+    /// The granules of a unit that at least one of these versions has at a place: bit n is granule
+    /// n.
     pub fn granules_of_users(&self, users: &Users, place: u64, unit: u64) -> u16 {
         let entries = users
             .versions
@@ -106,7 +110,9 @@ impl State {
         parts.fold(0, |set, part| set | part.granules)
     }
 
-    /// The first leaf of a version from `from` on that its parent does not share.
+    /// The first leaf of a version, from `from` on, that it does not share with its parent. Without
+    /// leaves that a free or merge of the version has passed. A parent that is being merged into
+    /// the version does not count. `None`: no such leaf, or no such version.
     pub fn next_own_leaf(&self, id: VersionId, from: u64) -> Option<u64> {
         let version = self.versions.get(&id)?;
         let from = from.max(first_leaf(version));
@@ -117,7 +123,7 @@ impl State {
         version.tree.next_difference(parent, self.shape(), from)
     }
 
-    /// The parts of a leaf, with their places.
+    /// The parts of all entries of a leaf, each with its place. Panics if there is no version `id`.
     pub fn parts_of_leaf(&self, id: VersionId, leaf: u64) -> Result<Vec<(u64, Part)>, LostNode> {
         let first = leaf * self.shape().units_per_leaf as u64;
         let mut parts = Vec::new();
@@ -163,8 +169,8 @@ impl State {
         Ok(())
     }
 
-    /// Makes every node with a page for which `leaves` returns true a changed one: the next image
-    /// writes it to another page.
+    /// Marks the nodes stored on pages for which `leaves` returns true as changed, so that the next
+    /// image of the map writes them to other pages.
     pub fn leave_pages(&mut self, leaves: impl Fn(u64) -> bool) {
         let mut rewritten = Rewritten::default();
         let versions = self.versions.iter();
@@ -182,8 +188,8 @@ impl State {
     }
 }
 
-/// The first leaf whose entries count: a pass has visited the leaves before, which belong to the
-/// child, or are free.
+/// The first leaf whose entries count. A free or merge of the version has passed the leaves before:
+/// they are free, or belong to the child.
 fn first_leaf(version: &Version) -> u64 {
     match version.pass {
         Some((PassKind::Free | PassKind::Merge, cursor)) => cursor,
