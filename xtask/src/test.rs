@@ -54,8 +54,9 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     Ok(tally.exit_code())
 }
 
-/// Runs every suite; a suite that cannot run fails, and so does a case that the virtual machine
-/// skips. The last line of output is the count.
+/// Runs every suite. A suite that cannot run fails, and so does a case that the virtual machine
+/// skips, unless the archive lacks its newer kernel. A missing rustfmt or clippy is a skip. The
+/// last line of output is the count.
 pub(crate) fn ci(root: &Path) -> Result<ExitCode> {
     let options = Options {
         vm_only: false,
@@ -84,12 +85,12 @@ pub(crate) fn ci(root: &Path) -> Result<ExitCode> {
 struct Stage {
     name: &'static str,
     took: Duration,
-    /// Time of all processors in its processes. A suite that waits has less than `took` for each.
+    /// Processor time of the suite's processes, summed over all processors.
     busy: Duration,
 }
 
-/// Time of all processors in the processes that this one has waited for: proc_pid_stat(5), fields
-/// 16 and 17, in hundredths of a second.
+/// Processor time of the processes that this one has waited for: proc_pid_stat(5), fields 16 and
+/// 17, in hundredths of a second.
 fn busy_children() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);

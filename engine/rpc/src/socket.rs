@@ -115,7 +115,8 @@ impl Socket {
     }
 
     /// Sets group and mode of the socket. `own_folder`: its folder is used by the daemon alone, so
-    /// its mode may be changed too. After an error only the daemon's user can open the socket.
+    /// its mode may be changed too. After [`SocketAccessError::Closed`] the socket has both, and
+    /// users who may enter the folder can open it; after other errors only the daemon's user can.
     pub fn set_access(
         &self,
         socket_access: SocketAccess,

@@ -99,9 +99,9 @@ impl Arena {
         self.inner.mapping.regions.all()
     }
 
-    /// Registers the whole arena with a device in `slot`, which must be free. After an error
-    /// nothing stays registered. The registration ends with [`Arena::unregister`], at the latest
-    /// when the memory is unmapped.
+    /// Registers the whole arena with a device. `slot` is the device's index in the arena's table
+    /// of memory keys: below [`DEVICE_SLOTS`], and free. After an error nothing stays registered.
+    /// The registration ends with [`Arena::unregister`], at the latest when the memory is unmapped.
     pub fn register(&self, slot: usize, hook: Arc<dyn RegisterHook>) -> Result<(), RegisterError> {
         self.register_in(slot, hook, Piece::LONGEST)
     }
@@ -209,7 +209,9 @@ impl fmt::Debug for ArenaSlice {
     "{asked} bytes of DMA memory asked, {there} left; remedy: a larger arena, or fewer or smaller buffers"
 )]
 pub struct CarveError {
+    /// The requested bytes.
     pub asked: usize,
+    /// The bytes that are left.
     pub there: usize,
 }
 

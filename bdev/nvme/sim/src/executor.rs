@@ -25,7 +25,7 @@ pub struct Stats {
     pub head_doorbells: u64,
     pub completions: u64,
     pub interrupts: u64,
-    /// Commands with PRPs, commands with SGLs, and commands with more than one piece of data.
+    /// Data transfers by PRPs, by SGLs, and from or to more than one piece of host memory.
     pub prps: u64,
     pub sgls: u64,
     pub scattered: u64,
@@ -163,8 +163,8 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns the status of a command, with Do Not Retry; a bad data pointer is recorded as a
-    /// violation.
+    /// Turns the refusal of a data pointer into the command's status, with Do Not Retry, and records
+    /// it as a violation.
     pub(crate) fn checked(
         &mut self,
         sqe: &Sqe,

@@ -17,7 +17,7 @@ use crate::names::{BLOCKS, SECOND, VOLUME, node_id};
 use crate::requests::{Purpose, Requests};
 use crate::store::{LeaseKey, Outcome, StoreChange};
 
-/// A request to the store.
+/// A request of node `from` to the store, sent at time `sent` in the node's life `life`.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
     pub id: u64,
@@ -46,38 +46,45 @@ pub(crate) enum Answer {
 pub(crate) enum Target {
     /// The number of the merge.
     Merge(u64),
+    /// The replica's index.
     Replica(usize),
 }
 
+/// A copy in progress: reads of the sources first, then writes to the targets.
 #[derive(Debug)]
 pub(crate) struct Copying {
     pub target: Target,
     pub began: u64,
     /// I/O in flight: id and replica.
     pub missing: BTreeMap<u64, usize>,
+    /// The contents to write: those of the source whose read completed first.
     pub source: Option<[u64; BLOCKS]>,
+    /// The blocks to write: all of a returning replica, or those dirty in any source's log.
     pub dirty: [bool; BLOCKS],
+    /// True once the reads are complete, and the writes are in flight.
     pub writes: bool,
 }
 
-/// The node's link to the store.
+/// The faults of the node's link to the store.
 #[derive(Debug, Default)]
 pub(crate) struct StoreLink {
     pub is_cut: bool,
     pub is_watch_stalled: bool,
     pub is_slow: bool,
-    /// The node's next commit is made, without an answer, and cuts the node off.
+    /// The next commit of the node takes effect in the store, and then isolates the node from the
+    /// store and all other nodes.
     pub is_cut_by_commit: bool,
 }
 
+/// One node of the simulated cluster, and its parts of the one volume.
 pub(crate) struct SimNode {
     pub up: bool,
-    /// Incremented by each start and end.
+    /// Incremented by each start and each crash. Events of an earlier life are dropped.
     pub life: u64,
-    /// Until when each core stalls, in the order of [`Core`](crate::events::Core).
+    /// The end of each core's stall, in the order of [`Core`](crate::events::Core).
     pub stalled: [u64; 3],
-    /// The clock when the lanes' present turn began. A turn that a stall interrupts goes on with
-    /// it.
+    /// The node's clock at the start of the lanes' present turn. After a stall within a turn, the
+    /// lanes still use this older time.
     pub turn_clock: BootTime,
     /// The rate of the node's clock, in millionths of true time.
     pub rate: u64,
@@ -86,21 +93,27 @@ pub(crate) struct SimNode {
     pub join: Option<Join>,
     pub lease: Option<Lease>,
     pub word: Word,
+    /// The observers of other nodes' leases.
     pub observers: BTreeMap<NodeId, Observer>,
+    /// The earliest time at which observers read leases from the store again.
     pub next_look: BootTime,
+    /// The nodes with a lease, as far as the watch has shown it.
     pub standing: BTreeMap<NodeId, Incarnation>,
     pub volume: Volume,
     pub control: Control,
     pub lane: Lane,
     /// The number of the present connection to each replica.
     pub sessions: [u64; 8],
-    /// Replicas that get every write before they are in sync.
+    /// Replicas to which a copy is complete: they get every write, and are not in sync yet.
     pub filled: BTreeSet<usize>,
     pub copy: Option<Copying>,
+    /// Replicas whose answer to Acquire is pending, with the time of the request.
     pub asked_gates: BTreeMap<usize, u64>,
     /// Incremented when all connections of hosts end.
     pub connections: u64,
+    /// The requests to the store that wait for an answer.
     pub requests: Requests,
+    /// The number of store changes that the node's watch has delivered.
     pub watched: usize,
     pub link: StoreLink,
     /// Incarnations that this machine created.

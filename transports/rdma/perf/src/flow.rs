@@ -1,4 +1,5 @@
-//! One queue pair of the client: posts its work requests, and handles their completions.
+//! One queue pair of the end that measures (`nacre rdma perf` with an address): posts its work
+//! requests, and handles their completions and the server's messages.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -54,7 +55,7 @@ pub(crate) struct Flow {
     pub lane: Lane,
     index: u16,
     remote: Accept,
-    /// Most requests in flight.
+    /// Most messages in flight. A WRITE with verification is a message of two requests.
     limit: usize,
     under_way: VecDeque<Outstanding>,
     /// Number of the next message. It counts on over all sizes of a session.
@@ -73,7 +74,8 @@ pub(crate) struct Flow {
 /// The result of a completion.
 #[derive(Default)]
 pub(crate) struct Outcome {
-    /// The latency of a message.
+    /// The time from post to completion of a SEND, WRITE or READ; of an echo, half the round trip.
+    /// `None`: the completion ends no measured request.
     pub measured: Option<Duration>,
     /// The completion is a message from the server.
     pub from_server: bool,
@@ -126,7 +128,7 @@ impl Flow {
         })
     }
 
-    /// Most requests in flight.
+    /// Most messages in flight.
     pub(crate) fn limit(&self) -> usize {
         self.limit
     }
@@ -148,7 +150,8 @@ impl Flow {
             }
     }
 
-    /// True if every request has completed, also at the other side.
+    /// True if every request has completed, and every answer of the server that the test awaits
+    /// (echo, credit, comparison) has arrived.
     pub(crate) fn is_idle(&self, terms: &SessionParameters) -> bool {
         self.under_way.is_empty()
             && match terms.op {
@@ -159,7 +162,7 @@ impl Flow {
             }
     }
 
-    /// True if requests are in flight, and none has completed for the time `after`.
+    /// True if requests or answers are pending, and none has completed for the time `after`.
     pub(crate) fn is_stuck(
         &self,
         terms: &SessionParameters,
@@ -173,7 +176,8 @@ impl Flow {
         Pattern::new(terms.seed, self.index, number)
     }
 
-    /// Queues the next message. Returns false if no further message may be in flight now.
+    /// Queues the next message of `size` bytes. Returns false if no further message may be in flight
+    /// now, or no buffer is free.
     pub(crate) fn queue(
         &mut self,
         load: &Load,
