@@ -35,7 +35,7 @@ pub struct LeaseKey {
     pub number: u64,
     /// The process that wrote it.
     pub process: Uuid,
-    /// The id of that process's machine; `None`: the machine has none.
+    /// The id of that process's machine; `None`: the machine has none, or the process did not say.
     pub machine: Option<Uuid>,
     /// The publications that the node has put into effect; `None`: not known.
     pub in_effect: Option<InEffect>,
@@ -162,7 +162,8 @@ impl NodeLeases {
     }
 
     /// Decodes an update of the watch: the node, and its lease key, or `None` if the lease has
-    /// ended. An outer `None`: the watch has missed changes; list the leases again.
+    /// ended. An outer `None`: list the leases again, as the watch has missed changes, or etcd has
+    /// other data than before.
     pub fn changed(&self, update: Update) -> Result<Option<(NodeId, Option<LeaseKey>)>, Error> {
         match update {
             Update::Put(kv) => {

@@ -9,11 +9,13 @@ use parking_lot::Mutex;
 /// Most events in the ring; the oldest one goes first.
 pub const KEPT: usize = 1024;
 
+/// A decision or observation of this node.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Decision {
     /// This node has a lease.
     NodeJoined { incarnation: Incarnation },
-    /// The incarnation of this node has ended: its lease key was deleted or replaced.
+    /// The incarnation of this node has ended: its lease key was deleted or replaced, or etcd has
+    /// other data than before.
     NodeLost { incarnation: Incarnation },
     /// This node fenced another one.
     NodeFenced {
@@ -25,15 +27,19 @@ pub enum Decision {
     NodeGone { node: NodeId },
     /// Another node has a lease again.
     NodeBack { node: NodeId },
-    /// Another process renews the lease of this node's id: this node stays out.
+    /// This node stays out of the cluster until its daemon starts again: another process renews the
+    /// lease of its id, or the cluster in etcd is another one or cannot be used.
     NodeExcluded { why: String },
+    /// This node became the holder of the volume, and serves it.
     VolumeTaken {
         volume: VolumeId,
         epoch: u64,
+        /// The former holder; `None`: the volume had none.
         from: Option<NodeId>,
         /// The time from the decision to take until hosts are served.
         took: Duration,
     },
+    /// This node closed the volume, and released it for another node.
     VolumeHandedOver {
         volume: VolumeId,
         epoch: u64,

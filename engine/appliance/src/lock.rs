@@ -1,4 +1,5 @@
-//! Locks that allow one change of the appliance at a time. A lock ends with the process.
+//! Lock files (flock) that allow one change of the appliance at a time. A lock ends when it is
+//! dropped, or with the process.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -23,7 +24,8 @@ pub enum LockError {
 }
 
 impl Lock {
-    /// The lock for updates, rollback, restore and reset.
+    /// The lock for updates, rollback, restore and reset. Fails at once with [`LockError::Taken`]
+    /// if it has an owner. The other locks wait for their owner.
     pub fn of_system(places: &Places) -> Result<Self, LockError> {
         Self::take(places, "lock", FlockOperation::NonBlockingLockExclusive)
     }
@@ -33,7 +35,8 @@ impl Lock {
         Self::take(places, "network.lock", FlockOperation::LockExclusive)
     }
 
-    /// The lock of the history. Its owners hold it for a moment only.
+    /// The lock of the file that records updates and other acts. Its owners hold it for a moment
+    /// only.
     pub fn of_history(places: &Places) -> Result<Self, LockError> {
         Self::take(places, "history.lock", FlockOperation::LockExclusive)
     }

@@ -1,8 +1,9 @@
-//! The system calls that the daemon may make, by purpose.
+//! The lists for the daemon's seccomp filter: system calls that it may make, by purpose, and calls
+//! that it never makes, which fail with EPERM.
 //!
 //! The lists come from the code, from its libraries (glibc, tokio, redb, libibverbs, librdmacm,
 //! s2n-tls, AWS-LC), and from traces of daemons in the tests. A call that a newer C library may use
-//! in place of a listed one is on the list, too. The mode `log` shows missing calls.
+//! in place of a listed one is on the list, too. The mode `log` shows calls that are missing here.
 
 use libc::c_long;
 
@@ -71,7 +72,7 @@ const DEVICES: &[Call] = calls! {
     SYS_io_uring_setup SYS_io_uring_enter SYS_io_uring_register
 };
 
-/// Older forms of the calls above, which other architectures do not have.
+/// Older forms of calls that are allowed, and calls that only this architecture has.
 #[cfg(target_arch = "x86_64")]
 const OLDER: &[Call] = calls! {
     SYS_open SYS_stat SYS_lstat SYS_access SYS_readlink SYS_mkdir SYS_rmdir SYS_unlink
@@ -80,7 +81,7 @@ const OLDER: &[Call] = calls! {
     SYS_sync_file_range SYS_getrlimit SYS_setrlimit SYS_arch_prctl SYS_time SYS_getpgrp
 };
 
-/// Older forms of the calls above; the libc crate lacks these.
+/// Older forms of calls that are allowed; the libc crate lacks these.
 #[cfg(target_arch = "aarch64")]
 const OLDER: &[Call] = &[
     (38, "SYS_renameat"),

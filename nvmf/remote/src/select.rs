@@ -6,12 +6,14 @@
 /// How the I/O of a device is divided among its paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Policy {
-    /// All I/O uses one path: the preferred one, or else the first in the order of attachment.
+    /// All I/O uses one path of the best access: the preferred one, or else the first in the order
+    /// of attachment. A `Chooser` that stays keeps the present path before the first one.
     #[default]
     ActivePassive,
     ActiveActive(Selector),
 }
 
+/// How [`Policy::ActiveActive`] chooses among the paths of the best access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Selector {
     /// Changes the path after this number of I/Os.

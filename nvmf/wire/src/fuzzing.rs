@@ -1,6 +1,6 @@
 //! The bodies of the fuzz targets, here so that the corpora in `fuzz/corpus` are replayed by an
 //! ordinary test (`tests/corpus.rs`). A target accepts any bytes, and panics only on a bug in the
-//! parser.
+//! parsers or builders.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -164,8 +164,8 @@ pub fn connect_data(input: &[u8]) {
     }
 }
 
-/// Pages that a host reads from a controller. Byte 0 chooses: 0 the discovery log, 1 the namespace
-/// identification descriptors, 2 the ANA log.
+/// Pages that a host reads from a controller. Byte 0, modulo 3, chooses: 0 the discovery log, 1 the
+/// namespace identification descriptors, 2 the ANA log.
 pub fn lists(input: &[u8]) {
     let [kind, page @ ..] = input else { return };
     match kind % 3 {

@@ -95,7 +95,7 @@ impl Rdma {
         self.add_arena(&mut self.inner.lock(), bytes).map(drop)
     }
 
-    /// A pool of buffers that every RDMA device has registered.
+    /// A pool of buffers in memory that every RDMA device registers before its first connection.
     pub fn memory(&self, classes: &[ClassSpec]) -> io::Result<Pool> {
         let bytes = Pool::bytes_for(classes);
         let mut inner = self.inner.lock();

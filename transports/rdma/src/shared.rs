@@ -25,7 +25,7 @@ use crate::stats::{Stats, StatsSnapshot};
 pub(crate) struct Domain {
     pub domain: Arc<dyn ProtectionDomain>,
     pub key_slot: usize,
-    /// The size of one memory region of the domain.
+    /// The largest size of a memory region of the domain.
     pub piece: Piece,
     /// Responses may invalidate the host's keys (SEND_WITH_INVALIDATE). Cleared if the device
     /// reports the operation as supported and fails one.
@@ -46,8 +46,8 @@ pub struct RegionInfo {
 /// The memory registered with one device.
 pub struct DomainInfo {
     pub domain: Arc<dyn ProtectionDomain>,
-    /// The longest region in bytes: the largest power of two within both the configured limit and
-    /// the device's.
+    /// The longest region in bytes: the largest power of two within the configured limit, the
+    /// device's, and 1 GiB.
     pub max_mr_size: u64,
     pub regions: Vec<RegionInfo>,
 }
@@ -114,7 +114,8 @@ impl Memory {
         inner.unregister(arena);
     }
 
-    /// The size of one registration with a device.
+    /// The largest size of one registration with a device. An error if it is below 16 MiB
+    /// ([`GRAIN`]).
     fn piece(&self, attributes: &DeviceAttributes) -> Result<Piece, VerbsError> {
         let most = self.max_mr_size.min(attributes.max_mr_size);
         // Buffers of the largest transfers lie in one piece, so a shorter piece is useless.
@@ -365,7 +366,8 @@ impl CoreSlot {
     }
 }
 
-/// Messages to a management thread, and the eventfd that wakes it.
+/// Messages to a management thread, and the eventfd that wakes it: `ring` signals it, and `quiet`
+/// clears the signal.
 pub(crate) struct Mailbox<M> {
     messages: Mutex<VecDeque<M>>,
     pub wake: OwnedFd,

@@ -163,8 +163,8 @@ impl Executor {
         Ok(())
     }
 
-    /// Turns the refusal of a data pointer into the command's status, with Do Not Retry, and records
-    /// it as a violation.
+    /// Turns the refusal of a data pointer into the command's status, with Do Not Retry, and
+    /// records it as a violation.
     pub(crate) fn checked(
         &mut self,
         sqe: &Sqe,

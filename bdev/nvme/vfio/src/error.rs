@@ -1,4 +1,4 @@
-//! The errors of opening a drive through VFIO. Each text contains the remedy.
+//! The errors of opening a drive through VFIO. The text contains the remedy where one is known.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use nacre_hugepages::RegisterError;
 
 use crate::pci::{AddressError, Driver, PciError};
 
-/// Why a drive cannot be driven. Each says what to do.
+/// The reason why a drive cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum VfioError {
     #[error(transparent)]

@@ -116,7 +116,7 @@ impl Log {
         }
     }
 
-    /// Number of the first page that is not complete, or has incomplete pages before it.
+    /// Number of the first page whose write is not complete.
     pub(crate) fn complete_sequence(&self) -> u64 {
         self.complete_sequence
     }

@@ -1,4 +1,4 @@
-//! Erases the superblocks of a deleted pool's disks, one disk after the other.
+//! Erases the superblocks of a deleted pool's disks: one disk after the other, unless one is slow.
 //!
 //! A disk that fails or does not answer does not prevent the erasure of the others. The answer to
 //! the deletion names such disks.
@@ -43,7 +43,8 @@ struct Target {
 }
 
 impl Erasure {
-    /// Begins the erasure. The first disk is erased last, because its superblocks name the others.
+    /// Begins the erasure. The first disk comes last, because its superblocks name the others; only
+    /// disks with I/O in flight are put off behind it.
     pub(super) fn of(pool: &Pool, shared: &Shared) -> Self {
         let (root, claims) = (pool.superblock(), shared.claims.load());
         let targets = root.disks.present().map(|number| {

@@ -1,4 +1,5 @@
-//! The state of one request, and the token that leads from a child's completion to its request.
+//! The state of one host I/O (*request*) of a replicated volume on one core, and the token that
+//! leads from the completion of its I/O at one replica (*child*) to the request.
 
 use nacre_bdev::{Extents, Flags, Io, Op, Pending, Token};
 use nacre_hugepages::Pool;
@@ -21,25 +22,26 @@ pub(super) enum Stage {
     Direct(u8),
     /// The request has ended, but devices still have children of it.
     Orphaned,
-    /// The place is free.
+    /// The entry of the request table is free.
     Free,
 }
 
 /// The event that a parked request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// This region becomes dirty in the log.
+    /// This region becomes dirty in the dirty-region log.
     Log(u64),
     /// Another lane or the control unlocks a stripe. `tries`: failed attempts; `at`: time of the
     /// next one.
     Stripe { tries: u32, at: Nanos },
     /// An overlapping write of this lane ends.
     Overlap,
-    /// A new view is published.
+    /// The control publishes a new view: the states of the replicas as lanes see them.
     View,
     /// A time is reached.
     Later(Nanos),
-    /// The repair with this number was tried: [`crate::shared::Shared::tried`].
+    /// The control has tried the repair with this number ([`crate::shared::Shared::want_equal`]):
+    /// a copy of a region's readable blocks from one in-sync replica to the others.
     Equal(u64),
 }
 
@@ -54,6 +56,7 @@ pub(super) struct Request {
     /// Arrival time, or zero if the time was unknown.
     pub start: Nanos,
     pub blocks: u32,
+    /// The part of child tokens that changes with each request in this entry.
     pub generation: u32,
     /// Length of the first buffer in bytes; 0: no buffer.
     pub first: u32,
@@ -67,14 +70,16 @@ pub(super) struct Request {
     pub given_up: bool,
     /// The index in the lane's list of writes with locks; `None`: the request has no locks.
     pub locked: Option<u32>,
-    /// The request was counted in `log_waits`; `waited_overlap`: in `overlap_waits`.
+    /// The request was counted in the statistic `log_waits`; `waited_overlap`: in `overlap_waits`.
     pub waited_log: bool,
     pub waited_overlap: bool,
-    /// A repair of its regions was tried.
+    /// The request has asked for a repair ([`Wait::Equal`]), and asks for no other one.
     pub equalled: bool,
     /// The request waits for a change of the replicas' states, for at most the hold time.
     pub held: bool,
+    /// The time at which the request was first found waiting for the replicas.
     pub since: Option<Nanos>,
+    /// The index of its [`Failures`]; [`NO_FAILURES`]: none.
     pub failures: u32,
     /// The data, unless a device has it. The data of a write to several replicas stays here, and
     /// each child gets a handle to it.
@@ -164,7 +169,7 @@ impl Request {
         self.op == Op::Read
     }
 
-    /// True for operations that change blocks; false for a flush.
+    /// True for operations that change blocks; false for reads and flushes.
     pub(super) fn writes(&self) -> bool {
         self.op.is_write()
     }
@@ -206,7 +211,8 @@ impl Request {
     }
 }
 
-/// The failed children of a request, by slot: the tickets of the reports, and the reasons.
+/// The failed children of a request, by slot: the numbers of the reports to the control
+/// (*tickets*), and the reasons.
 pub(super) struct Failures {
     pub tickets: [u64; MAX_REPLICAS],
     pub why: [Failure; MAX_REPLICAS],

@@ -8,6 +8,8 @@
 //!   is lost: the node cannot know the outcome of its transaction.
 //! - An answer takes 0.2 to 2 ms, sometimes up to 50 ms or 4 s, and 0.3 to 0.95 s on a slow link.
 //!   One read in eight is stale: it returns the lease key before its last change.
+//! - A commit chosen by [`crate::copying`] takes effect, and isolates its node from the store and
+//!   all other nodes for some time.
 //! - A fence (the deletion of another node's lease key) too soon after the store was away fails
 //!   the run. Nodes could not renew their leases in that time, so their silence proves nothing.
 

@@ -1,5 +1,5 @@
-//! The requesting end of a session: fetches the responder's settings, and sends a burst of probes
-//! per traffic class.
+//! The requesting end of `nacre doctor --peer`: fetches the Ethernet settings of the other machine
+//! (the responder), and sends it a burst of UDP probes per DSCP.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufReader};
@@ -14,9 +14,9 @@ use super::wire::{self, PROBE, ProbePacket, Reply, Request, Timed};
 use super::{Answer, AskError, Burst, Bytes, ProbeClass, Question, grown};
 use crate::session::VERSION;
 
-/// Limit for the connection.
+/// Time limit for the TCP connection, and for each write.
 const CONNECT: Duration = Duration::from_secs(2);
-/// Limit for the whole session.
+/// Time limit for the whole session.
 const SESSION: Duration = Duration::from_secs(30);
 /// Probes of each class, sent in groups, each of which fits every receive buffer.
 const PROBES: u32 = 256;
@@ -28,7 +28,8 @@ const LATE: Duration = Duration::from_millis(300);
 const COUNTER_TRIES: u32 = 6;
 const COUNTER_WAIT: Duration = Duration::from_millis(250);
 
-/// Runs a session with the responder at [`Question::at`]. `count` reads this end's byte counts.
+/// Runs a session with the responder at [`Question::at`], for about 30 seconds at most. `count`
+/// reads this end's byte counters per priority.
 pub fn ask(question: &Question, count: &dyn Fn() -> Bytes) -> Result<Answer, AskError> {
     let stream =
         TcpStream::connect_timeout(&question.at, CONNECT).map_err(AskError::NoResponder)?;

@@ -14,7 +14,8 @@ use crate::sysfs::{self, Roots};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "missing", rename_all = "snake_case")]
 pub enum NoDevice {
-    /// A card with RDMA support has no RDMA device.
+    /// A card with RDMA support has no RDMA device: its PCI address, its RDMA module, and the state
+    /// of that. A card without a driver is judged by its vendor alone.
     Card {
         pci: String,
         module: String,
@@ -159,8 +160,8 @@ impl fmt::Display for NoDevice {
     }
 }
 
-/// Network controllers with RDMA support, each with its RDMA module. Controllers whose driver has
-/// no RDMA part are ignored.
+/// The PCI addresses of devices with RDMA support, each with its RDMA module. Devices whose driver
+/// has no RDMA part are ignored. A network controller without a driver counts by its vendor.
 fn cards(roots: &Roots) -> Vec<(String, String)> {
     let devices = roots.sys.join("bus/pci/devices");
     let card = |pci: String| {

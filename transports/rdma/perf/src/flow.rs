@@ -1,5 +1,5 @@
-//! One queue pair of the end that measures (`nacre rdma perf` with an address): posts its work
-//! requests, and handles their completions and the server's messages.
+//! One queue pair of the client, the end that measures: posts its work requests, and handles their
+//! completions and the server's messages.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -176,8 +176,8 @@ impl Flow {
         Pattern::new(terms.seed, self.index, number)
     }
 
-    /// Queues the next message of `size` bytes. Returns false if no further message may be in flight
-    /// now, or no buffer is free.
+    /// Queues the next message of `size` bytes. Returns false if no further message may be in
+    /// flight now, or no buffer is free.
     pub(crate) fn queue(
         &mut self,
         load: &Load,
