@@ -13,6 +13,10 @@
 //!   replicas    Gate (one per replica, on its node)     Confirmations (responses without a lease)
 //! ```
 //!
+//! A [`Gate`] admits I/O to its replica only with the key of one holder, and a later holder's key
+//! replaces it. While a holder's lease is not good, its responses to hosts wait for
+//! [`Confirmations`]: the replicas' answers that they still have its key.
+//!
 //! Changes of the store are [`Transaction`]s: conditions and one effect. The store executes one
 //! only while all conditions hold, so a transaction sent twice is executed once (`transaction`
 //! names the exceptions). Safety rests on these transactions, on the gates, and on clocks whose

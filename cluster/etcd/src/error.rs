@@ -79,7 +79,8 @@ pub(crate) enum Failure {
     Final(Error),
 }
 
-/// `revision` is that of the request, and `bytes` its size.
+/// The failure that a gRPC status stands for. `revision` is that of the request, and `bytes` its
+/// size.
 pub(crate) fn classify(status: &Status, revision: i64, bytes: usize) -> Failure {
     let why = described(status);
     let said = status.message();

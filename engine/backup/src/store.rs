@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(240);
 /// Most backups of a volume, and most volumes of a store.
 pub(crate) const MOST_MANIFESTS: usize = 4096;
 const MOST_VOLUMES: usize = 4096;
-/// Most objects of a volume that a sweep looks at.
+/// Most objects in a list of a volume's objects.
 const MOST_OBJECTS: usize = 1 << 23;
 /// Headers of manifests that are read at the same time.
 const READS: usize = 8;
@@ -53,7 +53,8 @@ pub struct BadBackup {
     pub cause: Failure,
 }
 
-/// A mark of an unfinished backup.
+/// The mark of an unfinished backup: a file in the store that the daemon `holder` writes at its
+/// begin and deletes at its end.
 #[derive(Debug)]
 pub(crate) struct Mark {
     pub(crate) holder: Uuid,
@@ -101,7 +102,7 @@ impl Store {
     }
 
     /// All backups, of one volume or of all. Fails with [`Failure::TooMany`] if a volume has more
-    /// than 4096, or the store has too many.
+    /// than 4096, or the store has more than 16,384 backups or 4096 volumes.
     pub async fn list(&self, volume: Option<Uuid>) -> Result<Listed, Failure> {
         let volumes = match volume {
             Some(volume) => vec![volume],
@@ -333,8 +334,8 @@ impl Store {
         Ok(())
     }
 
-    /// The contents of a file, which has at most `most` bytes; with `only_start`, its first `most`
-    /// bytes. `None`: the file does not exist.
+    /// The contents of a file; a file of more than `most` bytes counts as damaged. With
+    /// `only_start`, its first `most` bytes. `None`: the file does not exist.
     pub(crate) async fn get(
         &self,
         path: &Path,
@@ -380,7 +381,7 @@ impl Store {
         }
     }
 
-    /// Unfinished files of a volume, in a directory.
+    /// Unfinished files of a volume, if the store is a directory; an object store has none.
     pub(crate) async fn staged(&self, volume: Uuid) -> Result<Vec<PathBuf>, Failure> {
         let Some(files) = &self.files else {
             return Ok(Vec::new());

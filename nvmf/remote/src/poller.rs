@@ -1,5 +1,5 @@
-//! The poller of a remote controller: drives its admin queue on one reactor and publishes its state
-//! to other threads.
+//! The poller of a remote controller: drives its admin queue on one reactor or thread, and
+//! publishes its state to other threads.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -1,5 +1,6 @@
-//! Computes and checks the header and data digests of PDUs, and their padding. `nvmf/wire` has the
-//! PDU headers.
+//! Reads received PDUs, queues PDUs to send with their digests and padding, and maps a peer's
+//! protocol violations to termination requests (H2CTermReq, C2HTermReq). `nvmf/wire` has the PDU
+//! headers and their checks.
 
 use std::fmt;
 
@@ -118,7 +119,8 @@ impl Reader {
     }
 
     /// Parses the PDU at the beginning of `bytes`. `None`: its header, digest and padding are not
-    /// complete. Checks the digest before the other fields.
+    /// complete. Checks the common header first, then the header digest, then the other fields. The
+    /// payload need not have arrived.
     #[inline]
     pub fn read<'a>(&mut self, bytes: &'a [u8]) -> Result<Option<(Frame, Pdu<'a>)>, PduError> {
         let Some(common) = bytes.first_chunk() else {

@@ -24,9 +24,10 @@ use crate::error::{AttachError, ControlError};
 use crate::event::Event;
 use crate::info::State;
 
-/// Longest sleep of a reactor while a caller waits for a completion and there are no interrupts.
+/// Longest sleep of a reactor while a caller waits for a completion, with or without interrupts,
+/// and shortest sleep without interrupts.
 const AWAITED: Duration = Duration::from_micros(50);
-/// Longest sleep of a reactor with interrupts, because an interrupt may be lost.
+/// Longest sleep of a reactor with interrupts and no waiting caller: an interrupt may be lost.
 const INTERRUPTED: Duration = Duration::from_millis(500);
 
 impl Controller {

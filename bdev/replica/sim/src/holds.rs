@@ -1,5 +1,6 @@
-//! The holds of writes of a run: their times, their state, and their counters. `holding.rs` begins,
-//! checks and releases them.
+//! The holds of a run: their times, their state, and their counters. In a hold, a holder keeps back
+//! all writes of hosts, as for a snapshot of each replica. `holding.rs` begins, checks and releases
+//! holds.
 
 use std::time::Duration;
 
@@ -13,12 +14,14 @@ const CALM: Duration = Duration::from_millis(10);
 /// Draws the times and the lengths of holds.
 pub(crate) struct Holds {
     pub random: Random,
+    /// Time of the next hold.
     pub next: Nanos,
 }
 
 /// A hold of one holder.
 pub(crate) struct Hold {
     pub id: Uuid,
+    /// The hold ends by itself after this time.
     pub limit: Duration,
     /// The disks of the replicas that were in sync and attached when the writes were held.
     pub disks: Vec<usize>,

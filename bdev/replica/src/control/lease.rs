@@ -1,9 +1,9 @@
-//! The lease of a shared store: a holder stops acknowledging I/O if the store does not reply in
-//! time.
+//! The lease of a shared store: a holder loads the volume's record from the store every second, and
+//! stops acknowledging I/O if the store does not reply in time.
 //!
-//! Another holder that opens the volume raises the epoch in the store, and waits for the duration
-//! of a lease before it serves. By then the previous holder has either read the new epoch, or had
-//! no reply from the store for a whole lease: in both cases it has stopped acknowledging I/O.
+//! Another holder that opens the volume raises the epoch in the store, and waits for
+//! [`TAKE_OVER`] before it serves. By then the previous holder has either read the new epoch, or
+//! had no reply from the store for a whole lease: in both cases it has stopped acknowledging I/O.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,9 +14,11 @@ use nacre_reactor::Nanos;
 use super::context::Context;
 use crate::store::VolumeStore;
 
-/// Time for which a reply of the store is valid.
+/// Time from a request to the store for which its reply is valid. A holder notices the end when its
+/// present request ends, so up to two [`RENEW`] late.
 pub(super) const LEASE: Duration = Duration::from_secs(4);
-/// How long a new holder waits: a lease, and half of one for clock differences and I/O in flight.
+/// How long a new holder waits: a lease, and half of one for the late end of the other holder's
+/// lease, clock differences and I/O in flight.
 pub(super) const TAKE_OVER: Duration = Duration::from_secs(6);
 const RENEW: Duration = Duration::from_secs(1);
 

@@ -31,8 +31,10 @@ use super::method::{Answer, CallFuture};
 use super::secret::SecretJson;
 use super::socket::Socket;
 
+/// Most requests of one client in progress; a batch is one.
 pub const MAX_INFLIGHT: usize = 64;
-/// Largest answer in bytes: the size of SPDK's send buffer.
+/// Largest result of one call, in bytes: the size of SPDK's send buffer. A call with a larger one
+/// gets an error.
 pub const MAX_ANSWER_BYTES: usize = 32 * 1024 * 1024;
 const WRITE_DEADLINE: Duration = Duration::from_secs(60);
 /// Time for which a refused client may read the reason.
@@ -56,7 +58,8 @@ pub trait Dispatch: 'static {
 }
 
 impl Socket {
-    /// Accepts clients forever, `max_clients` at a time; see [`super::clients`].
+    /// Accepts clients forever, `max_clients` and some reserved ones at a time; see
+    /// [`super::clients`].
     pub async fn serve<D: Dispatch>(&self, dispatch: Rc<D>, max_clients: usize) {
         self.serve_clients(dispatch, Clients::new(max_clients))
             .await;

@@ -1,6 +1,6 @@
-//! Rows under the stock kernel's initiator, in the virtual machine (`tests/vm/bench-pool.sh`).
-//! First passes run beside dm-thin, which the kernel's own target serves, and FLUSH beside a bare
-//! file.
+//! The rows of `cargo xtask bench pool --vm`: loads of the stock kernel's initiator, in the virtual
+//! machine (`tests/vm/bench-pool.sh`). Each compares a pool with something else: first writes with
+//! dm-thin, which the kernel's own target serves, and write and FLUSH with a bare file.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,7 +18,8 @@ const BOOT_ALLOWANCE: Duration = Duration::from_secs(600);
 const SECONDS_PER_ROUND: u64 = 240;
 
 const FLUSH: &str = "4 KiB write and FLUSH, depth 1, allocated";
-/// The script's words for rows, with their names, the other side and the bar.
+/// The script's words for rows, with the row's name, the device that a pool is compared with, and
+/// the least ratio of IOPS that is good enough.
 const ROWS: [(&str, &str, &str, f64); 3] = [
     ("flush", FLUSH, "bare file", 0.95),
     ("overwrite", FIRST_PASS, "dm-thin, 64 KiB", 2.0),
