@@ -19,8 +19,8 @@ const NICER: i32 = 5;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The helper thread with its queue. Dropping this ends the thread after the running job; waiting
-/// jobs are dropped without running.
+/// The helper thread with its queue. Dropping this ends the thread after the running job, and waits
+/// for that; waiting jobs are dropped without running.
 pub struct Helper {
     control: Arc<HelperControl>,
     thread: Mutex<Option<JoinHandle<()>>>,

@@ -6,7 +6,7 @@ use io_uring::{Builder, IoUring};
 
 /// Creates a ring for `depth` I/Os and returns it with the name of its mode. The modes are tried
 /// from best to plainest; `defer` false skips those with `IORING_SETUP_DEFER_TASKRUN`. The error
-/// has the failed system call with a remedy, and the kernel's error.
+/// has the failed system call, with a remedy if one is known, and the kernel's error.
 pub(crate) fn set_up(
     depth: u32,
     defer: bool,
@@ -61,7 +61,7 @@ pub(crate) fn set_up(
 }
 
 /// Checks whether this process may use io_uring. Returns the name of the best mode, or the
-/// kernel's error with a remedy.
+/// kernel's error, with a remedy if one is known.
 pub fn probe() -> Result<&'static str, String> {
     match set_up(1, true) {
         Ok((_ring, mode)) => Ok(mode),

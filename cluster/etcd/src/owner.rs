@@ -1,7 +1,8 @@
 //! The owner of a prefix: the one daemon that uses its keys.
 //!
 //! ```text
-//!   claim:   owner key free, ours, or taken over by name  ─▶  put it with a new claim
+//!   claim:   owner key free, ours, or taken over by name,
+//!            and no cluster at the prefix                 ─▶  put it with a new claim
 //!   change:  transaction with "the owner key is as claimed"  ─▶  Owned, if another daemon has it
 //! ```
 //!

@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-/// Most bytes of an error text from an object store, which its server writes.
+/// Most characters of an error text from an object store, which its server writes.
 const MOST_TEXT: usize = 300;
 const MOST_CAUSES: usize = 10;
 /// The words of the crate `object_store` before and after its description of a request.
 const REQUEST: &str = "Error performing ";
 const REQUEST_END: &str = " - ";
 
-/// The error of a backup operation. `name` is a path in the store, `operation` a verb (`read`).
+/// The error of a backup operation. `name` is a path in the store, `operation` a verb such as
+/// `read`.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The location or the endpoint is not valid.

@@ -15,7 +15,9 @@ use super::{Echo, EchoError, Interface, Probe, System, peer, roce};
 /// A [`Probe`] with fixed answers: a network, programs, RDMA devices and io_uring.
 #[derive(Default)]
 pub struct ScriptedProbe {
+    /// The source address of this machine for every destination; `None`: no route.
     pub source: Option<IpAddr>,
+    /// The TCP ports that accept connections, at every address.
     pub open: Vec<u16>,
     /// The largest ICMP echo that passes, in bytes; `None`: no echo passes.
     pub echo: Option<u32>,
@@ -23,9 +25,11 @@ pub struct ScriptedProbe {
     pub echo_refused: bool,
     /// The answer of the peer's responder; `None`: there is none.
     pub peer: Option<peer::Answer>,
+    /// The output of each program that exists, by its name.
     pub output: HashMap<&'static str, &'static str>,
     /// Simulated devices; `None`: the libraries are missing.
     pub rdma: Option<nacre_transport_rdma_verbs::sim::Fabric>,
+    /// The error of io_uring; `None`: it works.
     pub io_uring_refused: Option<&'static str>,
     /// Facts of Ethernet interfaces. An interface without an entry has no DCB.
     pub ethernet: Vec<roce::Facts>,

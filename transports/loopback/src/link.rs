@@ -27,9 +27,10 @@ pub(crate) enum End {
 
 /// The state that both ends share.
 pub(crate) struct Link {
-    /// Identifiers of commands in transit to the target; `commands` has the commands.
+    /// Identifiers and submission queue entries of commands in transit to the target; `commands`
+    /// has their buffers.
     pub capsules: VecDeque<(u16, Sqe)>,
-    /// Commands, indexed by command identifier.
+    /// Buffers of commands that are not complete, indexed by command identifier.
     pub commands: Vec<Option<Command>>,
     /// Data of commands in transit to the target.
     pub fetched: VecDeque<(ReqTag, Buf)>,

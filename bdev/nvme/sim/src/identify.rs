@@ -86,7 +86,8 @@ impl Executor {
         })
     }
 
-    /// The attached namespace `nsid`; `None` if it does not exist, an error if it never can.
+    /// The attached namespace `nsid`; `None` if it does not exist or is not attached, an error if
+    /// `nsid` is 0 or above NN.
     fn active(&self, nsid: u32) -> Result<Option<&Namespace>, StatusCode> {
         if nsid == 0 || nsid > self.namespaces_max() {
             return Err(INVALID_NAMESPACE);

@@ -187,7 +187,8 @@ impl Node {
         Err(Status::failed_precondition(text))
     }
 
-    /// The volume of a call on something that exists.
+    /// The volume of a call that needs an existing one: `NOT_FOUND` if its id `text` is not one of
+    /// ours.
     fn known(&self, id: Option<Uuid>, text: &str) -> Result<Uuid, Status> {
         id.ok_or_else(|| Status::not_found(format!("there is no volume {text}")))
     }

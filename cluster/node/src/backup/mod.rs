@@ -4,10 +4,11 @@
 //!   etcd ─▶ save ─▶ Backup ─▶ encode ─▶ file ─▶ parse ─▶ Backup ─▶ restore ─▶ an empty etcd
 //! ```
 //!
-//! Keys that concern running nodes are left out: leases, requests, the log of ended leases, the
-//! brake. A restored volume has no holder, and its record may be older than the labels of its
-//! replicas. Its record has the field `restored`, which makes the next holder read the labels of
-//! all replicas.
+//! Keys that concern running nodes or this etcd are left out: leases, requests of operators, the
+//! log of ended leases, reports for a rebuild, the brake, the owner, and marks of restores and of
+//! deleted publications. A restored volume has no holder, and its record may be older than the
+//! labels of its replicas. Its record has the field `restored`, which makes the next holder read
+//! the labels of all replicas.
 
 mod file;
 mod restore;
@@ -28,7 +29,7 @@ pub(crate) use restore::write_rebuilt;
 pub use restore::{RestoreOptions, Restored, restore};
 pub(crate) use writer::{Mark, Source, Writer};
 
-/// Kinds of keys that a backup leaves out.
+/// Kinds of keys that a backup leaves out. This version writes none of `paths` and `obs`.
 const TRANSIENT: [&str; 6] = ["lease/", "op/", "log/", "paths/", "obs/", "found/"];
 /// Single keys that it leaves out.
 const TRANSIENT_KEYS: [&str; 4] = ["steward", "owner", "restoring", "unpublished"];

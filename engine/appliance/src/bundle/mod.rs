@@ -1,7 +1,7 @@
 //! Update bundles: signed archives `nacre_V.tar` with the system of version V.
 //!
 //! ```text
-//!   SHA256SUMS            digests of the files below
+//!   SHA256SUMS            digests of RELEASE and of the files of the version
 //!   SHA256SUMS.sig        Ed25519 signature of SHA256SUMS, 64 bytes
 //!   RELEASE               IMAGE_ID, IMAGE_VERSION, ARCHITECTURE
 //!   nacre_V_UUID.root.raw.gz, nacre_V_UUID.verity.raw.gz, nacre_V.efi
@@ -99,7 +99,7 @@ pub enum BundleError {
 }
 
 /// Checks a bundle and makes its files the contents of `updates`. An error leaves `updates` as it
-/// was.
+/// was, except that the sync of its parent folder may fail after the change.
 pub fn unpack(
     bundle: impl Read,
     keys: &Keys,

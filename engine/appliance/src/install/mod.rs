@@ -289,7 +289,7 @@ fn choose(disks: Vec<Disk>, serial: &str, overwrite: bool) -> Result<Disk, Insta
     }
 }
 
-/// The first byte behind `at` that is a multiple of [`ALIGNMENT`].
+/// The first multiple of [`ALIGNMENT`] from `at` on.
 fn aligned(at: u64) -> u64 {
     at.div_ceil(ALIGNMENT).saturating_mul(ALIGNMENT)
 }

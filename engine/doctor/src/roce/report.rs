@@ -1,5 +1,5 @@
 //! Writes a report for network administrators: required and actual settings, the switch's settings
-//! from LLDP, counters, and an example configuration of the switch.
+//! from LLDP, counters, findings, and an example configuration of the switch.
 //!
 //! The report contains the machine's own name only on request.
 
@@ -46,7 +46,8 @@ pub fn text(
     text
 }
 
-/// The table of one interface: each required setting beside the actual one.
+/// The table of one interface: its actual settings (DCBX, PFC, ETS, trust, applications, pause),
+/// and the required priorities of PFC.
 pub fn settings_of(qos: &Qos, facts: &Facts) -> String {
     let mut text = format!("{}\n", facts.interface);
     settings(&mut text, qos, facts);

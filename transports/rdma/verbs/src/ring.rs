@@ -70,10 +70,11 @@ pub struct Timing {
     pub wrote: bool,
 }
 
-/// The send queue. Requests have sequence numbers; a completion also covers all earlier requests.
+/// The send queue. Requests have sequence numbers. A completion also covers all earlier requests,
+/// except with `completes_early`. The numbers between `done` and `next`:
 ///
 /// ```text
-///   done ──── posted ──── next - queued ──── queued ──── next
+///   done ──── posted ──── next - wrs.len() ──── queued, not posted ──── next
 /// ```
 pub(crate) struct SendRing {
     key_slot: usize,
@@ -343,7 +344,8 @@ impl SendRing {
         None
     }
 
-    /// The operation of a pending request; a failed completion does not carry it.
+    /// The operation of a pending request; a failed completion does not carry it. Send also for a
+    /// marker ([`SendRing::mark`]).
     pub(crate) fn operation(&self, sequence: u32) -> WcOpcode {
         let buffer = self.buffers.iter().find(|b| b.sequence == sequence);
         match buffer.map(|b| b.usage) {

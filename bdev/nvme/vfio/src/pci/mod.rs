@@ -115,7 +115,7 @@ impl System {
         }
     }
 
-    /// All NVMe drives on a PCI bus, by address.
+    /// All NVMe drives on this machine's PCI buses, in the order of their addresses.
     pub fn drives(&self) -> Vec<Drive> {
         self.addresses()
             .into_iter()
@@ -177,7 +177,8 @@ impl System {
         }
     }
 
-    /// True if this machine has an IOMMU: without one there are no groups.
+    /// True if this machine has IOMMU groups. Without an IOMMU there are none, except those that
+    /// VFIO makes in its no-IOMMU mode.
     pub fn has_iommu(&self) -> bool {
         !self.entries("sys/kernel/iommu_groups").is_empty()
     }

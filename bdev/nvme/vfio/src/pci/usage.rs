@@ -11,7 +11,8 @@ use serde::Serialize;
 
 use super::{Drive, System};
 
-/// One use of a drive that prevents binding it.
+/// One use of a disk or partition (`device`, by its kernel name). A drive with one is not bound to
+/// vfio-pci.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "use", rename_all = "snake_case")]
 pub enum Use {
@@ -29,7 +30,7 @@ pub enum Use {
         holder: String,
         kind: &'static str,
     },
-    /// Its data marks it as a part of an inactive array.
+    /// It has the marks of an inactive RAID, LVM volume group or swap space (`kind`).
     PartOf {
         device: String,
         kind: &'static str,

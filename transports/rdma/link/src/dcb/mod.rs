@@ -77,7 +77,7 @@ impl fmt::Display for Priorities {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Algorithm {
-    /// The class is sent before all classes of a lower number.
+    /// The class is sent before all classes of a lower number, and before all ETS classes.
     Strict,
     CreditShaper,
     /// The class gets its share of the bandwidth.
