@@ -1,4 +1,5 @@
-//! One core's queue to a volume.
+//! A *lane*: one core's queue to a volume or snapshot. It reads the volume's block map (`map`), and
+//! asks the *keeper*, the poller that owns the pool's metadata, for all that changes the map.
 //!
 //! ```text
 //!   Io ─▶ Job ─┬─ read, write in place ─▶ child I/Os on the base ─────────────┐
@@ -8,9 +9,12 @@
 //!              └─ unmap                 ─▶ Unmap   ─▶ keeper ─ Answer ────────┘
 //! ```
 //!
-//! A job ends when all of its children and requests have ended. Children that read or write by the
-//! map hold the lane's epoch while they are in flight; I/O by the keeper's order does not, because
-//! the keeper counts it.
+//! A *job* is an I/O of the submitter, a *child* one on a disk or an external device, and a *place*
+//! 64 KiB of the volume. A job ends when all of its children and requests to the keeper have ended.
+//!
+//! The keeper gives freed space to other data only when no child may still read or write it. A
+//! child whose disk address is from the map counts in the pool's *epoch* at its start: the keeper
+//! waits until no child of earlier epochs is in flight. It counts the I/O that it orders itself.
 
 mod disks;
 mod external;
@@ -60,7 +64,8 @@ pub(crate) struct Lane {
     /// A disk of the pool could lose writes when the queue was opened: hosts know of FLUSH, also
     /// when that disk has left.
     has_flush: bool,
-    /// The change of the disks that is answered when queues on those that left are idle.
+    /// A change of the pool's disks: its number and the answer to the keeper, which is sent when
+    /// the queues on disks that left are idle.
     closing: Option<(u64, Result<(), String>)>,
     memory: Pool,
     depth: usize,
@@ -130,9 +135,10 @@ struct Job {
     status: Status,
 }
 
-/// One I/O on the base.
+/// One I/O on a disk or an external device.
 struct Child {
     owner: Owner,
+    /// `None`: the keeper ordered the I/O, and counts it.
     epoch: Option<u64>,
     /// For a read of an external device that is not overdue.
     external: Option<ExternalRead>,
@@ -650,8 +656,8 @@ impl Queue for Lane {
 }
 
 impl Drop for Lane {
-    /// I/O in flight could reach the disk after its place has another owner, so a lane waits for
-    /// it, for a bounded time. If I/O does not end, the pool keeps its place until the next import.
+    /// Waits for I/O in flight, at most `LAST_WAIT`: a write could reach the disk after its space
+    /// was given to other data. If I/O does not end, its space stays in use until the next import.
     fn drop(&mut self) {
         self.queues_mut().for_each(|base| base.waiting.clear());
         let inflight = |bases: &[Option<Base>]| {

@@ -35,7 +35,8 @@ use nacre_cluster_core::{
 use crate::names::VOLUME;
 use crate::ungated::Ungated;
 
-/// How long an opening waits for the gates of replicas whose nodes have a lease.
+/// How long an opening waits for the gates of in-sync replicas whose nodes have a lease. An opening
+/// that has no gate after this time fails.
 const GATE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The node's view of the cluster, at the time of a call.
@@ -314,7 +315,8 @@ impl Control {
         self.step = ControlStep::Failed;
     }
 
-    /// The merge with this number made the replicas equal.
+    /// The merge with this number made the replicas equal. Returns true if the volume is open now:
+    /// the merge was the current one, and every in-sync replica's gate has this holder's key.
     pub(crate) fn merged(&mut self, number: u64) -> bool {
         let is_due = self.step
             == ControlStep::Merge {
@@ -356,7 +358,8 @@ impl Control {
         }
     }
 
-    /// True while a change of the replica is wanted or in flight.
+    /// True while a change of the replica waits to be sent, or any change of the record is in
+    /// flight.
     pub(crate) fn is_changing(&self, replica: ReplicaId) -> bool {
         self.wanted.iter().any(|(of, _)| *of == replica) || self.pending.is_some()
     }

@@ -1,5 +1,6 @@
-//! The publications that this node has seen, and those that are in effect on it: no host without
-//! permission has a connection. The lease key has the latter.
+//! The publications (lists of a volume's allowed hosts) that this node has seen, and those that are
+//! in effect on it: hosts that they do not name have no connection to the node. The node's lease
+//! key in etcd tells the other nodes which are in effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,17 +11,17 @@ use crate::clock::seconds;
 use crate::follow::{KeyChange, Kind};
 use crate::serving::Serving;
 
-/// Most volumes that a lease names as behind. With more, it names no revision: each renewal writes
-/// the key, and all nodes' keys are read at once.
+/// Most volumes that a lease key names as behind: each renewal writes the key, and all nodes' keys
+/// are read at once. With more, the key has neither a revision nor a list.
 const MAX_BEHIND: usize = 32;
 
-/// Most causes in a lease, and most bytes of one.
+/// Most causes in a lease key, and most bytes of one, without the `…` that ends a shortened text.
 const MAX_CAUSES: usize = 8;
 const MAX_CAUSE: usize = 160;
 
 const UNREADABLE: &str = "its publication is damaged, or of a later version";
 
-/// The cause with as much of its text as a lease takes.
+/// Shortens the cause's text to `MAX_CAUSE` bytes.
 fn short(mut cause: BehindCause) -> BehindCause {
     if let Some(why) = &mut cause.why
         && why.len() > MAX_CAUSE
@@ -56,8 +57,8 @@ impl SeenPublications {
         }
     }
 
-    /// The engine has been shown the change. Before the first list, single changes say nothing
-    /// about the others.
+    /// Notes that the engine has got the change of this revision, or the whole list. A single
+    /// change before the first list is ignored: it says nothing about other publications.
     pub(super) fn shown(&mut self, revision: i64, is_list: bool) {
         if is_list {
             self.listed = Some(revision);
@@ -68,13 +69,14 @@ impl SeenPublications {
         }
     }
 
-    /// True if the engine has been shown a list that etcd made after this revision.
+    /// True if the engine has got a whole list that etcd made at this revision or later.
     pub(super) fn are_listed_since(&self, revision: i64) -> bool {
         self.listed.is_some_and(|listed| listed >= revision)
     }
 
-    /// The engine has been shown the publication of the volume, or its deletion. `is_read` false:
-    /// the publication is damaged, or of a later version, and the former one stays in effect.
+    /// Notes whether this node can read the publication of the volume. `is_read` true: the engine
+    /// has got it, or its deletion. False: it is damaged, or written by a later version of Nacre,
+    /// and the former one stays in effect.
     pub(super) fn set_read(&mut self, volume: VolumeId, is_read: bool) {
         if is_read {
             self.unread.remove(&volume);
@@ -86,8 +88,9 @@ impl SeenPublications {
         }
     }
 
-    /// The engine's part is read last: a publication that it was shown since only adds to those
-    /// that are behind.
+    /// What the lease key says about publications. `None`: no whole list has arrived, or more than
+    /// `MAX_BEHIND` volumes are behind. The revision is taken before the engine is asked: a
+    /// publication that the engine gets meanwhile only adds to those that are behind.
     pub(super) fn in_effect(&self, serving: &mut dyn Serving) -> Option<InEffect> {
         let revision = self.revision?;
         let mut behind: BTreeSet<VolumeId> = serving.behind().into_iter().collect();

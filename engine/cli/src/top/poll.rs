@@ -117,7 +117,7 @@ pub(super) struct Source {
     daemon: String,
     histograms: bool,
     watched: Vec<String>,
-    /// Histograms that we enabled, and must disable.
+    /// Devices whose histograms we enabled, and must disable.
     enabled: BTreeSet<String>,
 }
 
@@ -145,7 +145,7 @@ impl Source {
         }
     }
 
-    /// Reverts our changes in the daemon. A daemon that ended has forgotten them.
+    /// Disables the histograms that we enabled. A daemon that ended has forgotten them.
     pub(super) fn leave(&mut self) {
         for name in std::mem::take(&mut self.enabled) {
             let Some(client) = &mut self.client else {
@@ -226,8 +226,9 @@ impl Source {
         Ok(self.client.as_mut().expect("it was just made"))
     }
 
-    /// A call that may be refused: by an older daemon, one that has not started yet, or a list of
-    /// allowed methods. Available data is shown.
+    /// Calls a method. If the daemon refuses it, adds the error to `refused` and returns null: an
+    /// older daemon does not have the method, one that has not started yet cannot answer it, and a
+    /// list of allowed methods may exclude it.
     fn ask<M: Method<Engine>>(
         &mut self,
         params: &M::Params,
@@ -246,7 +247,8 @@ impl Source {
         }
     }
 
-    /// The histograms of the watched devices, enabled where necessary.
+    /// Adds the histograms of the watched devices to the sample. Enables missing ones if
+    /// `histograms` is set.
     pub(super) fn add_histograms(&mut self, sample: &mut Sample) -> Result<(), Failure> {
         let there: BTreeSet<&str> = rates::devices(&sample.iostat)
             .map(|(name, _)| name)

@@ -22,8 +22,8 @@ use super::{HostShared, Link, ManagerRequest, QueueMessage, RdmaHostOptions, Rin
 /// Most completions taken from the completion queue at once.
 const BATCH: usize = 64;
 
-/// Entries of the send queue for a queue of `entries` commands: twice as many, because a response
-/// may arrive before the completion of the command's SEND, and the next command follows.
+/// Entries of the send queue for a queue of `entries` commands: at least twice as many, because a
+/// response may arrive before the completion of the command's SEND, and the next command follows.
 pub(super) fn send_entries(entries: u16) -> u32 {
     (2 * u32::from(entries)).next_power_of_two()
 }
@@ -43,7 +43,8 @@ pub struct RdmaHost {
     commands: Vec<Option<HostCommand>>,
     /// Identifiers of commands that wait for room in the send queue.
     waiting: VecDeque<u16>,
-    /// Completions of commands that cannot be sent, because their memory is not registered.
+    /// Completions of commands that cannot be sent, because their memory is not registered with the
+    /// device.
     local: VecDeque<HostEvent>,
     in_capsule_bytes: u32,
     established: bool,
@@ -175,7 +176,8 @@ impl RdmaHost {
         }
     }
 
-    /// Destroys the queue pair. The controller can no longer access this host's memory through it.
+    /// Gives an idle queue pair to the management thread, which destroys it, and destroys any other
+    /// here.
     fn destroy(&mut self) {
         self.flushed = false;
         let Some((lane, id)) = self.lane.take() else {

@@ -1,25 +1,30 @@
-//! External devices: the oldest ancestors of volumes that show their contents.
+//! External devices: devices outside the pool that volumes are clones of. The metadata has one as a
+//! *version* (a volume, a snapshot or an external device): the oldest ancestor of its clones, which
+//! show its contents where neither they nor a snapshot between has data.
 
 use super::{ApplyError, State, Version};
 use crate::format::record::Identity;
 use crate::ids::VersionId;
 use crate::map::{LostNode, Node, Part, Tree};
 
-/// The effect of an unmap on the nodes of a map.
+/// The effect of an unmap on the map of a volume, a tree. A leaf maps a fixed number of *units* (64
+/// KiB) of the volume; a node of the tree can stand for a range that is wholly on the external
+/// device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnmapEffect {
-    /// No place is mapped.
+    /// Nothing is mapped there, or the node cannot be read.
     None,
     /// The entries of a leaf change.
     Change,
-    /// External places go, without a leaf for them.
+    /// The range of a whole leaf that is on the external device is unmapped; it needs no leaf.
     Removal,
-    /// A part of external places goes: the rest needs a leaf.
+    /// A part of such a range is unmapped: the rest needs a leaf of its own.
     Split,
 }
 
 impl State {
-    /// The external device that a version shows where no version of its family has data.
+    /// The external device that is the oldest ancestor of a version. `None`: the oldest ancestor is
+    /// a volume or snapshot of the pool, or the version does not exist.
     pub fn external_parent(&self, id: VersionId) -> Option<VersionId> {
         let mut oldest = id;
         while let Some(parent) = self.versions.get(&oldest)?.parent {
@@ -28,7 +33,7 @@ impl State {
         self.versions[&oldest].is_external.then_some(oldest)
     }
 
-    /// The external devices of the pool, as versions.
+    /// The external devices of the pool, as versions, without those that are being deleted.
     pub fn externals(&self) -> impl Iterator<Item = (VersionId, &Version)> {
         let versions = self.versions.externals();
         let versions = versions.map(|id| (id, &self.versions[&id]));
@@ -57,14 +62,14 @@ impl State {
         }
     }
 
-    /// The version of an external device of this size.
+    /// The version of the external device with this UUID and this size in units.
     pub fn find_external(&self, device: uuid::Uuid, units: u64) -> Option<VersionId> {
         let is_it = |version: &Version| version.identity.id == device && version.units == units;
         let mut found = self.externals().filter(|(_, version)| is_it(version));
         found.next().map(|(id, _)| id)
     }
 
-    /// The first leaf with units of the pool at or after the place `from`.
+    /// The first leaf with units of the pool, from the leaf of the volume's unit `from` on.
     pub fn first_leaf_with_units(&self, id: VersionId, from: u64) -> Option<u64> {
         let tree = &self.versions[&id].tree;
         tree.next_difference(None, self.shape(), self.leaf_of(from))
