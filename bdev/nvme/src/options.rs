@@ -62,7 +62,8 @@ pub struct DriveOptions {
     /// Use interrupts if the function has them. Without them, a reactor with I/O in flight never
     /// sleeps.
     pub interrupts: bool,
-    /// Polling interval of the admin queue while only events can arrive.
+    /// Polling interval of the admin queue while only events can arrive, on a drive without
+    /// interrupts.
     pub poll_admin: Duration,
     /// Interval of SMART reads; zero: never.
     pub health_period: Duration,

@@ -29,7 +29,8 @@ pub struct Observer {
     node: NodeId,
     timing: Timing,
     role: ObserverRole,
-    /// The last renewal, and the time from which its lease is counted.
+    /// The last renewal, and the time from which its lease is counted. No time: this node is no
+    /// observer, and has read the renewal only once.
     last: Option<(Revision, Option<BootTime>)>,
     /// A later renewal may have been missed.
     is_unsure: bool,

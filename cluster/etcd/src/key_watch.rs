@@ -3,8 +3,9 @@
 //!
 //! When the stream ends, it is opened again at the next endpoint, from the revision after the last
 //! one seen. After 1 s without a message from the member on any stream, one stream requests its
-//! progress. After 3 s, every watch opens its stream again, because a dead member does not answer.
-//! A stream that alone is silent requests progress after 10 s, and is opened again after 15 s.
+//! progress, and after 2 s each one does. After 3 s, every watch opens its stream again, because a
+//! dead member does not answer. A stream that alone is silent requests progress after 10 s, and is
+//! opened again after 15 s.
 //!
 //! If etcd's data was lost or restored from a backup, its revisions are lower than before, and a
 //! watch from the next revision would get no event for long. The first answer of a stream has the
@@ -253,8 +254,8 @@ impl Watch {
     }
 }
 
-/// True if `answer`, the first one of a stream, comes from a member without the revision before
-/// `from`.
+/// True if `answer` is the first one of a stream, and comes from a member that does not have the
+/// revision before `from`.
 fn is_younger(answer: &WatchResponse, from: i64) -> bool {
     let revision = answer.header.as_ref().map(|header| header.revision);
     answer.created && !answer.canceled && revision.is_some_and(|revision| revision < from - 1)

@@ -76,7 +76,8 @@ impl Group {
         self.bits() as usize / 8
     }
 
-    /// Bits of a private exponent: RFC 7919 5.2 calls for twice the strength of the group.
+    /// Bits of a private exponent: the least that RFC 7919 A gives for the group, which is more
+    /// than twice the group's strength (5.2).
     const fn exponent_bits(self) -> u32 {
         match self {
             Self::Null => 0,

@@ -89,12 +89,14 @@ struct HolderDevices {
     queues: Arc<AtomicU64>,
     lacks: Arc<AtomicBool>,
     layers: Mutex<BTreeMap<String, Arc<Layer>>>,
-    /// As in a cluster, in runs with leases.
+    /// The answer of [`Devices::patience`]: [`PATIENCE`] in runs with leases, as in a cluster, and
+    /// otherwise `None`.
     patience: Option<Duration>,
 }
 
-/// Shorter than many silences of disks, and than many deadlines of volumes: so silent replicas are
-/// out because of it.
+/// The time after which a replica that completes nothing goes out of sync ([`Devices::patience`]).
+/// Many disks are silent for longer, and many volumes have a longer deadline. So it has effect in
+/// many runs.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(700);
 
 impl Devices for HolderDevices {

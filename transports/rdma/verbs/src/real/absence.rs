@@ -24,14 +24,16 @@ pub enum Absence {
     /// The kernel has devices, but this process's `/dev` has no nodes for them. Usual cause: a
     /// container.
     UverbsNode { node: PathBuf },
-    /// The node exists, but this process has no permission to open it.
+    /// The node exists, but the libraries list no device. Usual cause: this process has no
+    /// permission to open the node.
     UverbsDenied { node: PathBuf },
     /// The kernel has no RDMA device.
     NoDevice(NoDevice),
     /// The node of the user-space connection manager is missing: the module `rdma_ucm` is not
     /// loaded, or a container lacks the node.
     RdmaCm { node: PathBuf },
-    /// The connection manager's node exists, but this process has no permission to open it.
+    /// The connection manager's node exists, but librdmacm cannot open it. Usual cause: this
+    /// process has no permission.
     RdmaCmDenied { node: PathBuf },
 }
 
