@@ -324,8 +324,8 @@ impl<T> Ring<T> {
         pushed.expect("the submission queue has room for every slot");
     }
 
-    /// Requests the kernel to cancel the slot's command. Returns false when the submission queue is
-    /// full.
+    /// Requests the kernel to cancel the slot's command. Returns false if the kernel has no command
+    /// of the slot, or if the submission queue is full.
     pub(crate) fn cancel(&mut self, key: Key) -> bool {
         let slot = &self.slots[key.0 as usize];
         if !slot.in_kernel {
@@ -436,8 +436,9 @@ impl<T> Ring<T> {
         }
     }
 
-    /// On a shortage of memory or completion space the entries stay queued, and the next turn tries
-    /// again. Any other error is a bug here, and is logged once.
+    /// Notes an error of `io_uring_enter`. After a signal, or on a shortage of memory or completion
+    /// space, the entries stay queued, and the next turn tries again. Any other error is a bug
+    /// here, and the first one of the ring is logged.
     fn note_enter_failure(&mut self, error: io::Error) {
         let passing = [libc::EINTR, libc::EAGAIN, libc::EBUSY];
         let known = error.raw_os_error().is_some_and(|e| passing.contains(&e));

@@ -22,8 +22,9 @@ use rustls::version::TLS13;
 use tracing::{info, warn};
 use zeroize::Zeroizing;
 
-/// Validity of the daemon's own certificate, and the time before its end at which it is renewed.
+/// Validity of the daemon's own certificate.
 pub const VALID: Duration = Duration::from_secs(365 * 86_400);
+/// Time before the end of the validity at which the daemon renews its own certificate.
 pub const RENEWED: Duration = Duration::from_secs(30 * 86_400);
 /// Time before now at which the validity begins, because clocks of browsers may be slow.
 const SKEW: Duration = Duration::from_secs(86_400);
@@ -89,9 +90,9 @@ impl Certificate {
         })
     }
 
-    /// The daemon's own certificate for these names: from its file, or a new one if the file's is
-    /// to be renewed or lacks a name. `folder`: the data directory; `None`: the certificate is not
-    /// stored.
+    /// The daemon's own certificate for these names: from its file, or a new one if that cannot
+    /// be read, lacks a name, is to be renewed or is not valid yet. `folder`: the data directory;
+    /// `None`: the certificate is not stored.
     pub fn own(
         folder: Option<&Path>,
         names: &[String],
@@ -206,7 +207,7 @@ fn make(
 }
 
 /// Reads the certificate in a file. `None` if the file is missing, a name is missing, or the
-/// certificate is to be renewed.
+/// certificate is to be renewed or is not valid yet, because the clock was set back.
 fn read(
     path: &Path,
     names: &[String],

@@ -390,7 +390,7 @@ impl Acceptor<'_> {
         });
     }
 
-    /// Evicts one pending connection older than [`PENDING_GRACE`]: the oldest of the host address
+    /// Evicts one pending connection older than [`PENDING_GRACE`]: the oldest of the [`Origin`]
     /// with the most pending connections. So a host that connects and sends nothing cannot keep
     /// other hosts out. Connections in their TLS handshake and those with a core count alike: a
     /// slow handshake loses its place no sooner than a slow Connect.

@@ -31,7 +31,8 @@ pub(super) const PARTS: [Part; 6] = [
 const MIB: u64 = 1024 * 1024;
 
 impl Part {
-    /// The most bytes of it: the slot's partitions are 1 GiB and 128 MiB.
+    /// The most bytes of a part. The system disk's partitions for the root file system and its
+    /// verity data have 1 GiB and 128 MiB.
     pub(super) fn most_bytes(self) -> u64 {
         match self {
             Self::Sums | Self::Release => 4096,

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The override applies to one function, so no other device changes its driver, and it ends with a
-//! restart of the machine. A failed step is undone.
+//! restart of the machine. If a step of a bind fails, the drive is returned to the kernel's driver.
 
 use std::io;
 use std::time::Duration;
@@ -40,12 +40,14 @@ pub struct Bound {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Unbound {
     pub address: Address,
-    /// Name of the kernel's controller, such as `nvme0`, once the driver has brought it up.
+    /// Name of the kernel's controller, such as `nvme0`. `None`: the driver has not brought it up
+    /// in time.
     pub controller: Option<String>,
     pub already: bool,
 }
 
-/// Longest wait for a driver to take or leave a function, and for its device node to appear.
+/// Longest wait for each of these: a driver takes or leaves a function, its device node appears,
+/// udev closes it, or the kernel's driver has identified the drives.
 const PATIENCE: Duration = Duration::from_secs(30);
 const STEP: Duration = Duration::from_millis(50);
 
@@ -90,8 +92,8 @@ impl System {
         Ok(drive)
     }
 
-    /// All drives, once `enough` accepts them, or once no drive is still being identified by the
-    /// kernel's driver. Waits 30 s at most: for a start of the machine.
+    /// Returns all drives. At a start of the machine, the kernel's driver may still be identifying
+    /// some: waits until `enough` accepts the drives or until all are identified, 30 s at most.
     pub fn identified_drives(&self, enough: impl Fn(&[Drive]) -> bool) -> Vec<Drive> {
         let mut drives = self.drives();
         self.wait(|| {
