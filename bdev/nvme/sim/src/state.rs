@@ -18,7 +18,8 @@ use crate::faults::{Action, Faults};
 use crate::queues::{Cq, Post, Sq};
 use crate::strict;
 
-/// The state between disabled and ready. A transition's end time is set when it is first polled.
+/// The progress of the controller from disabled to ready and back. The time in `Enabling` and
+/// `Disabling` is the end of the transition; `None` until the first turn in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Disabled,

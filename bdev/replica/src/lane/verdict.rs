@@ -1,5 +1,7 @@
-//! Decides whether a request whose remaining children failed must wait for the control, fails, or
-//! continues without those replicas. Pure functions of the request, its failures and the view.
+//! Decides what becomes of an I/O of a host (a *request*) whose I/O to some replicas (its
+//! *children*) failed: it waits for the control's decision about these replicas, fails, or
+//! continues without them. Pure functions of the request, its failures and the view, which is the
+//! control's present state of the replicas.
 
 use nacre_bdev::Status;
 

@@ -72,7 +72,7 @@ impl<'a> Dial<'a> {
         }
     }
 
-    /// Finds the device and its route. The caller must destroy the result.
+    /// Finds the device and its route. The caller must destroy the id in the result.
     pub(crate) fn find(&mut self) -> Result<Found, PerfError> {
         let Destination {
             peer,
