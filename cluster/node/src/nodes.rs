@@ -19,8 +19,11 @@ use crate::keys::NodeKey;
 pub(crate) struct Nodes {
     me: NodeId,
     timing: Timing,
+    /// The nodes that have a lease, and their incarnations.
     pub(crate) standing: BTreeMap<NodeId, Incarnation>,
+    /// The nodes whose description is in etcd.
     pub(crate) described: BTreeMap<NodeId, NodeKey>,
+    /// Those of `described` that are cordoned, drained or evicted.
     pub(crate) avoided: Vec<NodeId>,
     observers: BTreeMap<NodeId, Observer>,
     /// The last renewal of each node that this one saw, and the time of that.
@@ -49,6 +52,7 @@ pub(crate) struct Leases {
 pub(crate) enum ObservationStep {
     /// Read all leases, and call [`Nodes::looked`].
     Look,
+    /// Send the transaction, which fences the node. The node has been silent for this time.
     Fence(NodeId, Transaction, Duration),
 }
 

@@ -1,5 +1,6 @@
 //! The I/O of a pool's keeper on one disk of the pool (a bdev): writes of 4 KiB pages, flushes,
-//! discards, and reads of any length. The data of volumes does not pass here.
+//! discards, and reads of any length. The data of host I/O does not pass here, only data of volumes
+//! that the keeper itself copies.
 //!
 //! I/O that finds no buffer or no room in the bdev's queue waits in order. I/O that completes with
 //! [`Status::Retry`] waits at the end. A few buffers are reserved for page writes, so that the log

@@ -5,11 +5,13 @@
 //!   files/PATH       the files, in the order of the manifest
 //! ```
 //!
-//! An export may be made while the daemon runs: every file is read twice, and an export whose files
-//! changed meanwhile begins again. An export has the same secrets as the state: keys and the
-//! private key of the certificate, hashes of passwords, and encrypted keys. The file of the key
-//! that encrypts them is also in the export, unless the daemon gets that key as a systemd
-//! credential.
+//! An export may be made while the daemon runs: every file is read for the manifest, for the
+//! export, and once more to compare it. An export whose files changed meanwhile begins again.
+//! Links, files of 32 MiB and more (disk images), update bundles and unfinished files are left out.
+//!
+//! An export has the same secrets as the state: keys and the private key of the certificate, hashes
+//! of passwords, and encrypted keys. The file of the key that encrypts them is also in the export,
+//! unless the daemon gets that key as a systemd credential.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -34,7 +36,7 @@ const FORMAT: u32 = 1;
 const MANIFEST: &str = "MANIFEST.json";
 const MOST_MANIFEST: u64 = 4 * 1024 * 1024;
 const MOST_FILES: usize = 10_000;
-/// Larger files are disk images of volumes, which an export leaves out.
+/// Files of this size and above are disk images of volumes, which an export leaves out.
 const MOST_BYTES: u64 = 32 * 1024 * 1024;
 const MOST_TOTAL: u64 = 1024 * 1024 * 1024;
 const MOST_DEPTH: usize = 8;
