@@ -46,7 +46,7 @@ pub struct ClassStats {
 
 struct Class {
     size: usize,
-    /// Number of buffers in use or free; excludes slots that cross a region boundary.
+    /// Number of buffers in use or free; excludes slots that cross a grain or region boundary.
     count: usize,
     base: NonNull<u8>,
     /// Live handles per slot; a slot with none is on the free list.
@@ -575,7 +575,7 @@ fn placing(size: usize) -> (usize, usize) {
     (unit, align.max(SLICE_ALIGN))
 }
 
-/// The distance between two buffers of a class: whole sectors, less than a region.
+/// The distance between two buffers of a class: a multiple of 512 bytes, at most a region.
 fn stride(size: usize) -> usize {
     assert!(
         size > 0 && size <= REGION_MAX,

@@ -5,7 +5,7 @@ use crate::ids::{Generation, Lsn, VersionId};
 use crate::mutation::Mutation;
 
 impl State {
-    /// The nearest ancestor that users see.
+    /// The nearest ancestor that is not deleted: a snapshot, a volume or an external device.
     pub fn visible_parent(&self, id: VersionId) -> Option<VersionId> {
         let mut parent = self.versions.get(&id)?.parent;
         while let Some(id) = parent
@@ -16,14 +16,15 @@ impl State {
         parent
     }
 
-    /// The generation above which users take units for the version's own: those of a deleted
-    /// ancestor are, whether a pass has merged them yet or not.
+    /// The generation above which units count as the version's own in figures for users. Units of a
+    /// deleted ancestor count too, whether a pass has merged them into the version yet or not.
     pub fn own_above(&self, id: VersionId) -> Generation {
         let parent = self.visible_parent(id);
         parent.map_or(0, |parent| self.versions[&parent].generation)
     }
 
-    /// The versions above `id`, up to the parent of `ancestor`. `None`: that is not above `id`.
+    /// The ancestors of `id` in order, from its parent to the parent of `ancestor`. `None`:
+    /// `ancestor` is not one of them.
     pub fn path_beyond(&self, id: VersionId, ancestor: VersionId) -> Option<Vec<VersionId>> {
         let mut path = Vec::new();
         let mut next = self.versions.get(&id)?.parent;
