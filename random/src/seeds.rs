@@ -4,7 +4,8 @@ use std::ops::{Add, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The seeds of a test, from 1 on: `short` without the environment variable
-/// `NACRE_TEST_AT_LENGTH`, half of `long` if it is `ci`, as `cargo xtask test` sets it, else `long`.
+/// `NACRE_TEST_AT_LENGTH`, half of `long` if it is `ci`, as `cargo xtask test` sets it, else
+/// `long`.
 pub fn seeds(short: u64, long: u64) -> Range<u64> {
     const FIRST: u64 = 1;
     match std::env::var_os("NACRE_TEST_AT_LENGTH") {

@@ -428,8 +428,8 @@ fn stop(
     output::line(&stopped(places, programs, kind, guard)?)
 }
 
-/// Restarts the machine, or powers it off, with an entry in the history. Refused during an update or
-/// a restore.
+/// Restarts the machine, or powers it off, with an entry in the history. Refused during an update
+/// or a restore.
 pub(crate) fn stopped(
     places: &Places,
     programs: &impl Run,
