@@ -1,5 +1,6 @@
-//! The driver as an orchestrator sees it: gRPC over its socket. Each case states one rule of the
-//! interface's specification (spec.md 1.13), named by its section.
+//! The driver as an orchestrator sees it: gRPC over its socket. A case names the rule of the
+//! interface's specification (spec.md 1.13) that it checks. Cases about the process, the records
+//! and clusters, which the specification does not describe, have a goal and a method.
 //!
 //! The controller runs against a real daemon where it can, and against a scripted one for failures.
 //! The node runs on a machine of its own, which is a directory.
