@@ -145,3 +145,50 @@ impl Gate {
         self.key
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::ids::{Incarnation, NodeId};
+
+    fn key(epoch: u64, number: u128) -> Key {
+        Key {
+            epoch,
+            holder: Holder {
+                node: NodeId(Uuid::from_u128(10 + number)),
+                incarnation: Incarnation(100 + number as u64),
+            },
+        }
+    }
+
+    #[test]
+    fn a_gate_answers_after_older_io_and_the_disk() {
+        let mut gate = Gate::default();
+        let acquire = |gate: &mut Gate, key, session| {
+            gate.acquire(key, session).unwrap();
+            if let Some(GateStep::Store(key)) = gate.poll() {
+                assert_eq!(gate.poll(), None, "not stored yet");
+                gate.stored(key);
+            }
+        };
+        acquire(&mut gate, key(1, 0), 1);
+        assert!(gate.admit(key(1, 0), 1).is_err(), "not granted yet");
+        assert!(matches!(gate.poll(), Some(GateStep::Grant { .. })));
+        let old = gate.admit(key(1, 0), 1).unwrap();
+        acquire(&mut gate, key(2, 1), 1);
+        assert_eq!(gate.poll(), None, "older I/O is in flight");
+        let refused = gate.admit(key(1, 0), 1).unwrap_err();
+        assert_eq!(refused.current, Some(key(2, 1)));
+        gate.ended(old);
+        assert!(matches!(gate.poll(), Some(GateStep::Grant { .. })));
+        assert!(gate.acquire(key(1, 0), 9).is_err(), "a lower key");
+        // A restart keeps the key, and a new session of the same holder.
+        let mut gate = Gate::restore(Some(key(2, 1)));
+        assert!(gate.admit(key(2, 1), 0).is_err(), "not acquired again");
+        assert!(gate.acquire(key(1, 0), 9).is_err());
+        acquire(&mut gate, key(2, 1), 2);
+        assert!(gate.acquire(key(2, 1), 1).is_err(), "an older session");
+    }
+}

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use arrayvec::ArrayVec;
 use uuid::Uuid;
 
-use crate::gate::{GateStep, Key};
 use crate::ids::{Incarnation, NodeId, ReplicaId, Revision, VolumeId};
 use crate::observer::ObserverRole;
 use crate::transaction::{Condition, Effect};
@@ -215,47 +214,12 @@ fn all_nodes_agree_on_observers() {
     assert_eq!(ranks::observers(node(4), &live)[1], third, "ranks move up");
 }
 
-fn key(epoch: u64, number: u128) -> Key {
-    Key {
-        epoch,
-        holder: holder(number),
-    }
-}
-
-#[test]
-fn a_gate_answers_after_older_io_and_the_disk() {
-    let mut gate = Gate::default();
-    let acquire = |gate: &mut Gate, key, session| {
-        gate.acquire(key, session).unwrap();
-        if let Some(GateStep::Store(key)) = gate.poll() {
-            assert_eq!(gate.poll(), None, "not stored yet");
-            gate.stored(key);
-        }
-    };
-    acquire(&mut gate, key(1, 0), 1);
-    assert!(gate.admit(key(1, 0), 1).is_err(), "not granted yet");
-    assert!(matches!(gate.poll(), Some(GateStep::Grant { .. })));
-    let old = gate.admit(key(1, 0), 1).unwrap();
-    acquire(&mut gate, key(2, 1), 1);
-    assert_eq!(gate.poll(), None, "older I/O is in flight");
-    let refused = gate.admit(key(1, 0), 1).unwrap_err();
-    assert_eq!(refused.current, Some(key(2, 1)));
-    gate.ended(old);
-    assert!(matches!(gate.poll(), Some(GateStep::Grant { .. })));
-    assert!(gate.acquire(key(1, 0), 9).is_err(), "a lower key");
-    // A restart keeps the key, and a new session of the same holder.
-    let mut gate = Gate::restore(Some(key(2, 1)));
-    assert!(gate.admit(key(2, 1), 0).is_err(), "not acquired again");
-    assert!(gate.acquire(key(1, 0), 9).is_err());
-    acquire(&mut gate, key(2, 1), 2);
-    assert!(gate.acquire(key(2, 1), 1).is_err(), "an older session");
-}
-
 /// A node with its view of the cluster.
 struct Rig {
     lease: Lease,
     standing: BTreeMap<NodeId, Incarnation>,
     reached: Vec<ReplicaId>,
+    cordoned: Vec<NodeId>,
     volume: Volume,
 }
 
@@ -266,6 +230,7 @@ impl Rig {
             lease: Lease::new(holder(number), Timing::default(), ms(60_000), ms(0)),
             standing: BTreeMap::from([of(0), of(1)]),
             reached: vec![replica(0), replica(1)],
+            cordoned: Vec::new(),
             volume: Volume::new(VOLUME, node(number)),
         }
     }
@@ -284,7 +249,7 @@ impl Rig {
             standing: &self.standing,
             reached: &self.reached,
             candidates: &[node(0), node(1)],
-            cordoned: &[node(0)],
+            cordoned: &self.cordoned,
         };
         self.volume.poll(&view)
     }
@@ -404,6 +369,65 @@ fn a_pause_ends_with_the_next_holder() {
     rig.standing.remove(&node(0));
     rig.reached = vec![replica(1)];
     rig.commit(ms(9200), 3);
+}
+
+/// Goal: a volume that no node can take is reported after a second without a holder, and each
+/// second after that, until a replica is reached. Method: a node that reaches none.
+#[test]
+fn a_volume_without_a_candidate_is_reported() {
+    let mut rig = Rig::alone();
+    rig.reached.clear();
+    for (at, intent) in [
+        (9000, None),
+        (9999, None),
+        (10_000, Some(Intent::NoHolder)),
+        (10_999, None),
+        (11_000, Some(Intent::NoHolder)),
+    ] {
+        assert_eq!(rig.poll(ms(at)), intent, "{at}");
+    }
+    rig.reached = vec![replica(1)];
+    assert_eq!(rig.poll(ms(11_999)), None, "a pause");
+    rig.commit(ms(12_000), 2);
+    // The time without a holder starts anew.
+    let mut rig = Rig::alone();
+    rig.reached.clear();
+    assert_eq!(rig.poll(ms(9000)), None);
+    rig.volume.update(Revision(2), record(Some(holder(0))));
+    assert_eq!(rig.poll(ms(10_000)), None, "a node holds it");
+    rig.standing.remove(&node(0));
+    assert_eq!(rig.poll(ms(10_500)), None);
+    assert_eq!(rig.poll(ms(11_499)), None);
+    assert_eq!(rig.poll(ms(11_500)), Some(Intent::NoHolder));
+}
+
+/// Goal: a cordoned node takes a volume only if no other node does, whatever its hash and its
+/// replicas. Method: the node that is first without a cordon gets one.
+#[test]
+fn a_cordoned_node_takes_last() {
+    let mut others = record(None);
+    others.replicas.retain(|one| one.node == node(1));
+    for record in [record(None), others] {
+        let order = |cordoned: &[NodeId]| {
+            let mut order = [node(0), node(1)];
+            ranks::order(VOLUME, &record, &mut order, cordoned);
+            order
+        };
+        assert_eq!(order(&[]), [node(1), node(0)], "by hash, or by replicas");
+        assert_eq!(order(&[node(1)]), [node(0), node(1)]);
+        let rig = |number, cordoned: &[NodeId]| {
+            let mut rig = Rig::new(number);
+            rig.cordoned = cordoned.to_vec();
+            rig.volume.update(Revision(1), record.clone());
+            rig
+        };
+        assert_eq!(rig(0, &[]).poll(ms(1000)), None, "its turn comes later");
+        rig(0, &[node(1)]).commit(ms(1000), 2);
+        let mut cordoned = rig(1, &[node(1)]);
+        assert_eq!(cordoned.poll(ms(1000)), None);
+        assert_eq!(cordoned.poll(ms(1149)), None, "the turn of node 0");
+        cordoned.commit(ms(1150), 2);
+    }
 }
 
 /// The control swaps epochs and replicas while it opens, serves and closes.

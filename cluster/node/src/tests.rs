@@ -1,6 +1,6 @@
 //! The parts of the driver between the machines and the engine, without etcd.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +25,8 @@ use crate::volumes::{Commit, Volumes};
 
 const VOLUME: VolumeId = VolumeId(Uuid::from_u128(100));
 const REPLICA: ReplicaId = ReplicaId(Uuid::from_u128(200));
+/// A replica of node 2.
+const OTHER: ReplicaId = ReplicaId(Uuid::from_u128(201));
 const MS: Duration = Duration::from_millis(1);
 
 fn node(number: u128) -> NodeId {
@@ -58,12 +60,13 @@ fn key(number: u128, incarnation: u64, revision: u64) -> LeaseKey {
 
 type Causes = BTreeMap<VolumeId, BehindCause>;
 
-/// Writes down the calls, and has these volumes behind.
+/// Writes down the calls, has these volumes behind, and does not reach these replicas.
 #[derive(Default, Clone)]
 pub(crate) struct Engine(
     Arc<Mutex<Vec<String>>>,
     Arc<Mutex<Vec<VolumeId>>>,
     Arc<Mutex<Causes>>,
+    Arc<Mutex<BTreeSet<ReplicaId>>>,
 );
 
 impl Engine {
@@ -77,6 +80,10 @@ impl Engine {
 
     pub(crate) fn set_causes(&self, causes: &[(VolumeId, BehindCause)]) {
         *self.2.lock() = causes.iter().cloned().collect();
+    }
+
+    fn set_away(&self, replicas: &[ReplicaId]) {
+        *self.3.lock() = replicas.iter().copied().collect();
     }
 
     pub(crate) fn all_calls(&self) -> Vec<String> {
@@ -93,7 +100,9 @@ impl Engine {
 
 impl Serving for Engine {
     fn reached(&mut self, _: VolumeId) -> ArrayVec<ReplicaId, MAX_REPLICAS> {
-        ArrayVec::from_iter([REPLICA])
+        let away = self.3.lock();
+        let all = [REPLICA, OTHER].into_iter();
+        all.filter(|id| !away.contains(id)).collect()
     }
 
     fn take(&mut self, _: VolumeId, number: u64) {
@@ -210,6 +219,12 @@ impl Rig {
         }
     }
 
+    /// As [`Rig::run`], with a lease that was renewed now.
+    fn run_renewed(&mut self, ms: u32) {
+        self.lease = Lease::new(self.lease.holder(), Timing::default(), at(ms), at(ms));
+        self.run(ms);
+    }
+
     /// The number of the one call that the engine got since.
     fn asked(&mut self, what: &str) -> u64 {
         let calls = self.engine.calls();
@@ -254,6 +269,11 @@ fn a_late_report_of_an_earlier_close() {
     bench.report(Answer::Opened { number });
     bench.run(5410);
     assert_eq!(bench.volumes.state(VOLUME), Some(HoldingState::Holding));
+    let events = bench.events.after(0).into_iter().map(|event| event.what);
+    let [Decision::VolumeTaken { .. }, kept] = &events.collect::<Vec<_>>()[..] else {
+        panic!("{:?}", bench.events);
+    };
+    assert_eq!(*kept, Decision::VolumeKept { volume: VOLUME });
     assert!(
         !bench.volumes.handover(VOLUME, node(2), at(5500)),
         "not at once again"
@@ -290,6 +310,74 @@ fn a_volume_that_does_not_open() {
         panic!("{events:?}");
     };
     assert!(matches!(what, Decision::VolumeNotOpened { .. }), "{what:?}");
+}
+
+/// Goal: a volume that no node can take is one event, a second after it lost its holder, and
+/// another one only after it had a holder again. A restored volume names the nodes that it waits
+/// for. Method: the engine reaches no replica, then all, then none again; a restored record.
+#[test]
+fn a_volume_without_a_holder_is_one_event() {
+    let mut bench = Rig::new();
+    let without = |bench: &Rig| -> Vec<Vec<NodeId>> {
+        let events = bench.events.after(0).into_iter();
+        let missing = events.filter_map(|event| match event.what {
+            Decision::VolumeWithoutHolder { volume, missing } if volume == VOLUME => Some(missing),
+            _ => None,
+        });
+        missing.collect()
+    };
+    let waits = |bench: &mut Rig, from: u32| {
+        for ms in (from..=from + 900).step_by(100) {
+            bench.run_renewed(ms);
+        }
+        let early = without(bench).len();
+        for ms in (from + 1000..=from + 4000).step_by(100) {
+            bench.run_renewed(ms);
+        }
+        assert!(bench.engine.calls().is_empty(), "it takes nothing");
+        early
+    };
+    bench.engine.set_away(&[REPLICA, OTHER]);
+    assert_eq!(waits(&mut bench, 0), 0, "after a second");
+    assert_eq!(without(&bench), [vec![]], "once");
+    bench.engine.set_away(&[]);
+    bench.run_renewed(5100);
+    let number = bench.asked("take");
+    bench.report(Answer::Opened { number });
+    bench.run_renewed(5110);
+    assert_eq!(bench.volumes.state(VOLUME), Some(HoldingState::Holding));
+
+    // Restored: node 1 may take it only with the replica of node 2, unless that one is lost.
+    bench.volumes.restart(&bench.events);
+    assert_eq!(bench.engine.calls(), ["drop"]);
+    bench.lease = lease(1, 50);
+    bench.nodes.put(&key(1, 50, 50), at(6000), &bench.events);
+    let restored = |lost: &[ReplicaId]| {
+        let lost: Vec<Uuid> = lost.iter().map(|one| one.0).collect();
+        let record = json!({
+            "epoch": 9, "serving": 9, "revision": 9, "holder": null,
+            "restored": { "lost": lost },
+            "members": [
+                { "id": REPLICA.0, "node": node(1).0, "state": { "state": "in_sync" } },
+                { "id": OTHER.0, "node": node(2).0, "state": { "state": "in_sync" } },
+            ],
+        });
+        record.to_string()
+    };
+    let update = |bench: &mut Rig, record: String| {
+        bench.revision += 1;
+        let revision = Revision(bench.revision);
+        let saw = bench.volumes.update(VOLUME, revision, record.as_bytes());
+        assert_eq!(saw, Ok(()));
+    };
+    update(&mut bench, restored(&[]));
+    bench.engine.set_away(&[OTHER]);
+    assert_eq!(waits(&mut bench, 6000), 1, "after a second");
+    assert_eq!(without(&bench), [vec![], vec![node(2)]], "once");
+    update(&mut bench, restored(&[OTHER]));
+    bench.run_renewed(11_100);
+    bench.asked("take");
+    assert_eq!(without(&bench).len(), 2);
 }
 
 /// All work for the volume ends with the incarnation, and the node takes it in a later epoch.

@@ -330,13 +330,16 @@ impl Volumes {
                 commits.extend(commit);
             }
             self.has_new_states |= place.noted != place.machine.state();
-            note(id, place, now, events);
-            show(id, place, now, self.serving.as_mut());
-            // A standby sleeps while the holder's lease stands, and while others are to take it.
             let holder = place.machine.record().and_then(|record| record.holder);
             let is_held = holder.is_some_and(|holder| {
                 nodes.standing.get(&holder.node) == Some(&holder.incarnation)
             });
+            if is_held {
+                place.is_without_holder = false;
+            }
+            note(id, place, now, events);
+            show(id, place, now, self.serving.as_mut());
+            // A standby sleeps while the holder's lease stands, and while others are to take it.
             let is_standby = place.machine.state() == HoldingState::Standby;
             if !is_standby || (!is_held && shown.contains(&self.me)) {
                 self.busy.insert(id);
@@ -497,11 +500,7 @@ fn perform(
 fn note(id: VolumeId, place: &mut NodeVolume, now: BootTime, events: &Events) {
     let state = place.machine.state();
     let before = std::mem::replace(&mut place.noted, state);
-    let record = place.machine.record();
-    if record.is_some_and(|record| record.holder.is_some()) {
-        place.is_without_holder = false;
-    }
-    let epoch = record.map_or(0, |record| record.epoch);
+    let epoch = place.machine.record().map_or(0, |record| record.epoch);
     if state == HoldingState::Holding {
         place.does_not_open = false;
     }

@@ -265,6 +265,39 @@ mod tests {
                 format!("handed volume {v} over"),
                 (None, Some(v), Some(5), None),
             ),
+            (
+                Decision::VolumeWithoutHolder {
+                    volume,
+                    missing: Vec::new(),
+                },
+                "volume_without_holder",
+                format!("no node serves volume {v}, and this one reaches no replica in sync"),
+                (None, Some(v), None, None),
+            ),
+            (
+                Decision::VolumeWithoutHolder {
+                    volume,
+                    missing: vec![node, NodeId(v)],
+                },
+                "volume_without_holder",
+                format!(
+                    "no node serves volume {v}: it was restored from a backup, and this node does \
+                     not reach its replicas on {n}, {v}"
+                ),
+                (None, Some(v), None, None),
+            ),
+            (
+                Decision::VolumeKept { volume },
+                "volume_kept",
+                format!("keeps volume {v}: commands in flight did not end within 5 s"),
+                (None, Some(v), None, None),
+            ),
+            (
+                Decision::StoreBack { away: took },
+                "store_back",
+                "etcd answers again after 31 ms".to_owned(),
+                (None, None, None, Some(31)),
+            ),
         ] {
             let event = ClusterEvent::from(Event {
                 number: 3,
