@@ -4,6 +4,8 @@ use uuid::Uuid;
 
 /// Most nodes of a cluster.
 pub const MAX_NODES: usize = 128;
+/// Most volumes of a cluster.
+pub const MAX_VOLUMES: usize = 16_384;
 /// Most replicas of a volume.
 pub const MAX_REPLICAS: usize = 5;
 

@@ -191,6 +191,19 @@ impl Txn {
             target: target.into(),
             key: key.into(),
             operand: Some(operand),
+            range_end: Vec::new(),
+        });
+        self
+    }
+
+    /// Condition: no key that starts with `prefix` was created after `revision`.
+    pub fn if_none_created_after(mut self, prefix: &str, revision: i64) -> Self {
+        self.compare.push(Compare {
+            result: Comparison::Less.into(),
+            target: Target::Create.into(),
+            key: prefix.into(),
+            operand: Some(Operand::CreateRevision(revision + 1)),
+            range_end: range_end(prefix.as_bytes()),
         });
         self
     }
@@ -298,6 +311,19 @@ impl Client {
         Ok(answer.header.map_or(0, |header| header.revision))
     }
 
+    /// The number of keys that start with `prefix`, and the revision at which they were counted.
+    pub async fn count(&self, prefix: &str) -> Result<(usize, i64), Error> {
+        let request = RangeRequest {
+            key: prefix.into(),
+            range_end: range_end(prefix.as_bytes()),
+            count_only: true,
+            ..RangeRequest::default()
+        };
+        let answer = self.range(request).await?;
+        let count = usize::try_from(answer.count).unwrap_or(0);
+        Ok((count, answer.header.map_or(0, |header| header.revision)))
+    }
+
     /// All keys that start with `prefix`, at one revision, read in pages. If a compaction removes
     /// that revision meanwhile, the read starts again, at most twice.
     pub async fn list(&self, prefix: &str) -> Result<Page, Error> {
@@ -325,6 +351,7 @@ impl Client {
                 range_end: range_end(prefix.as_bytes()),
                 limit: PAGE,
                 revision: page.revision,
+                count_only: false,
             };
             let answer = self.range(request).await?;
             if page.revision == 0 {

@@ -73,6 +73,11 @@ impl Prefix {
         self.volume(id.0)
     }
 
+    /// The names of all volumes, one for each.
+    pub fn names(&self) -> String {
+        self.all("name")
+    }
+
     /// The key of the name of a volume.
     pub fn name(&self, name: &str) -> String {
         self.one("name", name)

@@ -38,6 +38,9 @@ pub(crate) struct RangeRequest {
     /// 0: the current one.
     #[prost(int64, tag = "4")]
     pub revision: i64,
+    /// The answer has the number of the keys, and no key.
+    #[prost(bool, tag = "9")]
+    pub count_only: bool,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -115,6 +118,9 @@ pub(crate) struct Compare {
     pub key: Vec<u8>,
     #[prost(oneof = "Operand", tags = "5, 6")]
     pub operand: Option<Operand>,
+    /// Empty: one key. Otherwise the comparison must hold for each key of the range.
+    #[prost(bytes = "vec", tag = "64")]
+    pub range_end: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]

@@ -18,6 +18,7 @@ use nacre_bdev_replica::model::{Stamp, VolumeRecord};
 use nacre_bdev_replica::store::{
     StoreError, StoreFuture, VolumeStore, assert_grows, compare, reply,
 };
+use nacre_cluster_core::ids::MAX_VOLUMES;
 use nacre_cluster_core::{NodeId, VolumeId};
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use serde_json::Value;
@@ -41,6 +42,8 @@ const WAITING: usize = 1024;
 const RUNNING: u32 = 64;
 /// Revisions remembered, at most one per volume.
 const REMEMBERED: usize = 16_384;
+/// Tries of a creation while other nodes create volumes.
+const CREATIONS: usize = 32;
 /// Tries of a deletion while the volume's publication changes.
 const DELETIONS: usize = 8;
 /// Time for the calls that were accepted, when the store is dropped.
@@ -115,6 +118,7 @@ impl EtcdStore {
             prefix,
             known: Mutex::default(),
             user,
+            creating: tokio::sync::Mutex::default(),
             last: Arc::default(),
         });
         let served = Arc::clone(&records);
@@ -318,6 +322,8 @@ struct Records {
     /// The last known state of each record, to save the read before a change.
     known: Mutex<Known>,
     user: User,
+    /// Creations of this node run one after another: each refuses the others.
+    creating: tokio::sync::Mutex<()>,
     /// Revision of the last change.
     last: Arc<AtomicI64>,
 }
@@ -461,34 +467,56 @@ impl Records {
         let (id, op) = (record.id, Uuid::new_v4());
         let key = self.prefix.volume(id);
         let name = self.prefix.name(&record.name);
-        if self.client.get(&name).await?.is_some() {
-            return Err(StoreError::Exists { name: record.name });
-        }
         let value = self.encode(&record, op, None);
-        let txn = Txn::default()
-            .if_created(&key, 0)
-            .if_created(&name, 0)
-            .put(&key, bytes(&value))
-            .put(&name, id.to_string().into_bytes())
-            .read_on_failure(&key)
-            .read_on_failure(&name);
-        let answer = self.transact(txn, Copies::One).await?;
-        if !answer.is_made {
-            // The name that stands there, if it is the id that exists already.
-            let by_name = answer.found.get(1).is_some_and(Option::is_some);
-            return Err(match answer.found.into_iter().next().flatten() {
-                Some(kv) if !by_name => StoreError::Exists {
-                    name: decode(&kv)?.record.name,
-                },
-                _ => StoreError::Exists { name: record.name },
-            });
+        let _one = self.creating.lock().await;
+        for _ in 0..CREATIONS {
+            if self.client.get(&name).await?.is_some() {
+                return Err(StoreError::Exists { name: record.name });
+            }
+            let txn = Txn::default()
+                .if_created(&key, 0)
+                .if_created(&name, 0)
+                .put(&key, bytes(&value))
+                .put(&name, id.to_string().into_bytes())
+                .read_on_failure(&key)
+                .read_on_failure(&name);
+            let answer = self.transact(self.if_room(txn).await?, Copies::One).await?;
+            if answer.is_made {
+                let revision = answer.revision;
+                self.remember(&Stored {
+                    record,
+                    value,
+                    revision,
+                });
+                return Ok(());
+            }
+            match &answer.found[..] {
+                // Another volume was created, or renamed, since they were counted.
+                [None, None, ..] => {}
+                // The name that stands there: it is the id that exists already.
+                [Some(kv), None, ..] => {
+                    let name = decode(kv)?.record.name;
+                    return Err(StoreError::Exists { name });
+                }
+                _ => return Err(StoreError::Exists { name: record.name }),
+            }
         }
-        self.remember(&Stored {
-            record,
-            value,
-            revision: answer.revision,
-        });
-        Ok(())
+        let why = "other nodes create volumes all the time".to_owned();
+        Err(StoreError::Unavailable { why })
+    }
+
+    /// A condition of each creation in a cluster: it has fewer than [`MAX_VOLUMES`] volumes.
+    async fn if_room(&self, txn: Txn) -> Result<Txn, StoreError> {
+        let User::Node(_) = &self.user else {
+            return Ok(txn);
+        };
+        let names = self.prefix.names();
+        let (count, revision) = self.client.count(&names).await?;
+        if count >= MAX_VOLUMES {
+            let most = MAX_VOLUMES;
+            return Err(StoreError::TooMany { most });
+        }
+        Ok(txn.if_none_created_after(&names, revision))
     }
 
     async fn swap(&self, expected: Stamp, next: VolumeRecord) -> Result<(), StoreError> {

@@ -53,6 +53,11 @@ pub enum Error {
         /// The other machine, or the other process of this machine.
         machine: String,
     },
+    #[error(
+        "key \"{key}\": the cluster has {most} nodes, and can have no more. Remove one that never \
+             returns with `nacre cluster remove`, or join another cluster, and start this daemon again"
+    )]
+    TooManyNodes { key: String, most: usize },
     #[error("{0}")]
     Lease(#[from] InvalidLease),
     #[error("key \"{key}\" is absent: the cluster has no node {node}. `status` lists its nodes",

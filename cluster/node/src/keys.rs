@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use nacre_cluster_core::ids::MAX_NODES;
 use nacre_cluster_core::{Incarnation, NodeId, Timing};
 use nacre_cluster_etcd::{Client, Copies, KeyValue, Prefix, Txn};
 use serde::{Deserialize, Serialize};
@@ -184,7 +185,21 @@ impl NodeKey {
     }
 }
 
+/// The revision at which the cluster has room for this node: it is described, or fewer than
+/// [`MAX_NODES`] are.
+pub(crate) async fn has_room(client: &Client, prefix: &Prefix, node: NodeId) -> Result<i64, Error> {
+    let (key, nodes) = (prefix.node(node), prefix.nodes());
+    let (count, revision) = client.count(&nodes).await.map_err(Error::at(&nodes))?;
+    if count >= MAX_NODES {
+        let most = MAX_NODES;
+        let known = client.get(&key).await.map_err(Error::at(&key))?;
+        known.ok_or(Error::TooManyNodes { key, most })?;
+    }
+    Ok(revision)
+}
+
 /// Changes the description of a node while its incarnation stands. False: the incarnation is gone.
+/// Fails with [`Error::TooManyNodes`] if the node has none, and so many others have.
 pub(crate) async fn describe(
     client: &Client,
     prefix: &Prefix,
@@ -201,11 +216,16 @@ pub(crate) async fn describe(
         value.description = description.clone();
         let revision = found.map_or(0, |kv| kv.mod_revision);
         let lease = prefix.lease(node);
-        let txn = Txn::default()
+        let mut txn = Txn::default()
             .if_modified(&key, revision)
             .if_created(&lease, incarnation.0 as i64)
             .put(&key, bytes(value))
             .read_on_failure(&lease);
+        if revision == 0 {
+            // Of several nodes that join at once, one is the last.
+            let counted = has_room(client, prefix, node).await?;
+            txn = txn.if_none_created_after(&prefix.nodes(), counted);
+        }
         let answer = client.transact(txn, Copies::Several).await;
         let answer = answer.map_err(Error::at(&key))?;
         let lease = answer.found.into_iter().next().flatten();
@@ -215,7 +235,8 @@ pub(crate) async fn describe(
         if lease.is_none_or(|kv| kv.create_revision as u64 != incarnation.0) {
             return Ok(false);
         }
-        // An operator changed it, or an earlier copy of the transaction was made.
+        // An operator changed it, another node was added, or an earlier copy of the transaction was
+        // made.
     }
     Err(Error::Contended { key })
 }

@@ -35,6 +35,10 @@ pub enum StoreError {
     NotFound { id: Uuid },
     #[error("volume \"{name}\" exists already")]
     Exists { name: String },
+    #[error(
+        "the cluster has {most} volumes, and can have no more: delete some, or create another cluster"
+    )]
+    TooMany { most: usize },
     /// Whether the change was made is unknown: the caller loads the record and checks.
     #[error("the volume store cannot be reached: {why}")]
     Unavailable { why: String },

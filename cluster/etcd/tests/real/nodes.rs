@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use nacre_bdev_replica::store::suite::{Subject, block_on, record, run};
 use nacre_bdev_replica::store::{StoreError, VolumeStore};
+use nacre_cluster_core::ids::MAX_VOLUMES;
 use nacre_cluster_core::{Holder, Incarnation, NodeId, Record, Transaction};
 use nacre_cluster_etcd::{
     Client, Copies, Endpoints, Error, EtcdStore, NodeLeases, Outcome, Prefix, Txn,
@@ -195,6 +196,53 @@ fn a_fenced_node_changes_nothing() {
         matches!(refused, Err(StoreError::Owned { .. })),
         "{refused:?}"
     );
+}
+
+/// Goal: a cluster has at most 16,384 volumes, also when its nodes create the last one at the same
+/// time. Method: the names of others, and two stores that create volumes at once.
+#[test]
+fn a_cluster_has_a_limit_of_volumes() {
+    let Some(program) = program("a_cluster_has_a_limit_of_volumes") else {
+        return;
+    };
+    let members = Members::start(program, 1, &[]);
+    let etcd = Etcd::new(&members);
+    let prefix = prefix("lab");
+    let others: Vec<usize> = (0..MAX_VOLUMES - 1).collect();
+    for batch in others.chunks(100) {
+        let txn = batch.iter().fold(Txn::default(), |txn, number| {
+            txn.put(&prefix.name(&format!("other{number}")), b"v".to_vec())
+        });
+        let put = etcd.client.transact(txn, Copies::One);
+        assert!(etcd.runtime.block_on(put).expect("an answer").is_made);
+    }
+    let nodes = NODES.map(|node| {
+        let node = OfNode::new(&members.endpoints(), prefix.clone(), node);
+        node.join(&etcd);
+        node
+    });
+    // Calls are made at once. The second ones wait for the first ones.
+    let calls: Vec<_> = (0..8)
+        .map(|number| {
+            let record = record(&format!("v{number}"));
+            nodes[number % 2].opened().create(record)
+        })
+        .collect();
+    let answers: Vec<_> = calls.into_iter().map(block_on).collect();
+    let most = MAX_VOLUMES;
+    let refused = Err(StoreError::TooMany { most });
+    let made = answers.iter().filter(|answer| answer.is_ok()).count();
+    assert_eq!(made, 1, "{answers:?}");
+    assert!(answers.iter().all(|one| one.is_ok() || *one == refused));
+    // A name that exists is refused as before, and a deletion makes room.
+    let one = block_on(nodes[0].opened().list())
+        .expect("records")
+        .remove(0);
+    let again = block_on(nodes[1].opened().create(record(&one.name)));
+    assert!(matches!(again, Err(StoreError::Exists { .. })), "{again:?}");
+    block_on(nodes[0].opened().delete(one.id, one.version())).expect("deleted");
+    block_on(nodes[1].opened().create(record("bee"))).expect("created");
+    assert_eq!(block_on(nodes[0].opened().create(record("cat"))), refused);
 }
 
 /// The fields of the cluster survive the changes of the holder's control, up to its last one.

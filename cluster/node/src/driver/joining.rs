@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use nacre_cluster_core::join::{Found, InUse, JoinStep};
-use nacre_cluster_core::{BootTime, Incarnation, Join};
+use nacre_cluster_core::{BootTime, Holder, Incarnation, Join, Transaction};
 use nacre_cluster_etcd::{Error as Said, LeaseKey, Outcome};
 use tokio::time::sleep;
 
@@ -17,12 +17,19 @@ use crate::keys;
 impl Driver {
     pub(super) fn look_for_cluster(&mut self) {
         let (client, prefix) = (Arc::clone(&self.client), self.prefix.clone());
+        let node = self.me.id;
         self.jobs.spawn(async move {
             let checked = client.check_version().await;
             if let Err(said) = checked.map_err(Error::at(&prefix.meta())) {
                 return Done::Cluster(Err(said));
             }
-            Done::Cluster(keys::Cluster::read(&client, &prefix).await)
+            let found = keys::Cluster::read(&client, &prefix).await;
+            if found.is_ok()
+                && let Err(error) = keys::has_room(&client, &prefix, node).await
+            {
+                return Done::Cluster(Err(error));
+            }
+            Done::Cluster(found)
         });
     }
 
@@ -175,6 +182,47 @@ impl Driver {
         self.describe(incarnation);
     }
 
+    /// The incarnation is gone: all serving ends, and the node joins again.
+    pub(super) fn lost(&mut self, now: BootTime) {
+        if let Some(Holder { incarnation, .. }) = self.end_serving() {
+            self.shared.events.note(Decision::NodeLost { incarnation });
+            // Not `Joining`: etcd may have lost its data, or have another cluster by now.
+            self.look_again(now);
+            self.turn(now);
+        }
+    }
+
+    /// Other nodes that joined at the same time were the last ones of the cluster: this node gives
+    /// its lease back, and stays out.
+    pub(super) fn no_room(&mut self, of: Incarnation, why: Error) {
+        let Phase::In(lease) = &self.phase else {
+            return;
+        };
+        if lease.holder().incarnation == of
+            && let Some(me) = self.end_serving()
+        {
+            let (leases, release) = (Arc::clone(&self.leases), Transaction::release(me));
+            self.jobs.spawn(async move {
+                let _ = leases.execute(&release, no_record).await;
+                Done::Released
+            });
+            self.exclude(why);
+        }
+    }
+
+    /// Ends all serving of the present incarnation. `None`: the node has none.
+    fn end_serving(&mut self) -> Option<Holder> {
+        let Phase::In(lease) = &self.phase else {
+            return None;
+        };
+        let me = lease.holder();
+        self.shared.word.set(BootTime::default());
+        self.shared.incarnation.store(0, Ordering::SeqCst);
+        self.volumes.restart(&self.shared.events);
+        self.away = None;
+        Some(me)
+    }
+
     /// Writes `node/N`, until it succeeds or the incarnation is gone.
     fn describe(&mut self, incarnation: Incarnation) {
         let (client, prefix) = (Arc::clone(&self.client), self.prefix.clone());
@@ -185,6 +233,9 @@ impl Driver {
                 match keys::describe(&client, &prefix, node, incarnation, &description).await {
                     Ok(_) => return Done::Nothing,
                     Err(error) if error.is_passing() => sleep(AGAIN).await,
+                    Err(error @ Error::TooManyNodes { .. }) => {
+                        return Done::NoRoom(incarnation, error);
+                    }
                     Err(error) => {
                         let (key, why) = (prefix.node(node), error.to_string());
                         shared.events.note(Decision::KeyIgnored { key, why });

@@ -141,6 +141,8 @@ enum Done {
     Fenced(NodeId, Duration, Result<Outcome, Said>),
     Committed(Incarnation, Commit, Result<Outcome, Said>),
     Released,
+    /// The cluster has no room for this node, which has a lease.
+    NoRoom(Incarnation, Error),
     /// The end of a task that reports its results in other ways, or not at all.
     Nothing,
 }
@@ -627,22 +629,6 @@ impl Driver {
             .send_replace(NodeState::Joining { obstacle });
     }
 
-    /// The incarnation is gone: all serving ends, and the node joins again.
-    fn lost(&mut self, now: BootTime) {
-        let Phase::In(lease) = &self.phase else {
-            return;
-        };
-        self.shared.word.set(BootTime::default());
-        self.shared.incarnation.store(0, Ordering::SeqCst);
-        let incarnation = lease.holder().incarnation;
-        self.shared.events.note(Decision::NodeLost { incarnation });
-        self.volumes.restart(&self.shared.events);
-        self.away = None;
-        // Not `Joining`: etcd may have lost its data, or have another cluster by now.
-        self.look_again(now);
-        self.turn(now);
-    }
-
     fn done(&mut self, done: Done, now: BootTime) {
         match done {
             Done::Cluster(answer) => self.found_cluster(answer, now),
@@ -690,6 +676,7 @@ impl Driver {
                 }
             }
             Done::Committed(of, commit, answer) => self.committed(of, commit, answer),
+            Done::NoRoom(of, why) => self.no_room(of, why),
             Done::Released | Done::Nothing => {}
         }
     }

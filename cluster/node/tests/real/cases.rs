@@ -1,5 +1,6 @@
 //! Failures of nodes and of etcd.
 
+use nacre_cluster_core::ids::MAX_NODES;
 use nacre_cluster_etcd::{Copies, Endpoints, Txn};
 use nacre_cluster_etcd_members::administer;
 use nacre_cluster_node::clock;
@@ -86,13 +87,27 @@ fn etcd_is_away() {
         std::thread::sleep(3 * LEASE);
         lab.check_no_take(&before);
         let gap = lab.longest_gap(&lab.volumes, since);
+        let (away, back) = (noted(lab, "StoreAway"), noted(lab, "StoreBack"));
+        assert!(away.iter().zip(&back).all(|(away, back)| *away == back + 1));
         lab.etcd.run_all();
         std::thread::sleep(2 * LEASE);
         lab.settle();
         lab.check_no_take(&before);
+        lab.wait("each node notes that etcd is back", || {
+            noted(lab, "StoreBack") == away
+        });
         gap
     });
     lab.check();
+}
+
+/// The events of this kind that each node has noted.
+fn noted(lab: &Lab, kind: &str) -> Vec<usize> {
+    let count = |process: &Process| {
+        let said = process.said();
+        said.lines().filter(|line| line.starts_with(kind)).count()
+    };
+    lab.nodes.iter().map(count).collect()
 }
 
 /// An etcd that lost its data is another one: nodes end their service, and write nothing to it.
@@ -142,8 +157,9 @@ fn etcd_is_full() {
         lab.longest_gap(&lab.volumes, since)
     });
     let said = lab.nodes[0].said();
+    let is_away = |line: &str| line.starts_with("StoreAway") && line.contains("no space");
     assert!(
-        said.contains("is_good: false") && said.contains("no space"),
+        said.contains("is_good: false") && said.lines().any(is_away),
         "{said}"
     );
     lab.runtime.block_on(async {
@@ -213,12 +229,85 @@ fn two_nodes_with_one_id() {
             let said = lab.nodes[copy].said();
             said.starts_with("Out") && said.contains("InUse")
         });
+        let said = lab.nodes[copy].said();
+        let is_event = |line: &str| {
+            let text = "renews the lease of this node's id";
+            line.starts_with("NodeExcluded") && line.contains(text)
+        };
+        assert!(said.lines().any(is_event), "{said}");
         println!("{}", lab.nodes[copy].said());
         lab.nodes.pop();
         lab.settle();
         assert!(lab.incarnation(node(1)).is_some());
     }
     lab.check();
+}
+
+/// Goal: a cluster has at most 128 nodes, also when two join at the same time as the last one. The
+/// other one gives its lease back, stays out and says why; a node of the cluster returns.
+/// Method: descriptions of other nodes, and nodes that start at once.
+#[test]
+fn a_cluster_has_a_limit_of_nodes() {
+    let Some(mut lab) = Lab::without_nodes("a_cluster_has_a_limit_of_nodes", 1, &[]) else {
+        return;
+    };
+    lab.init();
+    let others: Vec<u128> = (1000..1000 + MAX_NODES as u128 - 1).collect();
+    for batch in others.chunks(100) {
+        let txn = batch.iter().fold(Txn::default(), |txn, number| {
+            txn.put(
+                &prefix().node(node(*number)),
+                br#"{ "v": 1, "name": "" }"#.to_vec(),
+            )
+        });
+        let made = lab.runtime.block_on(lab.client.transact(txn, Copies::One));
+        assert!(made.expect("an answer").is_made);
+    }
+    for number in NODES {
+        lab.run(Start::node(number));
+    }
+    let is_in = |process: &Process| process.said().starts_with("In");
+    let is_out = |process: &Process| {
+        let said = process.said();
+        let is_event =
+            |line: &str| line.starts_with("NodeExcluded") && line.contains("has 128 nodes");
+        said.starts_with("Out") && said.contains("TooManyNodes") && said.lines().any(is_event)
+    };
+    let count = |lab: &Lab, is_so: &dyn Fn(&Process) -> bool| {
+        lab.nodes.iter().filter(|process| is_so(process)).count()
+    };
+    lab.wait("one is in, and two stay out", || {
+        count(&lab, &is_in) == 1 && count(&lab, &is_out) == 2
+    });
+    let described = |lab: &Lab| {
+        lab.status()
+            .nodes
+            .iter()
+            .filter(|one| one.key.is_some())
+            .count()
+    };
+    lab.wait("one is described", || described(&lab) == MAX_NODES);
+    lab.wait("the others have no lease", || {
+        let status = lab.status();
+        status
+            .nodes
+            .iter()
+            .filter(|one| one.lease.is_some())
+            .count()
+            == 1
+    });
+    // A node of the full cluster returns, and one that was out gets the place of a removed one.
+    let inside = lab.nodes.iter().position(is_in).expect("one");
+    lab.nodes[inside].kill();
+    lab.nodes[inside].restart();
+    lab.wait("it is in again", || is_in(&lab.nodes[inside]));
+    let removed = lab.runtime.block_on(lab.operator.remove(node(1000)));
+    removed.expect("removed");
+    let outside = (inside + 1) % NODES.len();
+    lab.nodes[outside].kill();
+    lab.nodes[outside].restart();
+    lab.wait("it has the place", || is_in(&lab.nodes[outside]));
+    lab.wait("it is described", || described(&lab) == MAX_NODES);
 }
 
 /// A node that leaves hands its volumes over first.

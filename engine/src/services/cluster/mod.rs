@@ -560,7 +560,7 @@ impl Refusal for nacre_cluster_node::Error {
             Self::ClusterExists { .. } => Errno::EEXIST,
             Self::HasReplica { .. } | Self::Lives { .. } | Self::Owned { .. } => Errno::EPERM,
             Self::Invalid { .. } => Errno::EINVAL,
-            Self::TooManySnapshots { .. } => Errno::ENOSPC,
+            Self::TooManySnapshots { .. } | Self::TooManyNodes { .. } => Errno::ENOSPC,
             Self::Contended { .. } | Self::Braked { .. } => Errno::EBUSY,
             Self::NotPlaced { demand, .. } => match demand {
                 Unmet::Request => Errno::EINVAL,

@@ -436,6 +436,7 @@ impl Refusal for VolumeError {
                 .field("name")
                 .remedy("volume_list lists them"),
             Self::Store(StoreError::NotFound { .. }) => of(Errno::ENODEV).field("name"),
+            Self::Store(StoreError::TooMany { .. }) => of(Errno::ENOSPC),
             Self::Store(StoreError::Conflict { .. }) => of(Errno::EBUSY),
             Self::Store(StoreError::Unavailable { .. }) => of(Errno::EAGAIN)
                 .remedy("see whether etcd answers, or the disk of the data directory is full or read-only; it is tried again"),
