@@ -46,6 +46,7 @@ mod snapshots;
 #[cfg(test)]
 mod testing;
 mod unconfirmed;
+mod upgrade;
 mod upkeep;
 mod volumes;
 
@@ -78,3 +79,4 @@ pub use snapshot::{
 };
 pub use snapshots::{SnapshotChange, Snapshots};
 pub use unconfirmed::{Doubt, Unconfirmed};
+pub use upgrade::{OldNode, UpgradeObstacle, UpgradeStep};

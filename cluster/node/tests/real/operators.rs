@@ -5,13 +5,15 @@ use std::time::Duration;
 use nacre_cluster_core::{ExportId, Holder, Incarnation, NodeId};
 use nacre_cluster_etcd::{Copies, Txn};
 use nacre_cluster_node::export::Is;
-use nacre_cluster_node::{Cluster, Error, ExportState, PublishRequest, VolumeState, clock};
+use nacre_cluster_node::{
+    Cluster, Error, ExportState, PublishRequest, UpgradeObstacle, UpgradeStep, VolumeState, clock,
+};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::process::prefix;
-use crate::{BAR, LEASE, Lab, node, volume};
+use crate::process::{Process, prefix};
+use crate::{BAR, LEASE, Lab, NODES, node, volume};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -44,6 +46,68 @@ fn drain_and_undrain() {
         lab.wait("its node serves", || lab.holder(victim.held[0]) == id);
         lab.settle();
         gap
+    });
+    lab.check();
+}
+
+/// Goal: the loop of a rolling upgrade ends with the new version on all nodes. Each node has its
+/// turn once, the next one only when all is well again, and volumes are served all the time.
+/// Method: drain, stop, start and undrain the node that is named, until none is.
+#[test]
+fn a_rolling_upgrade() {
+    let Some(mut lab) = Lab::start("a_rolling_upgrade", 1, 6) else {
+        return;
+    };
+    let next = |lab: &Lab, version: u32| {
+        let version = version.to_string();
+        let next = lab.runtime.block_on(lab.operator.next_upgrade(&version));
+        next.expect("an answer")
+    };
+    let mut version = 1;
+    lab.measure_with_etcd("longest gap of an upgrade", BAR, |lab| {
+        version += 1;
+        let since = clock::now();
+        let mut left = NODES.len();
+        while left > 0 {
+            // A volume has no holder for the moment of a handover.
+            lab.wait("a node is named", || next(lab, version).is_ok());
+            let step = next(lab, version).expect("a node is named");
+            let one = step.node.expect("nodes are left");
+            assert_eq!((step.left, one.is_drained), (left, false), "{one:?}");
+            assert_eq!(one.version, (version - 1).to_string());
+            let drain = |lab: &Lab, drain| {
+                let set = lab.runtime.block_on(lab.operator.set_drain(one.id, drain));
+                set.expect("set");
+            };
+            drain(lab, true);
+            lab.wait("the same node is drained", || {
+                let next = next(lab, version).ok().and_then(|step| step.node);
+                next.is_some_and(|next| next.id == one.id && next.is_drained)
+            });
+            let of = lab.nodes.iter().position(|process| process.id == one.id);
+            let index = of.expect("its process");
+            lab.nodes[index].leave();
+            let node = one.name.clone();
+            assert_eq!(next(lab, version), Err(UpgradeObstacle::Away { node }));
+            lab.nodes[index].upgrade(version);
+            lab.wait("only the drain is left", || {
+                let node = one.name.clone();
+                let is_evicted = false;
+                next(lab, version) == Err(UpgradeObstacle::Drained { node, is_evicted })
+            });
+            assert_eq!(lab.status().volumes.healthy, lab.volumes.len());
+            drain(lab, false);
+            left -= 1;
+        }
+        lab.wait("all have the version", || {
+            let done = UpgradeStep {
+                left: 0,
+                node: None,
+            };
+            next(lab, version) == Ok(done)
+        });
+        lab.settle();
+        lab.longest_gap(&lab.volumes, since)
     });
     lab.check();
 }
@@ -363,6 +427,44 @@ fn publications_and_exports() {
         assert_eq!(names.keys().copied().collect::<Vec<_>>(), request.nodes);
     });
     lab.wait("its node has no export", || shown(&lab).is_empty());
+    lab.check();
+}
+
+/// Goal: a key that a node cannot read is an event with its name and the remedy, and changes
+/// nothing else. Method: keys of a later format, damaged, and under a strange name.
+#[test]
+fn keys_that_nodes_cannot_read() {
+    let Some(lab) = Lab::start("keys_that_nodes_cannot_read", 1, 1) else {
+        return;
+    };
+    let before = lab.last_answers();
+    let prefix = prefix();
+    let strange = format!("{}strange", prefix.nodes());
+    let later = prefix.node(node(8));
+    let damaged = prefix.publication(volume(9));
+    let keys = [
+        (&strange, "{}", "ends without an id"),
+        (&later, r#"{ "v": 9 }"#, "Upgrade this daemon"),
+        (&damaged, "{", "Restore a backup"),
+    ];
+    for (key, value, why) in keys {
+        let txn = Txn::default().put(key, value.as_bytes().to_vec());
+        let made = lab.client.transact(txn, Copies::One);
+        assert!(lab.runtime.block_on(made).expect("an answer").is_made);
+        let is_event = |line: &str| {
+            line.starts_with("KeyIgnored") && line.contains(key.as_str()) && line.contains(why)
+        };
+        lab.wait(why, || {
+            let has = |process: &Process| process.said().lines().any(is_event);
+            lab.nodes.iter().all(has)
+        });
+    }
+    // The status of a cluster with such a node is refused.
+    let removed = Txn::default().delete(&later);
+    let removed = lab.client.transact(removed, Copies::One);
+    assert!(lab.runtime.block_on(removed).expect("an answer").is_made);
+    lab.settle();
+    lab.check_no_take(&before);
     lab.check();
 }
 

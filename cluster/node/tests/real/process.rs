@@ -32,6 +32,8 @@ pub(crate) struct Start {
     pub(crate) machine: u128,
     /// A copy of the data directory: the lock of the directory is another one.
     pub(crate) is_copy: bool,
+    /// The version of the daemon.
+    pub(crate) version: u32,
 }
 
 impl Start {
@@ -40,6 +42,7 @@ impl Start {
             node,
             machine: node,
             is_copy: false,
+            version: 1,
         }
     }
 }
@@ -85,6 +88,7 @@ impl Process {
             ("ID", id.0.to_string()),
             ("MACHINE", Uuid::from_u128(how.machine).to_string()),
             ("PROCESS", process.to_string()),
+            ("VERSION", how.version.to_string()),
             ("DIR", text(&own)),
             ("ETCD", endpoints.urls.join(",")),
         ];
@@ -127,6 +131,12 @@ impl Process {
     /// The state and the events that the process wrote last.
     pub(crate) fn said(&self) -> String {
         std::fs::read_to_string(said_file(&self.dir, self.process)).unwrap_or_default()
+    }
+
+    /// Starts another version of the daemon after its end, on the same data directory.
+    pub(crate) fn upgrade(&mut self, version: u32) {
+        self.how.version = version;
+        self.restart();
     }
 
     /// Starts the node again after its end, on the same data directory.
@@ -184,7 +194,7 @@ fn node_process() {
         cluster: None,
         description: Description {
             name: format!("node{}", id.0.as_u128()),
-            version: "test".to_owned(),
+            version: value("VERSION"),
             ..Description::default()
         },
         is_balanced: false,
