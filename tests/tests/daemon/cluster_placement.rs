@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::ledger::BLOCK;
 use crate::load::Load;
 use crate::nodes::{Cluster, MIB, PATIENCE, SIZE, host};
-use crate::volumes::{patient, volume};
+use crate::volumes::{events, patient, volume};
 
 const FOUR: [&str; 4] = ["a", "b", "c", "d"];
 const POOL: u64 = 256 * MIB;
@@ -207,6 +207,26 @@ fn many_lost_nodes_set_the_brake() {
         (brake["gone"].as_array().map(Vec::len), &brake["of"]),
         (Some(2), &json!(4))
     );
+    // The live node with the lowest id reports it, once, and no node its end.
+    let live = [holder, index(spare)];
+    let reported = |cluster: &mut Cluster, kind: &str| -> Vec<Value> {
+        let of = live.iter();
+        of.flat_map(|node| events(cluster.nodes[*node].daemon(), kind))
+            .collect()
+    };
+    wait("the brake is reported", || {
+        !reported(&mut cluster, "cluster_brake").is_empty()
+    });
+    let set = reported(&mut cluster, "cluster_brake");
+    assert_eq!(set.len(), 1, "{set:#?}");
+    assert_eq!(set[0]["facts"]["of"], 4);
+    assert_eq!(set[0]["facts"]["gone"].as_array().map(Vec::len), Some(2));
+    let text = set[0].to_string();
+    for part in ["2 of 4 nodes", &lost, other, "nacre cluster repair --go"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let released = reported(&mut cluster, "cluster_brake_released");
+    assert_eq!(released, [] as [Value; 0]);
     let refused = cluster.nodes[holder]
         .daemon()
         .try_call("cluster_next_upgrade", json!({ "version": "99" }));
@@ -226,6 +246,9 @@ fn many_lost_nodes_set_the_brake() {
         .daemon()
         .call("cluster_repair", go);
     assert_eq!(released["released"], true, "{released}");
+    let end = reported(&mut cluster, "cluster_brake_released");
+    assert_eq!(end.len(), 1, "{end:#?}");
+    assert!(end[0].to_string().contains("an operator released"));
     let mut left = [FOUR[holder], spare];
     left.sort();
     wait("the replica is replaced", || {

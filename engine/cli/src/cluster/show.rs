@@ -15,9 +15,12 @@ use nacre_engine_rpc::NoParams;
 
 /// Interval of `--watch` and `--follow`.
 const AGAIN: Duration = Duration::from_secs(1);
+/// Decisions on the page of `status`.
+const DECISIONS: u64 = 5;
 
 pub(super) fn status(connection: &Connection, watch: bool) -> Result<(), Failure> {
     let mut client = connection.open()?;
+    let mut after = 0;
     loop {
         let status = client.call_for_json::<GetClusterStatus, _>(&NoParams {})?;
         if connection.json {
@@ -28,6 +31,16 @@ pub(super) fn status(connection: &Connection, watch: bool) -> Result<(), Failure
                 output::line("\x1b[H\x1b[J")?;
             }
             page(&status)?;
+            let params = GetClusterEventsParams { after };
+            let answer = client.call_for_json::<GetClusterEvents, _>(&params)?;
+            // The next page has the same ones, and later ones.
+            after = answer["last"]
+                .as_u64()
+                .unwrap_or(0)
+                .saturating_sub(DECISIONS);
+            for line in decision_lines(&answer["events"], &status["nodes"]) {
+                output::line(&line)?;
+            }
         }
         if !watch {
             return match status["problem"].as_str() {
@@ -338,6 +351,18 @@ pub(super) fn events(connection: &Connection, after: u64, follow: bool) -> Resul
     }
 }
 
+/// The last decisions, with a title; nothing if there is none.
+fn decision_lines(events: &Value, nodes: &Value) -> Vec<String> {
+    let (events, nodes) = (items(events), items(nodes));
+    let first = events.len().saturating_sub(DECISIONS as usize);
+    if events.is_empty() {
+        return Vec::new();
+    }
+    let mut lines = vec![String::new(), "LAST DECISIONS OF THIS NODE".to_owned()];
+    lines.extend(events[first..].iter().map(|event| event_line(event, nodes)));
+    lines
+}
+
 fn event_line(event: &Value, nodes: &[Value]) -> String {
     let mut text = output::cell(event.get("text"));
     for node in nodes {
@@ -466,6 +491,21 @@ mod tests {
             line(json!({ "state": "out", "why": "etcd has lost its data" })),
             "this node  out: etcd has lost its data"
         );
+    }
+
+    #[test]
+    fn the_page_has_the_last_decisions() {
+        let event = |number: u64| json!({ "number": number, "time": "T", "event": "node_gone", "text": "node 77 is gone" });
+        let nodes = json!([{ "id": "77", "name": "bee" }]);
+        assert_eq!(decision_lines(&json!([]), &nodes), [""; 0]);
+        assert_eq!(decision_lines(&Value::Null, &nodes), [""; 0]);
+        let few = decision_lines(&json!([event(1)]), &nodes);
+        let line = "    1  T  node_gone              node bee is gone";
+        assert_eq!(few, ["", "LAST DECISIONS OF THIS NODE", line]);
+        let events: Vec<Value> = (1..=8).map(event).collect();
+        let many = decision_lines(&json!(events), &nodes);
+        assert_eq!(many.len(), 7);
+        assert!(many[2].starts_with("    4") && many[6].starts_with("    8"));
     }
 
     #[test]

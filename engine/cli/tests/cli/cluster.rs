@@ -72,6 +72,11 @@ fn the_cluster_is_shown_on_one_page() {
     assert_eq!(nodes[1][..2], ["bee", "late"]);
     assert!(nodes[1].contains(&"drain"));
     assert_eq!(
+        tables[3],
+        "LAST DECISIONS OF THIS NODE\n    3  2026-11-27T10:00:00Z  node_gone              the lease of \
+         node ant is over\n"
+    );
+    assert_eq!(
         daemon.nacre("cluster status --json").json()["operations"],
         1
     );
