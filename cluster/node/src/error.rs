@@ -55,7 +55,7 @@ pub enum Error {
     },
     #[error(
         "key \"{key}\": the cluster has {most} nodes, and can have no more. Remove one that never \
-             returns with `nacre cluster remove`, or join another cluster, and start this daemon again"
+         returns with `nacre cluster remove`, or join another cluster, and start this daemon again"
     )]
     TooManyNodes { key: String, most: usize },
     #[error("{0}")]

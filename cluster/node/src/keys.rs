@@ -310,6 +310,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::testing::on_etcd;
 
     fn kv(value: &Value) -> KeyValue {
         KeyValue {
@@ -367,5 +368,48 @@ mod tests {
             text.contains("format 2") && text.contains("Upgrade"),
             "{text}"
         );
+    }
+
+    /// Goal: of several nodes that describe themselves at once, as many succeed as the cluster has
+    /// places, and those stay. Method: three nodes with leases and one place, on a real etcd.
+    #[test]
+    fn the_last_place_is_given_once() {
+        on_etcd("the_last_place_is_given_once", async |client, prefix| {
+            let node = |number: usize| NodeId(Uuid::from_u128(number as u128));
+            let others: Vec<usize> = (1000..1000 + MAX_NODES - 1).collect();
+            for batch in others.chunks(100) {
+                let txn = batch.iter().fold(Txn::default(), |txn, number| {
+                    txn.put(&prefix.node(node(*number)), b"{}".to_vec())
+                });
+                let put = client.transact(txn, Copies::Several).await;
+                assert!(put.expect("an answer").is_made);
+            }
+            let mut incarnations = Vec::new();
+            for number in 0..3 {
+                let txn = Txn::default().put(&prefix.lease(node(number)), b"{}".to_vec());
+                let put = client.transact(txn, Copies::Several).await;
+                incarnations.push(Incarnation(put.expect("an answer").revision as u64));
+            }
+            let described = Description::default();
+            let describe = |number| {
+                describe(
+                    &client,
+                    &prefix,
+                    node(number),
+                    incarnations[number],
+                    &described,
+                )
+            };
+            let (first, second, third) = tokio::join!(describe(0), describe(1), describe(2));
+            let answers = [first, second, third];
+            let made = answers.iter().position(|answer| *answer == Ok(true));
+            let made = made.expect("one has the place");
+            for (number, answer) in answers.iter().enumerate().filter(|(n, _)| *n != made) {
+                let (key, most) = (prefix.node(node(number)), MAX_NODES);
+                assert_eq!(*answer, Err(Error::TooManyNodes { key, most }));
+            }
+            assert_eq!(describe(made).await, Ok(true), "it is described again");
+            assert!(has_room(&client, &prefix, node(made)).await.is_ok());
+        });
     }
 }

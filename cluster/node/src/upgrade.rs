@@ -126,8 +126,8 @@ impl UpgradeStep {
 }
 
 impl Operator {
-    /// The node to upgrade next to `version`. Refuses while a node is away, a volume is degraded, or
-    /// an upgraded node is still drained.
+    /// The node to upgrade next to `version`. Refuses while a node is away, a volume is degraded,
+    /// or an upgraded node is still drained.
     pub async fn next_upgrade(
         &self,
         version: &str,

@@ -367,3 +367,29 @@ fn a_new_lease_needs_the_publications() {
         assert_eq!([3, 4, 5].map(&mut is_polled_after), [false, false, true]);
     });
 }
+
+/// Goal: a node that found no place when it described itself ends all serving, gives its lease back
+/// and stays out, whose event says why. An answer to an earlier incarnation changes nothing.
+/// Method: the result of the description, for two incarnations.
+#[test]
+fn a_node_without_a_place_stays_out() {
+    block_on(async {
+        let mut driver = driver(Engine::default());
+        driver.shared.word.set(BootTime(u64::MAX));
+        driver.shared.incarnation.store(1, Ordering::SeqCst);
+        let key = driver.prefix.node(driver.me.id);
+        let why = Error::TooManyNodes { key, most: 128 };
+        driver.done(Done::NoRoom(Incarnation(9), why.clone()), clock::now());
+        assert!(matches!(driver.phase, Phase::In(_)) && driver.jobs.is_empty());
+        driver.done(Done::NoRoom(Incarnation(1), why.clone()), clock::now());
+        assert!(matches!(driver.phase, Phase::Out));
+        assert!(!driver.jobs.is_empty(), "the lease is given back");
+        assert!(!driver.shared.word.is_good(clock::now()));
+        assert_eq!(driver.shared.incarnation.load(Ordering::SeqCst), 0);
+        let why_text = why.to_string();
+        assert_eq!(*driver.shared.state.borrow(), NodeState::Out { why });
+        let events = driver.shared.events.after(0);
+        let what: Vec<Decision> = events.into_iter().map(|event| event.what).collect();
+        assert_eq!(what, [Decision::NodeExcluded { why: why_text }]);
+    });
+}
