@@ -12,7 +12,7 @@
 //! A *job* is an I/O of the submitter, a *child* one on a disk or an external device, and a *place*
 //! 64 KiB of the volume. A job ends when all of its children and requests to the keeper have ended.
 //! The keeper gives freed space to other data only when no child may still use it. A child whose
-//! disk address is from the map counts in the pool's *epoch*, and the keeper waits for older epochs.
+//! disk address is from the map counts in the pool's *epoch*; the keeper waits for older epochs.
 
 mod disks;
 mod external;
