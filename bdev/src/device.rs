@@ -159,6 +159,12 @@ pub trait Bdev: Any + Send + Sync {
         0
     }
 
+    /// The part of [`Bdev::losses`] that counts decreases of the size: data before the new end is
+    /// unharmed.
+    fn cuts(&self) -> u64 {
+        0
+    }
+
     /// Number of blocks that exist now. Smaller than [`Bdev::geometry`] if the device has shrunk
     /// and the layer still announces the old size.
     fn present_blocks(&self) -> u64 {

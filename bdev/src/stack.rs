@@ -96,6 +96,10 @@ impl<T: Stacked> Bdev for T {
         self.base().module().losses()
     }
 
+    fn cuts(&self) -> u64 {
+        self.base().module().cuts()
+    }
+
     fn present_blocks(&self) -> u64 {
         Stacked::present_blocks(self)
     }

@@ -113,6 +113,10 @@ impl Bdev for NvmeBdev {
         self.controller.counters.losses.load(Ordering::Acquire) + self.namespace.size.cuts()
     }
 
+    fn cuts(&self) -> u64 {
+        self.namespace.size.cuts()
+    }
+
     fn least_blocks(&self) -> u64 {
         self.namespace.size.least()
     }

@@ -29,9 +29,15 @@ impl PoolHandle {
     }
 
     /// Is notified when the use of the space passes a threshold, when writes begin or cease to wait
-    /// for space, when the removal of a disk ends, and when the pool closes. For one task.
+    /// for space, when the removal of a disk ends, and when the pool is interrupted or closes. For
+    /// one task.
     pub fn news(&self) -> Arc<Notify> {
         Arc::clone(&self.shared.news)
+    }
+
+    /// The disk that may have lost writes, of a pool that is [`crate::PoolState::Interrupted`].
+    pub fn interrupted_by(&self) -> Option<String> {
+        self.shared.losses.disk()
     }
 
     /// The removals that ended since the last call.

@@ -36,6 +36,7 @@ mod handle;
 mod identify;
 mod keeper;
 mod lane;
+mod loss;
 pub mod lvol;
 mod map;
 mod model;

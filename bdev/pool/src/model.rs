@@ -243,6 +243,9 @@ pub enum PoolState {
     Online,
     /// The log or metadata cannot be written: reads and writes in place go on, the rest fails.
     Held,
+    /// A disk may have lost writes that were not flushed: nothing is confirmed, and the pool must
+    /// be closed and imported again.
+    Interrupted,
     Closed,
 }
 

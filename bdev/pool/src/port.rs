@@ -20,6 +20,7 @@ use tokio::sync::Notify;
 
 use crate::BLOCK;
 use crate::grace::Counts;
+use crate::loss::LossWatch;
 use crate::map::LvolMap;
 use crate::model::{CommandRequest, Departed, PoolStatus};
 
@@ -223,6 +224,8 @@ pub(crate) struct Shared {
     pub claims: ArcSwap<Vec<Option<Arc<Claim>>>>,
     /// The disks that the pool has.
     joined: ArcSwap<Vec<Joined>>,
+    /// The disks that may lose writes.
+    pub losses: LossWatch,
     /// The places of units. A new unit is in it before a lane hears of the unit.
     pub table: ArcSwapOption<DiskTable>,
     /// Set once, when the pool is open.
@@ -248,11 +251,14 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(claims: Vec<Claim>, status: PoolStatus) -> std::io::Result<Self> {
+        let losses = LossWatch::default();
+        claims.iter().for_each(|claim| losses.add(claim));
         let claims = claims.into_iter().map(|claim| Some(Arc::new(claim)));
         let claims: Vec<Option<Arc<Claim>>> = claims.collect();
         Ok(Self {
             claims: ArcSwap::from_pointee(claims),
             joined: ArcSwap::default(),
+            losses,
             table: ArcSwapOption::default(),
             geometry: std::sync::OnceLock::new(),
             inbox: Inbox::new()?,
@@ -320,8 +326,24 @@ impl Shared {
         self.joined.store(Arc::new(joined));
         let mut claims: Vec<_> = self.claims.load().iter().cloned().collect();
         let taken = claims.get_mut(disk).and_then(Option::take);
+        if let Some(claim) = &taken {
+            self.losses.remove(claim);
+        }
         self.claims.store(Arc::new(claims));
         taken
+    }
+
+    /// Frees the disks of a pool that has closed, whoever still has a device of it. The count of
+    /// losses stays.
+    pub(crate) fn release_claims(&self) {
+        let joined = self.joined.load();
+        let left = joined.iter().map(|(claim, before)| match claim {
+            Some(claim) => (None, claim.layer().losses().saturating_sub(*before)),
+            None => (None, *before),
+        });
+        self.joined.store(Arc::new(left.collect()));
+        let none = vec![None; self.claims.load().len()];
+        self.claims.store(Arc::new(none));
     }
 
     /// Notes the disk of a copy before it is written. A later record of the same place may need

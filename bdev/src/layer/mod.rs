@@ -270,6 +270,10 @@ impl Bdev for Layer {
         self.bdev.losses()
     }
 
+    fn cuts(&self) -> u64 {
+        self.bdev.cuts()
+    }
+
     fn present_blocks(&self) -> u64 {
         self.bdev.present_blocks()
     }

@@ -134,6 +134,10 @@ impl Bdev for Null {
         self.size.cuts()
     }
 
+    fn cuts(&self) -> u64 {
+        self.size.cuts()
+    }
+
     fn least_blocks(&self) -> u64 {
         self.size.least()
     }

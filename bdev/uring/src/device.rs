@@ -209,6 +209,10 @@ impl Bdev for UringBdev {
         self.file.size.cuts()
     }
 
+    fn cuts(&self) -> u64 {
+        self.file.size.cuts()
+    }
+
     fn least_blocks(&self) -> u64 {
         self.file.size.least()
     }

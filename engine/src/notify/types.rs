@@ -6,7 +6,7 @@ use Category as C;
 use Severity as S;
 
 /// Every event type, with its sentence in the reference.
-pub const TYPES: [(&str, Category, Severity, &str); 83] = [
+pub const TYPES: [(&str, Category, Severity, &str); 84] = [
     (
         "bdev_register",
         C::Device,
@@ -42,6 +42,12 @@ pub const TYPES: [(&str, Category, Severity, &str); 83] = [
         C::Device,
         S::Error,
         "A disk of a storage pool went away, and the volumes of the pool with it.",
+    ),
+    (
+        "pool_interrupted",
+        C::Device,
+        S::Error,
+        "A disk of a storage pool lost its connection, and perhaps writes that were not flushed; Nacre opens the pool again.",
     ),
     (
         "pool_disk_cut",

@@ -192,6 +192,10 @@ impl Bdev for RemoteBdev {
         Ok(Box::new(RemoteQueue::new(queues, namespace)))
     }
 
+    fn cuts(&self) -> u64 {
+        self.namespace.size.cuts()
+    }
+
     /// Counts the ends of the associations of all paths and of their I/O queues, and each shrink
     /// of the namespace.
     fn losses(&self) -> u64 {

@@ -194,6 +194,20 @@ impl Commands {
         }
     }
 
+    /// Ends the keeper when its I/O in flight has ended, then answers.
+    fn close_when_idle(&mut self, answer: Answer) {
+        self.closing.push(answer);
+        self.is_last = true;
+    }
+
+    /// Ends all commands. A pool that was being opened or exported closes.
+    pub(super) fn interrupt(&mut self) {
+        let is_opening = |open: &Open| matches!(open, Open::Opening(_));
+        self.is_last |= self.open.iter().any(|(_, open)| is_opening(open));
+        self.is_last |= self.export.is_some();
+        self.close();
+    }
+
     pub(super) fn close(&mut self) {
         for (_, open) in std::mem::take(&mut self.open) {
             match open {
@@ -245,6 +259,11 @@ fn info(pool: &Pool, externals: &Externals, version: VersionId) -> Option<LvolIn
 impl Keeper {
     pub(super) fn take_command(&mut self, request: CommandRequest) {
         let CommandRequest { command, answer } = request;
+        if let (Stage::Interrupted, KeeperCommand::Public(Command::Close { export: false })) =
+            (&self.stage, &command)
+        {
+            return self.commands.close_when_idle(answer);
+        }
         let Stage::Open(pool) = &self.stage else {
             return answer.closed();
         };
@@ -262,9 +281,7 @@ impl Keeper {
             _ if count >= COMMANDS => return answer.fail(PoolError::Busy),
             // An export waits for a disk that may never answer.
             KeeperCommand::Public(Command::Close { export: false }) => {
-                self.commands.closing.push(answer);
-                self.commands.is_last = true;
-                return;
+                return self.commands.close_when_idle(answer);
             }
             _ if closes => return answer.closed(),
             KeeperCommand::OpenMap(id) => return self.open_map(id, answer),

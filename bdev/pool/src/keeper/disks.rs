@@ -103,13 +103,19 @@ impl Disks {
     /// Lanes that open later have the disk from the start.
     pub(super) fn push(&mut self, disk: Disk, claim: &Arc<Claim>) -> HashSet<u32> {
         self.list.push(Some(disk));
+        self.shared.losses.add(claim);
         self.change(|claims| claims.push(Some(Arc::clone(claim))))
     }
 
     /// Removes the last disk.
     pub(super) fn pop(&mut self) {
         self.list.pop();
-        self.change(|claims| drop(claims.pop()));
+        let shared = Arc::clone(&self.shared);
+        self.change(|claims| {
+            if let Some(claim) = claims.pop().flatten() {
+                shared.losses.remove(&claim);
+            }
+        });
     }
 
     /// Changes the claims, and asks all lanes to have queues to exactly these disks. Returns the

@@ -27,6 +27,7 @@ mod erasure;
 mod externals;
 mod fills;
 mod full;
+mod interruption;
 mod lanes;
 mod maps;
 mod opening;
@@ -117,6 +118,8 @@ pub(crate) struct Keeper {
 enum Stage {
     Opening(Box<Opening>),
     Open(Box<Pool>),
+    /// A disk may have lost writes. The I/O in flight ends, and nothing follows from it.
+    Interrupted,
     Closed,
 }
 
@@ -192,6 +195,9 @@ impl Keeper {
     }
 
     fn take_lane_message(&mut self, lane: u32, message: ToKeeper) {
+        let Some(message) = interruption::unless_interrupted(self, lane, message) else {
+            return;
+        };
         let known = |maps: &HashMap<VersionId, Arc<LvolMap>>, version, serial| {
             let map: Option<&Arc<LvolMap>> = maps.get(&version);
             map.is_some_and(|map| map.serial == serial)
@@ -444,6 +450,7 @@ impl Keeper {
         self.disks.poll(now, &mut ended);
         self.externals.poll(now, &mut ended);
         let count = ended.len() as u32;
+        interruption::look_at_losses(self);
         for io in ended.drain(..) {
             match &mut self.stage {
                 Stage::Opening(opening) => opening.ended(io),
@@ -462,7 +469,7 @@ impl Keeper {
                         Ended::Discarded(io, status) => pool.discarded(io, outcome(status)),
                     }
                 }
-                Stage::Closed => {}
+                Stage::Interrupted | Stage::Closed => {}
             }
         }
         self.ended = ended;
@@ -568,6 +575,7 @@ impl Keeper {
         }
         self.additions.close();
         self.commands.close();
+        self.shared.release_claims();
     }
 }
 
@@ -637,6 +645,9 @@ impl Poller for Keeper {
         let disks = disks.and(self.externals.arm(now));
         let disks = disks.and(self.departures.due(now));
         let disks = disks.and(self.commands.due(now));
+        if matches!(self.stage, Stage::Interrupted) {
+            return disks;
+        }
         let idle = idle.fold(disks, |idle, at| idle.and(Idle::Until(at)));
         if self.stage.searches(&self.commands) || !self.backlog.is_empty() || self.full.has_new() {
             return Idle::Busy;

@@ -249,6 +249,7 @@ impl Keeper {
         let ordered: Vec<_> = order.iter().map(|at| claims[*at].clone()).collect();
         for (at, known, disk) in others {
             if let Some(claim) = &claims[at] {
+                self.shared.losses.remove(claim);
                 let claim = Arc::clone(claim);
                 self.departures.erase_leftover(&known, disk, claim);
             }

@@ -1,9 +1,10 @@
-//! Failures of devices below a lane: reads that an external device does not answer within the limit
-//! of [`crate::overdue`], and devices that lost their end.
+//! Failures below a lane: reads that an external device does not answer within the limit of
+//! [`crate::overdue`], devices that lost their end, disks that may have lost writes, and refusals.
 
 use std::collections::VecDeque;
 
-use nacre_bdev::{Bdev, Extents, Io, Queue, Status, Token};
+use nacre_bdev::{Bdev, Extents, Io, Op, Queue, Status, Token};
+use nacre_bdev_pool_core::interface::Refusal;
 use nacre_reactor::Nanos;
 use slab::Slab;
 
@@ -119,5 +120,41 @@ impl Lane {
             self.externals.reads -= 1;
             self.owned_ended(owner, Status::Gone, Extents::new());
         }
+    }
+}
+
+/// The status of I/O of a pool whose disk may have lost writes. Hosts repeat I/O that ends with
+/// `Gone`. The pool that is imported again would confirm a repeated flush, although writes before
+/// it may be gone.
+pub(super) fn interrupted(op: Op) -> Status {
+    match op {
+        Op::Flush => Status::WriteError,
+        _ => Status::Gone,
+    }
+}
+
+pub(super) fn status_of(refusal: Refusal, op: Op) -> Status {
+    match refusal {
+        Refusal::NoSpace { returning: true } => Status::Retry,
+        Refusal::NoSpace { returning: false } => Status::NoSpace,
+        Refusal::OutOfRange => Status::OutOfRange,
+        Refusal::UnknownVersion | Refusal::Exported => Status::Gone,
+        Refusal::WrongKind => Status::WriteProtected,
+        Refusal::Medium | Refusal::Damaged => Status::medium_error(op),
+        Refusal::Held
+        | Refusal::Exists
+        | Refusal::Changing
+        | Refusal::TooMany
+        | Refusal::DiskUnfit
+        | Refusal::FirstDisk
+        | Refusal::LastDisk
+        | Refusal::NoRoom { .. }
+        | Refusal::DiskLeaving
+        | Refusal::NotLeaving
+        | Refusal::TooLate
+        | Refusal::Cancelled
+        | Refusal::NoParent
+        | Refusal::SameParent
+        | Refusal::OtherSize => Status::DeviceError,
     }
 }

@@ -43,7 +43,7 @@ use crate::map::LvolMap;
 use crate::port::{KeeperMessage, LanePort, MapId, RequestId, Shared, ToKeeper, ToLane};
 
 use external::{EXTERNAL_DISK, Externals};
-use late::ExternalRead;
+use late::{ExternalRead, interrupted, status_of};
 use parts::Part;
 
 /// How long a lane that is dropped waits for its I/O in flight.
@@ -296,7 +296,12 @@ impl Lane {
     /// The status of an I/O that must not begin.
     fn refusal(&self, io: &Io) -> Option<Status> {
         if self.map.is_gone() {
-            return Some(Status::Gone);
+            let is_interrupted = self.shared.losses.has_lost();
+            return Some(if is_interrupted {
+                interrupted(io.op)
+            } else {
+                Status::Gone
+            });
         }
         let end = io.lba.checked_add(u64::from(io.blocks));
         match io.op {
@@ -415,6 +420,10 @@ impl Lane {
             return;
         }
         let mut of = self.jobs.remove(job);
+        if of.status.is_ok() && self.shared.losses.has_lost() {
+            self.shared.inbox.ring();
+            of.status = interrupted(of.op);
+        }
         if !of.parts.is_empty() {
             let joined = parts::join(std::mem::take(&mut of.parts), of.first_len, &self.memory);
             match joined {
@@ -547,32 +556,6 @@ impl Lane {
                 return;
             }
         }
-    }
-}
-
-fn status_of(refusal: Refusal, op: Op) -> Status {
-    match refusal {
-        Refusal::NoSpace { returning: true } => Status::Retry,
-        Refusal::NoSpace { returning: false } => Status::NoSpace,
-        Refusal::OutOfRange => Status::OutOfRange,
-        Refusal::UnknownVersion | Refusal::Exported => Status::Gone,
-        Refusal::WrongKind => Status::WriteProtected,
-        Refusal::Medium | Refusal::Damaged => Status::medium_error(op),
-        Refusal::Held
-        | Refusal::Exists
-        | Refusal::Changing
-        | Refusal::TooMany
-        | Refusal::DiskUnfit
-        | Refusal::FirstDisk
-        | Refusal::LastDisk
-        | Refusal::NoRoom { .. }
-        | Refusal::DiskLeaving
-        | Refusal::NotLeaving
-        | Refusal::TooLate
-        | Refusal::Cancelled
-        | Refusal::NoParent
-        | Refusal::SameParent
-        | Refusal::OtherSize => Status::DeviceError,
     }
 }
 

@@ -7,6 +7,7 @@ mod external;
 mod failures;
 mod full;
 mod leaving;
+mod losses;
 mod model;
 mod parents;
 mod reads;

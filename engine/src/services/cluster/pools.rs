@@ -176,7 +176,7 @@ fn describe(engine: &Engine, pool: &OpenPool, sizes: &BTreeMap<Uuid, u64>) -> Po
         state: match status.state {
             Keeper::Online => PoolState::Online,
             Keeper::Held => PoolState::Held,
-            Keeper::Opening | Keeper::Closed => PoolState::Away,
+            Keeper::Opening | Keeper::Interrupted | Keeper::Closed => PoolState::Away,
         },
     }
 }

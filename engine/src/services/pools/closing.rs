@@ -15,20 +15,31 @@ use crate::rpc::error::Errno;
 use crate::services::Engine;
 use crate::store::Change;
 
-/// A pool that was closed because a disk was removed.
+/// A pool that was closed because of a disk.
 #[derive(Debug)]
 pub(super) struct Gone {
     /// Name of the pool.
     pub pool: String,
     pub disk: String,
+    pub why: GoneWhy,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum GoneWhy {
+    /// The disk was removed.
+    Removed,
+    /// The disk may have lost writes: the daemon imports the pool again by itself.
+    Interrupted,
 }
 
 impl Gone {
     fn refusal(&self) -> RpcError {
-        let cause = format!(
-            "pool \"{}\" is closed: its disk \"{}\" went away",
-            self.pool, self.disk
-        );
+        let Self { pool, disk, why } = self;
+        let why = match why {
+            GoneWhy::Removed => "went away",
+            GoneWhy::Interrupted => "lost its connection",
+        };
+        let cause = format!("pool \"{pool}\" is closed: its disk \"{disk}\" {why}");
         RpcError::errno(Errno::ENODEV, cause)
             .field("pool")
             .remedy("attach the disk again, and the daemon imports the pool; or forget the pool: pool_export")
@@ -244,16 +255,26 @@ pub fn disk_gone(engine: &Rc<Engine>, disk: &str) {
         if let Err(error) = close_one(&engine, &pool, Command::Close { export: false }).await {
             warn!(disk, %error, "a pool without its disk is not closed yet");
         }
-        if engine.journal.find(&key(id)).is_some() {
-            let gone = Gone {
-                pool: name,
-                disk: disk.clone(),
-            };
-            engine.journal.restored(&key(id), Err(gone.refusal()));
-            pools.gone.borrow_mut().insert(id, gone);
-            pools.lost.borrow_mut().insert(disk, id);
-        }
+        let gone = Gone {
+            pool: name,
+            disk,
+            why: GoneWhy::Removed,
+        };
+        note_gone(&engine, id, gone);
     });
+}
+
+/// Notes a pool that is closed, and is imported again when its disk appears. Returns false if the
+/// journal does not have the pool.
+pub(super) fn note_gone(engine: &Engine, id: Uuid, gone: Gone) -> bool {
+    if engine.journal.find(&key(id)).is_none() {
+        return false;
+    }
+    let pools = &engine.devices.pools;
+    engine.journal.restored(&key(id), Err(gone.refusal()));
+    pools.lost.borrow_mut().insert(gone.disk.clone(), id);
+    pools.gone.borrow_mut().insert(id, gone);
+    true
 }
 
 /// Closes all pools, after the hosts have disconnected.

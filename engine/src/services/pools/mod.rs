@@ -15,6 +15,7 @@ mod copy;
 mod cut;
 mod disks;
 pub mod external;
+mod interruption;
 mod lvols;
 mod refusals;
 mod removal;
@@ -159,6 +160,7 @@ pub fn state_word(state: PoolState) -> &'static str {
         PoolState::Opening => "opening",
         PoolState::Online => "online",
         PoolState::Held => "held",
+        PoolState::Interrupted => "interrupted",
         PoolState::Closed => "closed",
     }
 }

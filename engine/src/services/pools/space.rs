@@ -5,12 +5,12 @@ use std::rc::Rc;
 use nacre_bdev::Bdev;
 use nacre_bdev_pool::{Lvol, LvolInfo};
 
-use super::{OpenPool, removal};
+use super::{OpenPool, interruption, removal};
 use crate::services::Engine;
 use crate::services::device_records;
 
 /// Reports when the use of a pool passes a threshold, when writes begin to wait for space, and when
-/// the removal of a disk ends.
+/// the removal of a disk ends. Opens the pool again when a disk may have lost writes.
 pub(super) fn watch(engine: &Rc<Engine>, pool: &Rc<OpenPool>) {
     let news = pool.handle.news();
     let (engine, pool) = (Rc::downgrade(engine), Rc::downgrade(pool));
@@ -23,6 +23,9 @@ pub(super) fn watch(engine: &Rc<Engine>, pool: &Rc<OpenPool>) {
                 return;
             };
             if pool.is_closed() {
+                return;
+            }
+            if interruption::look(&engine, &pool) {
                 return;
             }
             removal::report_departed(&engine, &pool).await;

@@ -4,6 +4,7 @@
 mod copy;
 mod disks;
 mod external;
+mod interrupted;
 mod late;
 mod parents;
 
