@@ -164,6 +164,11 @@ impl Failure {
         }
     }
 
+    /// True if the device has no space for the blocks: no fault of the device.
+    pub fn is_no_space(self) -> bool {
+        self == Self::Status(Status::NoSpace)
+    }
+
     /// True if the medium cannot return the blocks.
     pub fn is_unreadable(self) -> bool {
         matches!(self, Self::Status(Status::ReadError | Status::Integrity))

@@ -2,6 +2,7 @@
 //! replicas. Resync, repair and verification use it.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -138,14 +139,36 @@ impl Copier {
         }
     }
 
-    /// Writes data that was read from another replica. Chunks of zeroes take no space.
+    /// Writes data that was read from another replica. Chunks of zeroes take no space. A replica
+    /// without space gets only the blocks that it has differently.
     pub(super) async fn write_chunk(
         &self,
         chunk: &Chunk<'_>,
         target: &Live,
         data: &Buf,
     ) -> Result<(), Failure> {
-        let (offset, len) = self.bytes_of(chunk.lba, chunk.blocks);
+        let range = (chunk.lba, chunk.blocks);
+        match self.write_range(range, target, data).await {
+            Err(Failure::Status(Status::NoSpace)) => {}
+            written => return written,
+        }
+        let found = self.read_range(range, target).await?;
+        let block = self.context.state.borrow().record.block_size as usize;
+        for run in differing_runs(data, &found, block) {
+            let data = data.slice(run.start * block, run.len() * block);
+            let range = (chunk.lba + run.start as u64, run.len() as u64);
+            self.write_range(range, target, &data).await?;
+        }
+        Ok(())
+    }
+
+    async fn write_range(
+        &self,
+        (lba, blocks): (u64, u64),
+        target: &Live,
+        data: &Buf,
+    ) -> Result<(), Failure> {
+        let (offset, len) = self.bytes_of(lba, blocks);
         let zeroes = data.iter().all(|byte| *byte == 0);
         let layer = &target.device.layer;
         let written = if zeroes && layer.supports(Op::WriteZeroes) != Support::No {
@@ -218,5 +241,33 @@ impl Copier {
             self.unless_urgent(start.since(self.context.core.now()))
                 .await;
         }
+    }
+}
+
+/// The ranges of blocks in which two buffers differ. A range of `wanted` has only zeroes, or no
+/// block of zeroes.
+fn differing_runs(wanted: &[u8], found: &[u8], block: usize) -> Vec<Range<usize>> {
+    let is_zero = |at: usize| wanted[at * block..][..block].iter().all(|byte| *byte == 0);
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    let pairs = wanted.chunks(block).zip(found.chunks(block)).enumerate();
+    for (at, _) in pairs.filter(|(_, (wanted, found))| wanted != found) {
+        match runs.last_mut() {
+            Some(last) if last.end == at && is_zero(last.start) == is_zero(at) => last.end += 1,
+            _ => runs.push(at..at + 1),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::differing_runs;
+
+    #[test]
+    fn runs_end_at_equal_blocks_and_at_zeroes() {
+        let wanted = [1, 1, 2, 2, 0, 0, 0, 0, 3, 3];
+        let found = [1, 1, 9, 2, 9, 9, 0, 9, 9, 9];
+        assert_eq!(differing_runs(&wanted, &found, 2), [1..2, 2..4, 4..5]);
+        assert_eq!(differing_runs(&wanted, &wanted, 2), []);
     }
 }

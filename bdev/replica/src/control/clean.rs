@@ -71,6 +71,8 @@ impl LogWriter {
         let failed = self
             .write_pages(&replicas, &pages, Flags::empty(), |_| false)
             .await;
+        // A replica without space keeps regions in its log that need not be there.
+        let failed = failed.into_iter().filter(|(.., why)| !why.is_no_space());
         for (slot, incarnation, why) in failed {
             self.context.suspect(slot, incarnation, why);
         }

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | in sync | another in-sync replica is there | out, durably; only then are writes acknowledged |
 //! | in sync, silent again | another in-sync replica answers | out; returns after a longer pause |
+//! | in sync | it has no space, and no other took the write | stays: see [`crate::lane::space`] |
 //! | in sync, the last one there | its medium failed | stays: the host gets the error |
 //! | in sync, the last one there | it is unreachable | in sync, detached; the volume freezes |
 //! | any | its device was truncated | see [`super::truncation`] |

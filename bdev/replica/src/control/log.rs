@@ -77,6 +77,9 @@ impl LogWriter {
         if !failed.is_empty() {
             // Written again once the in-sync replicas are decided.
             drop(lock);
+            if self.are_all_short(&failed) {
+                return false;
+            }
             for (slot, incarnation, why) in failed {
                 self.failures.decide(slot, incarnation, why).await;
             }
@@ -102,6 +105,16 @@ impl LogWriter {
             self.context.signals.fence.notify_one();
         }
         all
+    }
+
+    /// True when no in-sync replica has space for a page of the log: none is at fault.
+    fn are_all_short(&self, failed: &[(usize, u64, Failure)]) -> bool {
+        let state = self.context.state.borrow();
+        let is_short = |slot: usize| {
+            let mut failed = failed.iter();
+            failed.any(|(of, _, why)| *of == slot && why.is_no_space())
+        };
+        state.in_sync().all(|(slot, _)| is_short(slot))
     }
 
     /// Writes the present pages of the log, with the additional regions in `also`. Call this under

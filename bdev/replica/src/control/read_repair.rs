@@ -64,7 +64,7 @@ impl ReadRepair {
         }
         match self.copier.copy(&chunk, &source, &[&target]).await {
             Ok(failed) => {
-                for (_, why) in &failed {
+                for (_, why) in failed.iter().filter(|(_, why)| !why.is_no_space()) {
                     self.context.suspect(slot, target.incarnation, *why);
                 }
                 Some(failed.is_empty())

@@ -276,6 +276,10 @@ impl Resyncer {
             Ok(failed) => {
                 for (at, why) in &failed {
                     let (slot, live) = &targets[*at];
+                    if why.is_no_space() && self.context.state.borrow().is_in_sync(*slot) {
+                        // It lacks the region until it has space again: reads go elsewhere.
+                        continue;
+                    }
                     self.context.suspect(*slot, live.incarnation, *why);
                 }
                 failed.is_empty()

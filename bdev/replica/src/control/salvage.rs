@@ -147,7 +147,9 @@ impl Copier {
             .media
             .io(&to.disk, Op::Write, Flags::FUA, offset, len, Some(data));
         if let Err(why) = written.await {
-            self.context.suspect(slot, to.incarnation, why);
+            if !why.is_no_space() {
+                self.context.suspect(slot, to.incarnation, why);
+            }
             return Err(why);
         }
         if run.whole {

@@ -156,6 +156,7 @@ impl Verify {
             let (slot, live) = &replicas[*at];
             match self.copier.write_chunk(&chunk, live, &right).await {
                 Ok(()) => compared.repaired += wrong.len() as u64,
+                Err(why) if why.is_no_space() => {}
                 Err(why) => self.context.suspect(*slot, live.incarnation, why),
             }
         }

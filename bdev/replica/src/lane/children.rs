@@ -3,11 +3,14 @@
 //!
 //! ```text
 //!   queued ─▶ with ─▶ ok                       completed by the device
+//!               │  ├▶ short                    the replica has no space for the write
 //!               │  └▶ failed                   failed: the control decides about the replica
 //!               └───▶ with and failed          late: reported like a failure
 //!                        ├▶ ok and failed      completed by the device, but late
 //!                        └▶ orphans            the request ended before the child
 //! ```
+//!
+//! A replica without space is at fault only if another one took the write: see [`super::space`].
 //!
 //! A request that tries another replica or ends leaves its late children behind as orphans. An
 //! orphan keeps its buffers until the device completes it.
@@ -28,6 +31,8 @@ pub(super) struct Children {
     /// The child failed or is late. This was reported to the control, which has not decided yet. In
     /// `with` as well: the child is late. In `ok` as well: it was late, and then completed.
     pub failed: Slots,
+    /// The replica has no space for the write. Not reported to the control.
+    pub short: Slots,
     /// The replica could not serve the read, for any reason.
     pub tried: Slots,
     /// The replica's medium cannot read the blocks.
@@ -46,12 +51,13 @@ pub(super) struct Children {
 impl Children {
     /// Slots whose replicas got a child, completed or not.
     pub(super) fn all(&self) -> Slots {
-        self.with | self.queued | self.ok | self.failed | self.orphans
+        self.with | self.queued | self.ok | self.failed | self.short | self.orphans
     }
 
-    /// Children that the request waits for, and failed ones that the control has not decided about.
+    /// Children that the request waits for, failed ones that the control has not decided about, and
+    /// those that found no space.
     pub(super) fn unfinished(&self) -> Slots {
-        self.with | self.queued | self.failed
+        self.with | self.queued | self.failed | self.short
     }
 
     /// Children that devices have, including orphans.
@@ -84,7 +90,7 @@ impl Children {
 
     /// Clears the results, so that the request can start again.
     pub(super) fn restart(&mut self) {
-        (self.ok, self.failed, self.tried) = (0, 0, 0);
+        (self.ok, self.failed, self.short, self.tried) = (0, 0, 0, 0);
     }
 
     /// Clears the state of replicas that left the view, except their orphans.
@@ -94,6 +100,7 @@ impl Children {
             &mut self.queued,
             &mut self.ok,
             &mut self.failed,
+            &mut self.short,
             &mut self.tried,
             &mut self.unread,
         ] {

@@ -46,6 +46,7 @@ mod request;
 mod requests;
 mod schedule;
 mod slots;
+mod space;
 mod sync;
 #[cfg(test)]
 pub(crate) mod tests;

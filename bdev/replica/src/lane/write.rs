@@ -80,6 +80,7 @@ impl Lane {
         let request = &mut self.requests[index];
         request.stage = Stage::InFlight;
         (request.children.ok, request.children.failed, request.held) = (0, 0, false);
+        request.children.short = 0;
         let sole = targets.count_ones() == 1;
         // A failed submission is reported to the control, and takes effect with the next view.
         for slot in slots(targets) {
@@ -139,6 +140,10 @@ impl Lane {
             // A late completion was already reported.
             _ if late => self.check_write(index),
             Status::Retry => self.submit_later(index, slot),
+            Status::NoSpace if request.writes() => {
+                request.children.short |= bit(slot);
+                self.check_write(index);
+            }
             Status::Aborted if request.aborted => {
                 request.given_up = true;
                 self.abort_ended(index);
@@ -181,7 +186,8 @@ impl Lane {
         if request.given_up {
             return self.abort_ended(index);
         }
-        if request.children.failed != 0 && self.replicas.view.mode == Mode::Suspended {
+        let is_open = request.children.failed | request.children.short != 0;
+        if is_open && self.replicas.view.mode == Mode::Suspended {
             // Nothing may be acknowledged or submitted now, whatever the control decides.
             return self.hold(index);
         }
@@ -218,6 +224,9 @@ impl Lane {
 
     /// Completes a write, or starts it over, once no failed replica must get it any more.
     fn write_judged(&mut self, index: usize) {
+        if self.requests[index].children.short != 0 {
+            return self.judge_short(index);
+        }
         let request = &self.requests[index];
         let sync = &self.replicas.sync;
         if request.children.ok & sync.in_sync == 0 {
@@ -232,7 +241,7 @@ impl Lane {
     }
 
     /// Starts a write again, because no replica that executed it is in sync any more.
-    fn start_over(&mut self, index: usize) {
+    pub(super) fn start_over(&mut self, index: usize) {
         let request = &self.requests[index];
         if !request.data_home() {
             // A device has the only handle to the data: continue when it completes.
@@ -261,7 +270,8 @@ impl Lane {
     /// Lets a write wait for the control's decision, or until the volume may acknowledge it.
     pub(super) fn hold(&mut self, index: usize) {
         let request = &mut self.requests[index];
-        let open = request.children.failed != 0 || request.children.with != 0;
+        let children = &request.children;
+        let open = children.failed | children.short | children.with != 0;
         if let Some(status) = self.replicas.refusal(request.op) {
             if !open {
                 return self.finish(index, status);

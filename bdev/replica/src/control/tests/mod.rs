@@ -15,6 +15,7 @@ mod restored;
 mod resync;
 mod rig;
 mod shared_device;
+mod space;
 mod truncatable;
 mod truncation;
 mod unawaited;

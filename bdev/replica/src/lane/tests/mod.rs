@@ -6,6 +6,7 @@ mod failures;
 mod reads;
 mod real;
 pub(crate) mod rig;
+mod space;
 mod steps;
 mod sync;
 mod waiting;

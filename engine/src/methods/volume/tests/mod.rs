@@ -3,6 +3,7 @@
 
 mod description;
 mod frozen;
+mod full;
 mod half;
 mod of_volumes;
 mod on_pools;
