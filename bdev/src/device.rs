@@ -48,6 +48,9 @@ pub struct Limits {
     /// Reads, writes and compares should not cross multiples of this many blocks (NVMe NOIOB): the
     /// layer splits them there. 0: no such boundary.
     pub optimal_boundary_blocks: u32,
+    /// Preferred size and alignment of writes (NVMe NOWS), in blocks; 0: that of a physical block,
+    /// or the boundary. The layer splits nothing for it.
+    pub optimal_write_blocks: u32,
     /// Preferred granularity and alignment of unmaps (NVMe NPDG, NPDA), in blocks; 0: none.
     pub unmap_granularity_blocks: u32,
     pub unmap_alignment_blocks: u32,
@@ -82,6 +85,7 @@ impl Limits {
             atomic_blocks: 1,
             compare_and_write_blocks: u32::MAX,
             optimal_boundary_blocks: 0,
+            optimal_write_blocks: 0,
             unmap_granularity_blocks: 0,
             unmap_alignment_blocks: 0,
             volatile_cache: false,
@@ -180,6 +184,13 @@ pub trait Bdev: Any + Send + Sync {
     /// Resets [`Bdev::least_blocks`], once the user needs no data beyond it. Returns the old value.
     fn forget_least(&self) -> u64 {
         self.present_blocks()
+    }
+
+    /// Number of blocks that take space, at most [`Geometry::blocks`]: those written and not
+    /// unmapped since, in units of allocation. `None`: unknown, or all blocks have their space
+    /// reserved. Identify calls it: it waits for nothing.
+    fn allocated_blocks(&self) -> Option<u64> {
+        None
     }
 
     /// Bytes that were copied because the device could not use the buffers of an I/O directly.

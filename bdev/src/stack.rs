@@ -41,6 +41,11 @@ pub trait Stacked: Send + Sync + 'static {
         false
     }
 
+    /// See [`Bdev::allocated_blocks`]: those of the base, if all its blocks are the device's.
+    fn allocated_blocks(&self) -> Option<u64> {
+        self.base().module().allocated_blocks()
+    }
+
     fn present_blocks(&self) -> u64 {
         self.base().module().present_blocks()
     }
@@ -98,6 +103,10 @@ impl<T: Stacked> Bdev for T {
 
     fn cuts(&self) -> u64 {
         self.base().module().cuts()
+    }
+
+    fn allocated_blocks(&self) -> Option<u64> {
+        Stacked::allocated_blocks(self)
     }
 
     fn present_blocks(&self) -> u64 {

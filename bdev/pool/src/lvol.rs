@@ -97,6 +97,8 @@ impl Bdev for Lvol {
             max_blocks: MAX_BLOCKS,
             max_unmap_blocks: MAX_UNMAP_BLOCKS,
             unmap_granularity_blocks: unit,
+            // The first write to a unit allocates it, and a write of all of it needs no second one.
+            optimal_write_blocks: unit,
             volatile_cache: self.shared.has_cache(),
             unmap_zeroes: true,
             zeroes_deallocate: true,
@@ -121,6 +123,10 @@ impl Bdev for Lvol {
             depth: DEPTH as usize,
         };
         Ok(Box::new(Lane::open(spec, pool)?))
+    }
+
+    fn allocated_blocks(&self) -> Option<u64> {
+        Some(self.map.mapped()? * self.unit_blocks())
     }
 
     fn losses(&self) -> u64 {

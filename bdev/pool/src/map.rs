@@ -48,6 +48,9 @@ const UNKNOWN: u8 = 0;
 const EMPTY: u8 = 1;
 const FILLED: u8 = 2;
 
+/// The value of [`LvolMap::mapped`] for a thick volume.
+const ALL: u64 = u64::MAX;
+
 /// The map of one volume or snapshot.
 pub(crate) struct LvolMap {
     /// The volume or snapshot.
@@ -57,6 +60,8 @@ pub(crate) struct LvolMap {
     pub serial: u64,
     /// Size of the volume in units of 64 KiB.
     units: AtomicU64,
+    /// Places with data, or [`ALL`].
+    mapped: AtomicU64,
     /// Units up to this generation may be shared with other versions: no write in place.
     floor: AtomicU64,
     /// Disks that a FLUSH of the volume must reach, one bit each: the disk with the log (bit 0),
@@ -106,6 +111,7 @@ impl LvolMap {
             version,
             serial,
             units: AtomicU64::new(0),
+            mapped: AtomicU64::new(ALL),
             floor: AtomicU64::new(u64::from(floor)),
             disks: AtomicU64::new(1),
             gone: AtomicBool::new(false),
@@ -120,6 +126,13 @@ impl LvolMap {
     /// Size of the volume in units of 64 KiB.
     pub(crate) fn units(&self) -> u64 {
         self.units.load(Ordering::SeqCst)
+    }
+
+    /// Places with data, filled leaves or not. `None`: the volume is thick.
+    pub(crate) fn mapped(&self) -> Option<u64> {
+        let mapped = self.mapped.load(Ordering::SeqCst);
+        // A parent may have had more places than the volume.
+        (mapped != ALL).then(|| mapped.min(self.units()))
     }
 
     /// Generation up to which other versions may share units. A lane writes in place only to units
@@ -196,6 +209,11 @@ impl LvolMap {
 
 /// Changes. Only the keeper calls them, except [`LvolMap::note_disk`], which lanes call.
 impl LvolMap {
+    /// `None`: the volume is thick.
+    pub(crate) fn set_mapped(&self, places: Option<u64>) {
+        self.mapped.store(places.unwrap_or(ALL), Ordering::SeqCst);
+    }
+
     pub(crate) fn set_floor(&self, floor: u32) {
         self.floor.store(u64::from(floor), Ordering::SeqCst);
     }

@@ -113,6 +113,16 @@ impl Bdev for Volume {
         Ok(Box::new(lane))
     }
 
+    /// The most of the in-sync replicas' numbers, if all of them have one. Blocks of a replica
+    /// that only it takes, for its label and log, count up to the size of the volume.
+    fn allocated_blocks(&self) -> Option<u64> {
+        let view = self.shared.view();
+        let replicas = view.in_sync().map(|(_, replica)| &*replica.device);
+        let most = replicas.map(|device| allocated_bytes(device));
+        let most = most.reduce(|a, b| Some(a?.max(b?)))??;
+        Some(most.div_ceil(self.block_size.into()).min(self.blocks()))
+    }
+
     /// The replicas that take part now.
     fn bases(&self) -> Vec<String> {
         let view = self.shared.view();
@@ -149,6 +159,11 @@ impl Bdev for Volume {
             "replicas": replicas.collect::<Vec<_>>(),
         }})
     }
+}
+
+fn allocated_bytes(device: &dyn Bdev) -> Option<u64> {
+    let block = u64::from(device.geometry().block_size);
+    device.allocated_blocks().map(|blocks| blocks * block)
 }
 
 /// The limits of a volume over these replicas: each is that of the weakest replica.
@@ -195,8 +210,9 @@ mod tests {
     use nacre_bdev::malloc;
 
     use super::*;
-    use crate::lane::tests::rig::{BLOCK, BLOCKS, Script, record};
+    use crate::lane::tests::rig::{BLOCK, BLOCKS, Script, record, replica};
     use crate::shared::ResizeError;
+    use crate::view::View;
 
     fn over(scripts: Vec<Script>) -> Limits {
         let layers: Vec<_> = scripts
@@ -250,6 +266,33 @@ mod tests {
         assert!(over(vec![protected, Script::new("B")]).read_only);
         let none = over(Vec::new());
         assert_eq!((none.atomic_blocks, none.zero_copy_blocks), (1, 0));
+    }
+
+    /// Goal: a volume takes as much as the in-sync replica that takes most, at most its size, and
+    /// knows nothing if one of them does not.
+    #[test]
+    fn allocated_blocks_are_the_most_of_in_sync_replicas() {
+        let record = record(BLOCKS, 3);
+        let volume = Volume::new(&record, Shared::new(&record), over(Vec::new()));
+        let of = |replicas: &[(Option<u64>, Role)]| {
+            let mut view = View::closed(&record.settings);
+            for (slot, (allocated, role)) in replicas.iter().enumerate() {
+                let mut script = Script::new("A");
+                script.allocated = *allocated;
+                let layer = Layer::new(Arc::new(script) as Arc<dyn Bdev>);
+                view.replicas[slot] = Some(replica(&layer, *role));
+            }
+            volume.shared().publish(view);
+            volume.allocated_blocks()
+        };
+        let (in_sync, syncing) = (Role::InSync, Role::Syncing);
+        assert_eq!(of(&[]), None);
+        assert_eq!(of(&[(Some(0), in_sync)]), Some(0));
+        let two = [(Some(7), in_sync), (Some(9), in_sync)];
+        assert_eq!(of(&two), Some(9));
+        assert_eq!(of(&[two[0], two[1], (None, in_sync)]), None);
+        assert_eq!(of(&[two[0], two[1], (None, syncing)]), Some(9));
+        assert_eq!(of(&[(Some(u64::MAX), in_sync)]), Some(BLOCKS));
     }
 
     #[test]

@@ -286,6 +286,12 @@ impl Bdev for Layer {
         self.bdev.forget_least()
     }
 
+    fn allocated_blocks(&self) -> Option<u64> {
+        // The announced size may be that of before a resize.
+        let blocks = self.geometry().blocks;
+        self.bdev.allocated_blocks().map(|taken| taken.min(blocks))
+    }
+
     fn reserves(&self) -> bool {
         self.bdev.reserves()
     }

@@ -1,6 +1,8 @@
 //! Tests of the passthru module: conformance, and the removal of its base device.
 
 use super::*;
+use crate::device::{Geometry, Limits, OpenError, Support};
+use crate::io::Op;
 use crate::malloc;
 use crate::null;
 use crate::registry::{Event, Removal};
@@ -24,6 +26,25 @@ fn conforms() {
             .expect("free");
         create(config(), &registry).expect("the base is there")
     });
+}
+
+/// Goal: the device takes the blocks that its base takes; a part of a base does not know.
+#[test]
+fn allocated_blocks_pass_through() {
+    let registry = Registry::new();
+    let base = serde_json::json!({"name": "Base", "block_size": 512, "num_blocks": 2048});
+    let base = null::create(serde_json::from_value(base).expect("complete")).expect("good");
+    registry.register(Arc::new(Thin(base))).expect("free");
+    let device = create(config(), &registry).expect("the base is there");
+    assert_eq!(Bdev::allocated_blocks(&*device), Some(5000));
+    registry.register(device).expect("free");
+    let layer = registry.get("PT0").expect("there").layer;
+    assert_eq!(layer.allocated_blocks(), Some(2048), "at most all");
+    let split = serde_json::json!({"base_bdev": "PT0", "split_count": 2});
+    let mut split = serde_json::from_value(split).expect("complete");
+    for part in crate::split::create(&mut split, &registry).expect("the base is there") {
+        assert_eq!(Bdev::allocated_blocks(&*part), None);
+    }
 }
 
 /// The claim excludes other users. A resize of the base resizes the device, a removal of the base
@@ -90,4 +111,41 @@ fn follows_its_base() {
         Event::Unregistered { name: name("Base") },
     ];
     assert_eq!(seen, expected);
+}
+
+/// A device that says how many blocks take space.
+struct Thin(Arc<null::Null>);
+
+impl Bdev for Thin {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn product_name(&self) -> &'static str {
+        self.0.product_name()
+    }
+
+    fn uuid(&self) -> Uuid {
+        self.0.uuid()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    fn supports(&self, op: Op) -> Support {
+        self.0.supports(op)
+    }
+
+    fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
+        Arc::clone(&self.0).open(pool)
+    }
+
+    fn allocated_blocks(&self) -> Option<u64> {
+        Some(5000)
+    }
 }

@@ -314,6 +314,7 @@ impl Stacked for Part {
         Limits {
             atomic_blocks: self.aligned(base.atomic_blocks).max(1),
             optimal_boundary_blocks: self.aligned(base.optimal_boundary_blocks),
+            optimal_write_blocks: self.aligned(base.optimal_write_blocks),
             unmap_granularity_blocks: self.aligned(base.unmap_granularity_blocks),
             unmap_alignment_blocks: self.aligned(base.unmap_alignment_blocks),
             ..base
@@ -322,6 +323,11 @@ impl Stacked for Part {
 
     fn queue(self: Arc<Self>, base: ModuleQueue, _pool: &Pool) -> Box<dyn Queue> {
         Box::new(channel::Channel::new(&self, base))
+    }
+
+    /// Unknown: the base only has a number for all its parts.
+    fn allocated_blocks(&self) -> Option<u64> {
+        None
     }
 
     fn present_blocks(&self) -> u64 {

@@ -279,15 +279,19 @@ fn io_controller(limits: &IoLimits) -> NvmController {
 fn nvm_namespace(namespace: &Namespace, copy: &IoLimits, ana: bool) -> IdentifyNamespace {
     let (geometry, limits) = (namespace.geometry(), namespace.limits());
     let mut id = IdentifyNamespace::zeroed();
-    id.nsfeat = Nsfeat::OPTIMAL_PERFORMANCE.bits();
+    let mut nsfeat = Nsfeat::OPTIMAL_PERFORMANCE;
     id.nmic = NMIC_SHARED;
     id.mssrl = U16::new(copy.copy_blocks as u16);
     id.mcl = U32::new(copy.copy_blocks);
     id.msrc = copy.copy_ranges as u8 - 1;
     id.nsze = U64::new(geometry.blocks);
     id.ncap = U64::new(geometry.blocks);
-    // The allocated blocks of a bdev are unknown: report all blocks as used.
-    id.nuse = U64::new(geometry.blocks);
+    // A device that has space for all its blocks, or does not know, uses all of them. The capacity
+    // of a thin one is its size, too: hosts may write each block.
+    let allocated = namespace.backing.bdev.allocated_blocks();
+    let nuse = allocated.unwrap_or(geometry.blocks).min(geometry.blocks);
+    id.nuse = U64::new(nuse);
+    nsfeat.set(Nsfeat::THIN_PROVISIONING, allocated.is_some());
     id.nvmcap[0] = U64::new(geometry.bytes());
     id.lbaf[0] = LbaFormat::new(geometry.block_size, 0);
 
@@ -299,23 +303,21 @@ fn nvm_namespace(namespace: &Namespace, copy: &IoLimits, ana: bool) -> IdentifyN
         }
     }
     if limits.atomic_blocks > 1 || limits.compare_and_write_blocks > 1 {
-        let nsfeat = Nsfeat::OPTIMAL_PERFORMANCE | Nsfeat::ATOMICITY;
-        id.nsfeat = nsfeat.bits();
+        nsfeat |= Nsfeat::ATOMICITY;
         let atomic = less_one(limits.atomic_blocks);
         (id.nawun, id.nawupf) = (atomic, atomic);
         id.nacwu = less_one(limits.compare_and_write_blocks);
     }
+    id.nsfeat = nsfeat.bits();
 
     let physical = (geometry.physical_block_size / geometry.block_size).max(1);
     (id.npwg, id.npwa) = (less_one(physical), less_one(physical));
     id.npdg = less_one(limits.unmap_granularity_blocks);
     id.npda = less_one(limits.unmap_alignment_blocks);
     let boundary = limits.optimal_boundary_blocks;
-    let optimal = match boundary {
-        0 => physical,
-        _ if boundary.is_multiple_of(physical) => boundary,
-        _ => physical,
-    };
+    let wishes = [limits.optimal_write_blocks, boundary];
+    let fits = |blocks: &u32| *blocks != 0 && blocks.is_multiple_of(physical);
+    let optimal = wishes.into_iter().find(fits).unwrap_or(physical);
     id.nows = less_one(optimal);
     // Report 0 (none) for a value that does not fit the field.
     id.noiob = U16::new(u16::try_from(boundary).unwrap_or(0));

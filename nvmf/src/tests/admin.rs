@@ -8,8 +8,8 @@ use nacre_nvmf_wire::features::{HostBehavior, fid};
 use nacre_nvmf_wire::identify::controller::{Cmic, Ctratt, Oncs, Sgls, cntrltype, vwc};
 use nacre_nvmf_wire::identify::namespace::{Nsfeat, dlfeat};
 use nacre_nvmf_wire::identify::{
-    ControllerList, IndependentNamespace, NamespaceList, NsIdDescriptor, cns, descriptors,
-    read_ascii,
+    ControllerList, IdentifyNamespace, IndependentNamespace, NamespaceList, NsIdDescriptor, cns,
+    descriptors, read_ascii,
 };
 use nacre_nvmf_wire::opcode::io as opcode;
 use nacre_nvmf_wire::registers::{Cap, Cc, Csts, Version, offset};
@@ -108,6 +108,9 @@ fn identify_namespace_follows_the_device() {
         state.limits.unmap_granularity_blocks = 8;
         state.limits.unmap_alignment_blocks = 2;
     });
+    let plain = rig.identify_namespace(conn, 1);
+    let sizes = |id: &IdentifyNamespace| [id.nsze.get(), id.ncap.get(), id.nuse.get()];
+    assert_eq!(sizes(&plain), [1 << 33; 3], "all blocks have their space");
     let id = rig.identify_namespace(conn, 1);
     assert_eq!(id.nsze.get(), 1 << 33);
     assert_eq!(id.block_bytes(), Some(4096));
@@ -126,6 +129,25 @@ fn identify_namespace_follows_the_device() {
     assert_eq!((id.npdg.get(), id.npda.get(), id.noiob.get()), (7, 1, 64));
     let cached: IndependentNamespace = rig.identify(conn, cns::INDEPENDENT_NAMESPACE, 1).unwrap();
     assert_eq!((cached.nsfeat, cached.nsattr), (0, 1));
+    let mut thin = |blocks, optimal| {
+        scripted.script(|state| state.limits.optimal_write_blocks = optimal);
+        scripted.script(|state| state.allocated = Some(blocks));
+        rig.identify_namespace(conn, 1)
+    };
+    let id = thin(0, 16);
+    assert_eq!(sizes(&id), [1 << 33, 1 << 33, 0]);
+    assert_eq!(
+        Nsfeat::from_bits(id.nsfeat).unwrap(),
+        nsfeat | Nsfeat::THIN_PROVISIONING
+    );
+    assert_eq!((id.nows.get(), id.noiob.get()), (15, 64));
+    let id = thin(77, 6);
+    assert_eq!(
+        (id.nuse.get(), id.nows.get()),
+        (77, 63),
+        "no multiple of NPWG"
+    );
+    assert_eq!(thin(u64::MAX, 0).nuse.get(), 1 << 33);
     scripted.script(|state| state.limits.optimal_boundary_blocks = 1 << 16);
     let id = rig.identify_namespace(conn, 1);
     assert_eq!(

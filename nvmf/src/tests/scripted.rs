@@ -33,6 +33,8 @@ pub(super) struct State {
     pub full: bool,
     /// I/Os that were taken.
     pub submitted: u32,
+    /// The number of blocks that take space.
+    pub allocated: Option<u64>,
     /// Flushes that were carried out.
     pub flushes: u32,
     /// True: I/Os are executed synchronously.
@@ -62,6 +64,7 @@ impl ScriptedBdev {
                 full: false,
                 submitted: 0,
                 flushes: 0,
+                allocated: None,
                 prompt: false,
                 sync_runs: 0,
                 leftovers: 0,
@@ -124,6 +127,10 @@ impl Bdev for ScriptedBdev {
 
     fn supports(&self, _op: Op) -> Support {
         Support::Native
+    }
+
+    fn allocated_blocks(&self) -> Option<u64> {
+        self.state.lock().allocated
     }
 
     fn open(self: Arc<Self>, _pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {

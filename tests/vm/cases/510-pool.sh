@@ -8,6 +8,9 @@ used() { lvol "$1" | jq .used_bytes; }
 add() { rpc nvmf_subsystem_add_ns "{\"nqn\":\"$NQN\",\"namespace\":{\"nsid\":$2,\"bdev_name\":\"pool0/$1\"}}"; }
 uses_less() { [ "$(used v1)" -lt "$1" ]; }
 on_more() { rpc pool_get '{"pool":"pool0"}' | jq '.disks[1].total_bytes - .disks[1].free_bytes'; }
+# A field of Identify Namespace; NUSE in blocks of 4 KiB.
+field() { nvme id-ns "$DEV" -o json | jq ".$1"; }
+nuse_is_below() { [ "$(field nuse)" -lt "$1" ]; }
 has_data_on_more() { [ "$(on_more)" -ge $((8 << 20)) ]; }
 has_one_disk() { [ "$(rpc pool_get '{"pool":"pool0"}' | jq '.disks | length')" = 1 ]; }
 MNT=$WORK/mnt
@@ -25,6 +28,9 @@ subsystem_create "$NQN" any
 add v1 1
 connect_and_find "$NQN" --reconnect-delay=1 --ctrl-loss-tmo=300 --keep-alive-tmo=5
 expect "the size" "$(size_mib "$DEV")" 1024
+expect "NSZE, NCAP and NUSE" "$(field nsze) $(field ncap) $(field nuse)" "262144 262144 0"
+expect "THINP" "$(($(field nsfeat) & 1))" 1
+expect "NPDG and NOWS" "$(field npdg) $(field nows)" "15 15"
 
 step "ext4, and files"
 mkfs.ext4 -q -F "$DEV"
@@ -99,12 +105,16 @@ wait_until 60 no_ns_dev "$NQN" 3
 for snapshot in first 1 2; do
     wait_until 60 rpc lvol_delete "{\"lvol\":\"pool0/v1@$snapshot\"}"
 done
+SMALL=$(field nuse)
 dd if=/dev/urandom of="$MNT/large" bs=1M count=48 conv=fsync status=none
 BEFORE=$(used v1)
+LARGE=$(field nuse)
+[ "$LARGE" -ge $((SMALL + 6144)) ] || die "NUSE grew from $SMALL to $LARGE with 48 MiB"
 rm "$MNT/large"
 sync -f "$MNT"
 fstrim "$MNT"
 wait_until 60 uses_less $((BEFORE - (40 << 20)))
+wait_until 60 nuse_is_below $((LARGE - 8192))
 expect "the files after the trim" "$(tree_sum "$MNT/tree")" "$SUM"
 umount "$MNT"
 e2fsck -fn "$DEV"

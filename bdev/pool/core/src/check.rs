@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::bits::Bits;
 use crate::format::record::PassKind;
@@ -346,6 +347,38 @@ pub(crate) fn owned(state: &State) -> BTreeMap<VersionId, u64> {
         .collect()
 }
 
+/// For each version: the number of places with data. Nodes that versions share are counted once.
+pub(crate) fn mapped(state: &State) -> BTreeMap<VersionId, u64> {
+    let (shape, mut counted) = (state.shape(), HashMap::new());
+    let versions = state.versions.iter();
+    versions
+        .map(|(id, version)| {
+            let root = version.tree.root.as_ref();
+            let mapped = root.map(|root| mapped_below(root, shape, shape.levels, &mut counted));
+            (*id, mapped.unwrap_or(0))
+        })
+        .collect()
+}
+
+fn mapped_below(
+    node: &Arc<Node>,
+    shape: Shape,
+    levels: u32,
+    counted: &mut HashMap<*const Node, u64>,
+) -> u64 {
+    let Node::Interior(interior) = &**node else {
+        return node.own_mapped(shape, levels);
+    };
+    if let Some(known) = counted.get(&Arc::as_ptr(node)) {
+        return *known;
+    }
+    let children = interior.children.iter().flatten();
+    let below = children.map(|child| mapped_below(child, shape, levels - 1, counted));
+    let count = below.sum();
+    counted.insert(Arc::as_ptr(node), count);
+    count
+}
+
 fn oldest(state: &State, mut id: VersionId) -> VersionId {
     while let Some(parent) = state.versions.get(&id).and_then(|version| version.parent) {
         id = parent;
@@ -434,6 +467,11 @@ pub(crate) fn findings(
             });
         }
     }
+    // It is in no structure on the disk, so a wrong count is no damage.
+    for (id, counted) in mapped(state) {
+        let version = &state.versions[&id];
+        debug_assert_eq!(version.mapped, counted, "{}", version.identity.name);
+    }
     findings
 }
 
@@ -493,7 +531,6 @@ mod tests {
     #[test]
     fn a_loss_is_named_once_and_as_a_whole() {
         use crate::map::Interior;
-        use std::sync::Arc;
 
         let (rig, [volume, snapshot, _]) = family();
         let mut accounts = rig.pool.accounts();

@@ -16,7 +16,7 @@ use super::departure::Departures;
 use super::disks::{Disks, grown};
 use super::erasure::Erasure;
 use super::externals::{Externals, Source, device_of, missing_of, parent_of};
-use super::maps::floor_of;
+use super::maps::{floor_of, show_mapped};
 use super::opening::{OpenAnswer, OpenSender};
 use super::{Keeper, Stage};
 use crate::map::LvolMap;
@@ -452,6 +452,7 @@ impl Keeper {
             let map = self.maps.entry(version).or_insert_with(|| {
                 let floor = floor_of(pool, version);
                 let map = LvolMap::new(version, serial, units, floor);
+                show_mapped(pool, &map);
                 if pool.state().versions[&version].is_fixed() {
                     map.set_read_only();
                 }

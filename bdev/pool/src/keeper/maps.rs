@@ -59,6 +59,7 @@ impl Keeper {
                         let entry = pool.lookup(version, place).ok();
                         map.set(place, seen_as(pool, entry, lsn), entry);
                     }
+                    show_mapped(pool, map);
                 }
                 Change::Version(version) | Change::Contents(version) => {
                     families.push(version);
@@ -75,6 +76,7 @@ impl Keeper {
                     };
                     map.set_floor(floor_of(pool, version));
                     map.set_units(of.units);
+                    show_mapped(pool, map);
                     if of.is_fixed() {
                         map.set_read_only();
                     }
@@ -92,6 +94,13 @@ impl Keeper {
         if !families.is_empty() {
             self.refresh_externals(Some(&families));
         }
+    }
+}
+
+/// Shows lanes and hosts the number of places with data.
+pub(super) fn show_mapped(pool: &Pool, map: &LvolMap) {
+    if let Some(version) = pool.state().versions.get(&map.version) {
+        map.set_mapped((!version.is_thick).then_some(version.mapped));
     }
 }
 

@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use std::time::Instant;
 
+use super::allocated::allocated;
 use super::rig::{self, Home, Host, block_on, run};
 use crate::keeper::FULL_PATIENCE;
 use crate::{BLOCK, Command, ExternalParent, LvolInfo, Outcome, PoolError, PoolHandle, Refusal};
@@ -124,8 +125,11 @@ fn a_volume_shows_a_device() {
     shows(&mut host, 0, 256, byte);
     shows(&mut host, 3, 200, byte);
     assert_eq!(info(&pool, lvol).used_bytes, 0);
+    // Hosts see data of the device as they see the volume's own.
+    assert_eq!(allocated(&pool, lvol), Some(size));
     assert_eq!(host.write(UNIT + 3, 2, 0xEE), Status::Ok);
     assert_eq!(host.unmap(2 * UNIT + 4, 30), Status::Ok);
+    assert_eq!(allocated(&pool, lvol), Some(size - UNIT));
     let expected = |lba| match lba {
         19 | 20 => 0xEE,
         36..66 => 0,

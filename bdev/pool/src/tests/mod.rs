@@ -1,5 +1,6 @@
 //! Pools on a RAM disk, with a keeper on its own thread.
 
+mod allocated;
 mod conformance;
 mod disks;
 mod erasure;

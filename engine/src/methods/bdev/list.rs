@@ -200,7 +200,10 @@ fn describe(engine: &Engine, listed: &Listed, lvols: &LvolNames) -> BdevInfo {
         num_blocks: geometry.blocks,
         preferred_write_alignment: 0,
         preferred_write_granularity: 0,
-        optimal_write_size: limits.optimal_boundary_blocks,
+        optimal_write_size: match limits.optimal_write_blocks {
+            0 => limits.optimal_boundary_blocks,
+            blocks => blocks,
+        },
         preferred_unmap_alignment: limits.unmap_alignment_blocks,
         preferred_unmap_granularity: limits.unmap_granularity_blocks,
         uuid,

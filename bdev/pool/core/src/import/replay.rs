@@ -172,7 +172,7 @@ impl Import {
         // The memory of decoded pages is not needed any more.
         drop(nodes);
         let verified = self.verified.take().unwrap_or_default();
-        count_owned_places(&mut state);
+        count_places(&mut state);
         let unsettled = unsettled_units(&log);
         self.replay(&mut state, log.records, &verified)?;
         forget_reused_zones(&state, &unsettled, &mut zones, &mut old_pages)?;
@@ -279,6 +279,7 @@ fn version(entry: &VersionEntry, tree: Tree) -> Version {
         pass: entry.pass,
         tree,
         owned: 0,
+        mapped: 0,
         hidden_at: 0,
     }
 }
@@ -366,10 +367,16 @@ fn used_units(
     Ok(space)
 }
 
-fn count_owned_places(state: &mut State) {
+/// Counts what the disk has no counts of.
+fn count_places(state: &mut State) {
     for (id, owned) in check::owned(state) {
         if let Some(version) = state.versions.get_mut(&id) {
             version.owned = owned;
+        }
+    }
+    for (id, mapped) in check::mapped(state) {
+        if let Some(version) = state.versions.get_mut(&id) {
+            version.mapped = mapped;
         }
     }
 }

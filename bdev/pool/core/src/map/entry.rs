@@ -189,6 +189,11 @@ impl Entry {
     }
 }
 
+/// Places with data.
+pub fn count_mapped(entries: &[Entry]) -> u64 {
+    entries.iter().filter(|entry| !entry.is_empty()).count() as u64
+}
+
 fn release(part: Part, floor: Generation, released: &mut Vec<u64>) {
     if part.is_exclusive(floor) {
         released.push(part.unit);

@@ -8,6 +8,6 @@ mod external;
 pub mod rewrite;
 pub mod tree;
 
-pub use entry::{EXTERNAL_UNIT, Entry, MapError, Part};
+pub use entry::{EXTERNAL_UNIT, Entry, MapError, Part, count_mapped};
 pub use rewrite::Rewritten;
 pub use tree::{Interior, Leaf, LostNode, Node, NodePages, PageGarbage, PagePair, Shape, Tree};

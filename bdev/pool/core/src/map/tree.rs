@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-use super::entry::{Entry, Part};
+use super::entry::{Entry, Part, count_mapped};
 use crate::geometry::Geometry;
 use crate::ids::{Lsn, Place};
 
@@ -107,6 +107,15 @@ impl Node {
             Self::External(_) => unreachable!("an external node has no page"),
         };
         pages.set(new).expect("a node is written once");
+    }
+
+    /// Places with data of a node, without its children. `levels`: of interior nodes below it.
+    pub fn own_mapped(&self, shape: Shape, levels: u32) -> u64 {
+        match self {
+            Self::Leaf(leaf) => count_mapped(&leaf.entries),
+            Self::External(_) => shape.span(levels) * shape.units_per_leaf as u64,
+            Self::Interior(_) | Self::Lost { .. } => 0,
+        }
     }
 
     /// The node, for a change: no longer the one on the disk.

@@ -104,6 +104,7 @@ impl State {
             pass: None,
             tree: Tree::external(self.shape(), part, units),
             owned: 0,
+            mapped: units,
             hidden_at: 0,
         };
         self.changed_nodes += self.nodes_of_external();

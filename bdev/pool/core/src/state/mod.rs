@@ -30,7 +30,7 @@ mod versions;
 use crate::format::record::{Cut, Identity, PassKind, Record};
 use crate::geometry::Geometry;
 use crate::ids::{Generation, Lsn, MAX_GENERATION, MAX_VERSIONS, VersionId};
-use crate::map::{Entry, LostNode, MapError, Part, Shape, Tree};
+use crate::map::{Entry, LostNode, MapError, Part, Shape, Tree, count_mapped};
 use crate::mutation::Mutation;
 
 pub use external::UnmapEffect;
@@ -63,6 +63,8 @@ pub struct Version {
     pub tree: Tree,
     /// Places whose own unit is exclusive. Counted for thick volumes only.
     pub owned: u64,
+    /// Places with data, of an external device included. Unreadable ones do not count.
+    pub mapped: u64,
     /// The record that hid it. 0: not hidden, or hidden before this process opened the pool.
     /// [`PREPARED`]: a volume is about to adopt its contents.
     pub hidden_at: Lsn,
@@ -365,12 +367,16 @@ impl State {
         if Mutation::ForgetRemovedLeaf.is_active() {
             return Ok(());
         }
-        let copied = self.version_mut(id)?.tree.remove_leaf(shape, leaf)?;
+        let version = self.version_mut(id)?;
+        let removed = version.tree.leaf(shape, leaf)?;
+        let removed = removed.map_or(0, |node| node.own_mapped(shape, 0));
+        let copied = version.tree.remove_leaf(shape, leaf)?;
+        version.mapped -= removed;
         self.changed_nodes += copied;
         Ok(())
     }
 
-    /// Changes the entries of a leaf, with the floor there. Counts the version's owned places.
+    /// Changes the entries of a leaf, with the floor there. Counts the version's places.
     fn change(
         &mut self,
         id: VersionId,
@@ -383,11 +389,12 @@ impl State {
             .get_mut(&id)
             .ok_or(ApplyError::UnknownVersion)?;
         let (entries, copied) = version.tree.change(shape, leaf)?;
-        let before = count_owned(entries, floor);
+        let before = (count_owned(entries, floor), count_mapped(entries));
         let outcome = change(entries, floor);
+        version.mapped = version.mapped + count_mapped(entries) - before.1;
         // A deleted volume with clones loses units to a pass; an import does not count its places.
         if version.is_thick && !version.is_hidden {
-            version.owned = version.owned + count_owned(entries, floor) - before;
+            version.owned = version.owned + count_owned(entries, floor) - before.0;
         }
         self.changed_nodes += copied;
         outcome
@@ -417,6 +424,7 @@ impl State {
             pass: None,
             tree: Tree::default(),
             owned: 0,
+            mapped: 0,
             hidden_at: 0,
         };
         self.insert(id, version)

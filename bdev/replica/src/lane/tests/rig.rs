@@ -62,6 +62,7 @@ pub(crate) struct Script {
     name: String,
     pub limits: Limits,
     pub unmaps: bool,
+    pub allocated: Option<u64>,
     pub losses: AtomicU64,
     pub shut: AtomicBool,
     /// Opening a queue fails for lack of memory.
@@ -81,6 +82,7 @@ impl Script {
                 ..Limits::unlimited(64)
             },
             unmaps: true,
+            allocated: None,
             losses: AtomicU64::new(0),
             shut: AtomicBool::new(false),
             short: AtomicBool::new(false),
@@ -124,6 +126,10 @@ impl Bdev for Script {
 
     fn native_fua(&self) -> bool {
         true
+    }
+
+    fn allocated_blocks(&self) -> Option<u64> {
+        self.allocated
     }
 
     fn losses(&self) -> u64 {
