@@ -8,6 +8,7 @@ use nacre_hugepages::Pool;
 use uuid::Uuid;
 
 use crate::io::Op;
+use crate::listing::{ListAnswer, ListQuery};
 use crate::queue::Queue;
 
 /// The present size and block sizes of a device. A resize changes the size.
@@ -191,6 +192,12 @@ pub trait Bdev: Any + Send + Sync {
     /// reserved. Identify calls it: it waits for nothing.
     fn allocated_blocks(&self) -> Option<u64> {
         None
+    }
+
+    /// Answers with the ranges that have data. A device without [`Bdev::allocated_blocks`] answers
+    /// that all blocks have.
+    fn list_allocated(&self, query: ListQuery, answer: ListAnswer) {
+        answer.give_all(&query);
     }
 
     /// Bytes that were copied because the device could not use the buffers of an I/O directly.

@@ -20,6 +20,7 @@ mod immediate;
 pub mod injection;
 pub mod io;
 pub mod layer;
+pub mod listing;
 pub mod malloc;
 pub mod module;
 pub mod null;

@@ -9,6 +9,7 @@ use uuid::Uuid;
 use crate::device::{Bdev, Geometry, Limits, OpenError, Support};
 use crate::io::Op;
 use crate::layer::ModuleQueue;
+use crate::listing::{ListAnswer, ListQuery};
 use crate::queue::Queue;
 use crate::registry::{Claim, Holder, Registry, RegistryError, Usage};
 
@@ -44,6 +45,11 @@ pub trait Stacked: Send + Sync + 'static {
     /// See [`Bdev::allocated_blocks`]: those of the base, if all its blocks are the device's.
     fn allocated_blocks(&self) -> Option<u64> {
         self.base().module().allocated_blocks()
+    }
+
+    /// See [`Bdev::list_allocated`].
+    fn list_allocated(&self, query: ListQuery, answer: ListAnswer) {
+        self.base().module().list_allocated(query, answer);
     }
 
     fn present_blocks(&self) -> u64 {
@@ -107,6 +113,10 @@ impl<T: Stacked> Bdev for T {
 
     fn allocated_blocks(&self) -> Option<u64> {
         Stacked::allocated_blocks(self)
+    }
+
+    fn list_allocated(&self, query: ListQuery, answer: ListAnswer) {
+        Stacked::list_allocated(self, query, answer);
     }
 
     fn present_blocks(&self) -> u64 {

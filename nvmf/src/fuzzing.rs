@@ -221,6 +221,10 @@ impl Fixture {
             Outcome::Abort { .. } => self.controller.abort_finished(),
             // The group sees to it.
             Outcome::Persist { namespaces, .. } => assert!(namespaces.len() <= 128),
+            Outcome::ListAllocated { bdev, query } => {
+                let range = query.range;
+                assert!(!range.is_empty() && range.end <= bdev.geometry().blocks);
+            }
         }
         assert!(self.association.phase() != Phase::Closing);
         self.take_events();

@@ -36,6 +36,7 @@ mod handle;
 mod identify;
 mod keeper;
 mod lane;
+pub mod listing;
 mod loss;
 pub mod lvol;
 mod map;

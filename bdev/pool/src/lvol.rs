@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use nacre_bdev::listing::{ListAnswer, ListQuery};
 use nacre_bdev::{Bdev, Geometry, Limits, Op, OpenError, Queue, Support};
 use nacre_hugepages::Pool;
 use parking_lot::Mutex;
@@ -10,6 +11,7 @@ use uuid::Uuid;
 
 use crate::BLOCK;
 use crate::lane::{Lane, LaneSpec};
+use crate::listing::Listing;
 use crate::map::LvolMap;
 use crate::model::LvolInfo;
 use crate::port::Shared;
@@ -127,6 +129,14 @@ impl Bdev for Lvol {
 
     fn allocated_blocks(&self) -> Option<u64> {
         Some(self.map.mapped()? * self.unit_blocks())
+    }
+
+    fn list_allocated(&self, query: ListQuery, answer: ListAnswer) {
+        if self.map.mapped().is_none() {
+            return answer.give_all(&query);
+        }
+        let lvol = (Arc::clone(&self.shared), self.uuid());
+        Listing::start(lvol, self.unit_blocks(), query, answer);
     }
 
     fn losses(&self) -> u64 {

@@ -364,6 +364,8 @@ pub(crate) enum ExternalWork {
 pub(crate) enum Answer {
     Outcome(oneshot::Sender<Result<Outcome, PoolError>>),
     Map(oneshot::Sender<Result<(LvolInfo, Arc<LvolMap>), PoolError>>),
+    /// Called on the keeper's core.
+    Call(Box<dyn FnOnce(Result<Outcome, PoolError>) + Send>),
 }
 
 impl Answer {
@@ -376,12 +378,15 @@ impl Answer {
         match self {
             Self::Outcome(answer) => drop(answer.send(Err(error))),
             Self::Map(answer) => drop(answer.send(Err(error))),
+            Self::Call(answer) => answer(Err(error)),
         }
     }
 
     pub(crate) fn send(self, outcome: Outcome) {
-        if let Self::Outcome(answer) = self {
-            let _ = answer.send(Ok(outcome));
+        match self {
+            Self::Outcome(answer) => drop(answer.send(Ok(outcome))),
+            Self::Call(answer) => answer(Ok(outcome)),
+            Self::Map(_) => {}
         }
     }
 }

@@ -9,12 +9,13 @@
 
 use std::sync::Arc;
 
+use nacre_bdev::listing::{ListAnswer, ListQuery};
 use nacre_bdev::{Bdev, Geometry, Layer, Limits, Op, OpenError, Queue, Support};
 use nacre_hugepages::Pool;
 use uuid::Uuid;
 
 use crate::lane::{DEPTH, Lane};
-use crate::model::VolumeRecord;
+use crate::model::{RESERVED, VolumeRecord};
 use crate::shared::Shared;
 use crate::view::{Mode, Role};
 
@@ -121,6 +122,22 @@ impl Bdev for Volume {
         let most = replicas.map(|device| allocated_bytes(device));
         let most = most.reduce(|a, b| Some(a?.max(b?)))??;
         Some(most.div_ceil(self.block_size.into()).min(self.blocks()))
+    }
+
+    /// Asks an in-sync replica: blocks that have no data there read as zeroes on all of them.
+    fn list_allocated(&self, query: ListQuery, answer: ListAnswer) {
+        let view = self.shared.view();
+        let replica = view.in_sync().next().map(|(_, replica)| &replica.device);
+        let fits = |device: &&Arc<Layer>| device.geometry().block_size == self.block_size;
+        let Some(device) = replica
+            .filter(fits)
+            .filter(|_| self.allocated_blocks().is_some())
+        else {
+            return answer.give_all(&query);
+        };
+        let first = RESERVED / u64::from(self.block_size);
+        let range = query.range.start + first..query.range.end + first;
+        device.list_allocated(ListQuery { range, ..query }, answer.at_offset(first));
     }
 
     /// The replicas that take part now.
@@ -293,6 +310,17 @@ mod tests {
         assert_eq!(of(&[two[0], two[1], (None, in_sync)]), None);
         assert_eq!(of(&[two[0], two[1], (None, syncing)]), Some(9));
         assert_eq!(of(&[(Some(u64::MAX), in_sync)]), Some(BLOCKS));
+
+        let list = || {
+            let (sender, answers) = std::sync::mpsc::channel();
+            let answer = ListAnswer::new(move |answer| sender.send(answer).unwrap());
+            let range = 0..BLOCKS;
+            volume.list_allocated(ListQuery { range, most: 1 }, answer);
+            answers.recv().unwrap().unwrap().ranges.pop()
+        };
+        assert_eq!(list(), Some(3..4));
+        of(&[(None, in_sync)]);
+        assert_eq!(list(), Some(0..BLOCKS));
     }
 
     #[test]

@@ -42,6 +42,7 @@ use self::opens::Opens;
 use self::plan::{Recipe, Shape};
 use crate::device::{Bdev, Geometry, Limits, OpenError, Support};
 use crate::io::Op;
+use crate::listing::{ListAnswer, ListQuery};
 use crate::qos::{Chain, Qos};
 use crate::queue::Queue;
 use crate::stats::DeviceStats;
@@ -290,6 +291,10 @@ impl Bdev for Layer {
         // The announced size may be that of before a resize.
         let blocks = self.geometry().blocks;
         self.bdev.allocated_blocks().map(|taken| taken.min(blocks))
+    }
+
+    fn list_allocated(&self, query: ListQuery, answer: ListAnswer) {
+        self.bdev.list_allocated(query, answer);
     }
 
     fn reserves(&self) -> bool {

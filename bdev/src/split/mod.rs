@@ -26,6 +26,7 @@ use uuid::Uuid;
 
 use crate::device::{Bdev, Geometry, Limits};
 use crate::layer::ModuleQueue;
+use crate::listing::{ListAnswer, ListQuery};
 use crate::module::{CreateError, MethodDoc, Module};
 use crate::queue::Queue;
 use crate::registry::Registry;
@@ -328,6 +329,10 @@ impl Stacked for Part {
     /// Unknown: the base only has a number for all its parts.
     fn allocated_blocks(&self) -> Option<u64> {
         None
+    }
+
+    fn list_allocated(&self, query: ListQuery, answer: ListAnswer) {
+        answer.give_all(&query);
     }
 
     fn present_blocks(&self) -> u64 {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use nacre_bdev::{Op, Support};
 use nacre_nvmf_wire::commands::admin::Identify;
 use nacre_nvmf_wire::identify::controller::{
-    Anacap, Cmic, Ctratt, FCATT_STATIC, FUSES_COMPARE_AND_WRITE, Lpa, OFCS_DISCONNECT, Oncs, Sgls,
-    cntrltype, vwc,
+    Anacap, Aocs, Cmic, Ctratt, FCATT_STATIC, FUSES_COMPARE_AND_WRITE, Lpa, OFCS_DISCONNECT, Oncs,
+    Sgls, cntrltype, vwc,
 };
 use nacre_nvmf_wire::identify::namespace::{
     NMIC_SHARED, NSATTR_WRITE_PROTECTED, NSTAT_READY, Nsfeat, Rescap, dlfeat,
@@ -270,6 +270,8 @@ fn io_controller(limits: &IoLimits) -> NvmController {
     let mut id = NvmController::zeroed();
     id.vsl = IdentifyController::mdts_for(limits.verify_bytes, 4096);
     id.wzsl = IdentifyController::mdts_for(limits.write_zeroes_bytes, 4096);
+    // OACS bit 9 stays clear: it announces the other actions of Get LBA Status, too.
+    id.aocs = U16::new(Aocs::ALLOCATED_BLOCKS.bits());
     // DMRSL and DMSL are 0, no limit: ranges may have any 32-bit length.
     id.dmrl = limits.dsm_ranges as u8;
     id

@@ -398,6 +398,7 @@ impl Controller {
         if self.is_discovery() {
             return bytes(&page);
         }
+        page.admin[usize::from(admin::GET_LBA_STATUS)] = U32::new(supported.bits());
         for (opcode, effects) in [
             (io::FLUSH, supported),
             (io::READ, supported),

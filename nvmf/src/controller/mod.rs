@@ -7,6 +7,7 @@
 //! identify.rs    the data of the controller and its namespaces (Base 5.17)
 //! features.rs    Get and Set Features (Base 5.15, 5.27)
 //! logs.rs        Get Log Page (Base 5.16)
+//! lba_status.rs  Get LBA Status (NVM Command Set 4.2.1)
 //! ```
 //!
 //! It does no I/O: the input is an admin command with its buffer, the result an [`Outcome`]. The
@@ -15,13 +16,19 @@
 mod events;
 mod features;
 mod identify;
+mod lba_status;
 mod logs;
 mod registers;
+
+pub(crate) use self::lba_status::write as write_lba_status;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use nacre_bdev::Bdev;
+use nacre_bdev::listing::ListQuery;
 use nacre_nvmf_wire::commands::admin as commands;
+use nacre_nvmf_wire::commands::lba_status::GetLbaStatus;
 use nacre_nvmf_wire::features::{HostBehavior, fid};
 use nacre_nvmf_wire::opcode::{admin, fabrics as fctype};
 use nacre_nvmf_wire::{Cqe, Fuse, Sqe, StatusCode, identify as structures};
@@ -44,7 +51,6 @@ use crate::transport::{Address, TransportCaps};
 const DISCOVERY_ACTIVITY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The next step for an admin command.
-#[derive(Debug)]
 pub(crate) enum Outcome {
     Done(Cqe),
     /// The command completes later, like Asynchronous Event Request, or never.
@@ -59,6 +65,11 @@ pub(crate) enum Outcome {
     Persist {
         on: bool,
         namespaces: Several,
+    },
+    /// Get LBA Status. The group asks the bdev. Then it completes the command.
+    ListAllocated {
+        bdev: Arc<dyn Bdev>,
+        query: ListQuery,
     },
 }
 
@@ -168,6 +179,10 @@ impl Controller {
                 Ok(u32::try_from(command.bytes()).unwrap_or(u32::MAX))
             }
             admin::GET_FEATURES => features::data_bytes_of_get(sqe),
+            admin::GET_LBA_STATUS if !self.is_discovery() => {
+                let bytes = GetLbaStatus::parse(sqe).bytes();
+                Ok(u32::try_from(bytes).unwrap_or(u32::MAX))
+            }
             admin::SET_FEATURES => Ok(match commands::SetFeatures::parse(sqe).fid {
                 fid::HOST_BEHAVIOR_SUPPORT => HostBehavior::SIZE as u32,
                 _ => 0,
@@ -209,6 +224,10 @@ impl Controller {
                 }
             }
             admin::SET_FEATURES => self.set_features(sqe, data, now),
+            admin::GET_LBA_STATUS => match self.lba_status(sqe) {
+                Ok((bdev, query)) => return Outcome::ListAllocated { bdev, query },
+                Err(status) => Err(status),
+            },
             _ => Err(StatusCode::INVALID_OPCODE.with_dnr()),
         };
         Outcome::Done(match result {

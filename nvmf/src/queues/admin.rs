@@ -10,6 +10,7 @@ use nacre_reactor::Nanos;
 use crate::controller::Outcome;
 use crate::queues::command::Command;
 use crate::queues::decode::{self, Plan, STRUCTURE_MOST};
+use crate::queues::listing;
 use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::request::Step;
 use crate::queues::reservation;
@@ -83,6 +84,7 @@ fn carry_out(command: &mut Command, outcome: Outcome) {
             };
             reservation::start(command, errand);
         }
+        Outcome::ListAllocated { bdev, query } => listing::start(command, &bdev, query),
     }
 }
 

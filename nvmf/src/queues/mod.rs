@@ -10,7 +10,8 @@
 //!         ├ Ports            the transports' I/O halves
 //!         ├ Buffers          the pools, and the commands that wait for a buffer
 //!         ├ Devices          the bdev queues, and the commands that wait for room in one
-//!         └ ReservationWork  the pending reservation commands
+//!         ├ ReservationWork  the pending reservation commands
+//!         └ Listings         the Get LBA Status commands that wait for their bdev
 //!
 //!   Command             access to the current command: its queue pair, its index in the table, and
 //!                       the core's resources
@@ -19,7 +20,7 @@
 //!   authentication, queue_auth   DH-HMAC-CHAP of a queue
 //!   request, waiting       the table of a queue's commands; lists of commands that wait
 //!   dispatch, fused        get a command's buffer and data, pair fused commands
-//!   admin, reservation     execute commands without device I/O
+//!   admin, reservation, listing   execute commands without device I/O
 //!   decode                 converts a command to a plan (pure)
 //!   execute, sync          execute the plan on a device: asynchronously, or synchronously
 //!   completion             completes every command
@@ -41,6 +42,7 @@ pub(crate) mod device;
 mod dispatch;
 mod execute;
 mod fused;
+mod listing;
 mod messages;
 mod ports;
 mod queue_auth;

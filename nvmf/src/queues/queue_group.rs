@@ -99,6 +99,9 @@ impl QueueGroup {
         if !self.core.reserving.is_idle() {
             did += self.reservation_turn(now);
         }
+        if !self.core.listings.is_idle() {
+            did += self.listing_turn(now);
+        }
         if !self.core.buffers.waiting_admin.is_empty() {
             did += self.feed(now, |buffers| &mut buffers.waiting_admin);
         }

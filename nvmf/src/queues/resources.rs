@@ -8,6 +8,7 @@ use nacre_reactor::{EventSet, Nanos, Repeats};
 
 use crate::queues::buffers::Buffers;
 use crate::queues::device::Devices;
+use crate::queues::listing::Listings;
 use crate::queues::ports::Ports;
 use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::reserving::ReservationWork;
@@ -30,6 +31,8 @@ pub(crate) struct Resources {
     pub devices: Devices,
     /// Pending reservation commands.
     pub reserving: ReservationWork,
+    /// Pending Get LBA Status commands.
+    pub listings: Listings,
     /// New Abort commands. The commands to abort may be on other queue pairs.
     pub aborts: VecDeque<Abort>,
     /// Refused Connects by host and reason, for the log.
@@ -58,6 +61,7 @@ impl Resources {
             devices: Devices::new(handle.core),
             handle,
             reserving: ReservationWork::default(),
+            listings: Listings::default(),
             aborts: VecDeque::new(),
             refusals: Repeats::new(REFUSAL_LOG_INTERVAL),
             sleepers: EventSet::new()?,

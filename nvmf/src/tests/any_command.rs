@@ -35,7 +35,7 @@ fn command() -> impl Strategy<Value = Sqe> {
     let opcode = prop_oneof![
         4 => proptest::sample::select(vec![
             admin::IDENTIFY, admin::GET_LOG_PAGE, admin::GET_FEATURES, admin::SET_FEATURES,
-            admin::ABORT, admin::KEEP_ALIVE, nacre_nvmf_wire::opcode::FABRICS,
+            admin::ABORT, admin::KEEP_ALIVE, admin::GET_LBA_STATUS, nacre_nvmf_wire::opcode::FABRICS,
         ]),
         1 => any::<u8>(),
     ];

@@ -19,6 +19,7 @@ mod fused;
 mod host;
 mod idle;
 mod io;
+mod lba_status;
 mod limits;
 mod listening;
 mod logs;

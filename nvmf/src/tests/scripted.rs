@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use nacre_bdev::listing::{ListAnswer, ListQuery};
 use nacre_bdev::{
     Bdev, Busy, Done, Geometry, Io, Limits, Op, OpenError, Queue, Status, Support, Token,
 };
@@ -15,6 +16,8 @@ use crate::subsystems::{Backing, NamespaceConfig, NamespaceIds, TargetConfig};
 
 pub(super) struct ScriptedBdev {
     pub state: Mutex<State>,
+    /// Questions for the ranges with data, not answered yet.
+    pub lists: Mutex<Vec<(ListQuery, ListAnswer)>>,
     uuid: Uuid,
 }
 
@@ -70,6 +73,7 @@ impl ScriptedBdev {
                 leftovers: 0,
                 polls: 0,
             }),
+            lists: Mutex::default(),
             uuid: Uuid::from_u128(0x1234),
         })
     }
@@ -127,6 +131,10 @@ impl Bdev for ScriptedBdev {
 
     fn supports(&self, _op: Op) -> Support {
         Support::Native
+    }
+
+    fn list_allocated(&self, query: ListQuery, answer: ListAnswer) {
+        self.lists.lock().push((query, answer));
     }
 
     fn allocated_blocks(&self) -> Option<u64> {

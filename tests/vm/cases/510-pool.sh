@@ -10,6 +10,11 @@ uses_less() { [ "$(used v1)" -lt "$1" ]; }
 on_more() { rpc pool_get '{"pool":"pool0"}' | jq '.disks[1].total_bytes - .disks[1].free_bytes'; }
 # A field of Identify Namespace; NUSE in blocks of 4 KiB.
 field() { nvme id-ns "$DEV" -o json | jq ".$1"; }
+# The number of ranges with data (Get LBA Status, action 02h).
+ranges() {
+    nvme admin-passthru "/dev/$CTRL" --opcode=0x86 --namespace-id=1 --cdw12=1023 --cdw13=0x2000000 \
+        --data-len=4096 --read --raw-binary | od -An -tu4 -N4 | tr -d ' '
+}
 nuse_is_below() { [ "$(field nuse)" -lt "$1" ]; }
 has_data_on_more() { [ "$(on_more)" -ge $((8 << 20)) ]; }
 has_one_disk() { [ "$(rpc pool_get '{"pool":"pool0"}' | jq '.disks | length')" = 1 ]; }
@@ -32,12 +37,15 @@ expect "NSZE, NCAP and NUSE" "$(field nsze) $(field ncap) $(field nuse)" "262144
 expect "THINP" "$(($(field nsfeat) & 1))" 1
 expect "NPDG and NOWS" "$(field npdg) $(field nows)" "15 15"
 
+expect "ranges with data" "$(ranges)" 0
+
 step "ext4, and files"
 mkfs.ext4 -q -F "$DEV"
 mount "$DEV" "$MNT"
 make_tree "$MNT/tree"
 sync -f "$MNT"
 SUM=$(tree_sum "$MNT/tree")
+[ "$(ranges)" -gt 0 ] || die "no range has data"
 
 step "snapshots under load; the daemon is killed, and comes back"
 load_start "$MNT/load" 16m

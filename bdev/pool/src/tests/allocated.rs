@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use nacre_bdev::listing::{ListAnswer, ListQuery};
 use nacre_bdev::{Bdev, Status};
 use uuid::Uuid;
 
@@ -96,4 +97,54 @@ fn a_unit_is_the_preferred_write() {
     let limits = Arc::clone(&block_on(pool.lvol(lvol)).unwrap()).limits();
     let both = (limits.optimal_write_blocks, limits.optimal_boundary_blocks);
     assert_eq!(both, (16, 0));
+}
+
+/// Goal: a list has exactly the ranges with data, clipped to the wanted one, over many leaves, and
+/// says if it is cut; a thick volume has data everywhere. Method: with leaves that no lane has
+/// loaded, after an import.
+#[test]
+fn ranges_with_data_are_listed() {
+    let (home, pool, lvol, mut host) = rig::start(64, 1024);
+    for lba in [5, 17, 64, 4095, 4096, 200_000] {
+        assert_eq!(host.write(lba, 1, 1), Status::Ok);
+    }
+    assert_eq!(host.flush(), Status::Ok);
+    drop((host, pool));
+    let home = Home::new(&home.kill());
+    let (pool, _) = home.import();
+    let list = |id, range, most| {
+        let (sender, answers) = std::sync::mpsc::channel();
+        let answer = ListAnswer::new(move |answer| sender.send(answer).unwrap());
+        let lvol = block_on(pool.lvol(id)).unwrap();
+        lvol.list_allocated(ListQuery { range, most }, answer);
+        let found = answers.recv().unwrap().unwrap();
+        (found.ranges, found.is_complete)
+    };
+    let all = vec![0..32, 64..80, 4080..4112, 200_000..200_016];
+    assert_eq!(list(lvol, 0..262_144, 9), (all.clone(), true));
+    assert_eq!(list(lvol, 0..262_144, 4), (all.clone(), true));
+    assert_eq!(list(lvol, 0..262_144, 3), (all[..3].to_vec(), false));
+    assert_eq!(list(lvol, 0..262_144, 0), (vec![], false));
+    assert_eq!(list(lvol, 20..70, 9), (vec![20..32, 64..70], true));
+    assert_eq!(list(lvol, 32..64, 9), (vec![], true));
+    assert_eq!(list(lvol, 4112..262_144, 1), (all[3..].to_vec(), true));
+    assert_eq!(list(lvol, 200_016..262_144, 9), (vec![], true));
+
+    let id = Uuid::from_u128(9);
+    let create = Command::Create {
+        id,
+        name: "thick".into(),
+        bytes: 4 << 20,
+        thick: true,
+    };
+    run(&pool, create).unwrap();
+    let whole = list(id, 3..900, 1);
+    assert_eq!((whole.0.first(), whole.1), (Some(&(3..900)), true));
+    let device = block_on(pool.lvol(lvol)).unwrap();
+    run(&pool, Command::Close { export: false }).unwrap();
+    let (sender, answers) = std::sync::mpsc::channel();
+    let answer = ListAnswer::new(move |answer| sender.send(answer).unwrap());
+    let range = 0..16;
+    device.list_allocated(ListQuery { range, most: 1 }, answer);
+    assert_eq!(answers.recv().unwrap(), Err(Status::Gone));
 }

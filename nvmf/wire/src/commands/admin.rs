@@ -2,6 +2,7 @@
 
 use zerocopy::little_endian::U32;
 
+use super::lba_status::GetLbaStatus;
 use super::{CommandError, bit, bits};
 use crate::opcode::admin;
 use crate::sqe::Sqe;
@@ -13,6 +14,7 @@ pub enum AdminCommand {
     GetLogPage(GetLogPage),
     GetFeatures(GetFeatures),
     SetFeatures(SetFeatures),
+    GetLbaStatus(GetLbaStatus),
     Abort(Abort),
     AsyncEventRequest,
     KeepAlive,
@@ -25,6 +27,7 @@ impl AdminCommand {
             admin::GET_LOG_PAGE => Self::GetLogPage(GetLogPage::parse(sqe)?),
             admin::GET_FEATURES => Self::GetFeatures(GetFeatures::parse(sqe)?),
             admin::SET_FEATURES => Self::SetFeatures(SetFeatures::parse(sqe)),
+            admin::GET_LBA_STATUS => Self::GetLbaStatus(GetLbaStatus::parse(sqe)),
             admin::ABORT => Self::Abort(Abort::parse(sqe)),
             admin::ASYNC_EVENT_REQUEST => Self::AsyncEventRequest,
             admin::KEEP_ALIVE => Self::KeepAlive,

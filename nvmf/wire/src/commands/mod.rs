@@ -5,6 +5,7 @@
 
 pub mod admin;
 pub mod io;
+pub mod lba_status;
 pub mod reservation;
 
 pub use admin::AdminCommand;

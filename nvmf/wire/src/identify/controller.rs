@@ -270,6 +270,13 @@ bitflags::bitflags! {
         const LOCKDOWN = 1 << 10;
     }
 
+    /// Optional admin commands of the NVM command set ([`NvmController::aocs`]).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct Aocs: u16 {
+        /// RALBAS: Get LBA Status with action type 02h.
+        const ALLOCATED_BLOCKS = 1 << 0;
+    }
+
     /// Log page attributes.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct Lpa: u8 {
@@ -352,6 +359,7 @@ wire! {
         8 dmsl: U64,
         16 kpiocap: u8,
         17 wzdsl: u8,
+        /// See [`Aocs`].
         18 aocs: U16,
         20 ver: U32,
         24 lbamqf: u8,
