@@ -135,6 +135,36 @@ mod tests {
         }
     }
 
+    /// Goal: keys with which no node would reach another are refused, each at its line, and only in
+    /// a cluster.
+    #[test]
+    fn nodes_have_no_keys_of_replication() {
+        let node = format!("[cluster]\nname = \"lab\"\n{STORE}");
+        for (key, value) in [
+            ("dhchap_key", "own"),
+            ("dhchap_ctrlr_key", "far"),
+            ("psk", "far-tls"),
+            ("tls", "require"),
+        ] {
+            let keys = format!("[replication]\n{key} = \"{value}\"\n");
+            let said = said(&format!("{node}{keys}"));
+            let expected = format!("/n.toml:6: replication.{key}: [cluster] names a cluster");
+            assert!(said.contains(&expected), "{said}");
+            let remedy = format!("remove {key} from [replication], and give the nodes a network");
+            assert!(said.contains(&remedy), "{said}");
+            load_text(Some(("/n.toml", &keys)), [], &[]).expect("no cluster");
+        }
+        let all = "[replication]\ndhchap_key = \"a\"\npsk = \"b\"\ntls = \"require\"\n";
+        let said = said(&format!("{node}{all}"));
+        assert_eq!(
+            said.matches("[cluster] names a cluster").count(),
+            3,
+            "{said}"
+        );
+        let prefers = format!("{node}[replication]\ntls = \"prefer\"\n");
+        load_text(Some(("/n.toml", &prefers)), [], &[]).expect("no key");
+    }
+
     #[test]
     fn a_node_needs_no_prefix() {
         let labels = "labels = { zone = \"a\", rack = \"7\" }";

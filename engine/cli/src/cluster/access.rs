@@ -13,7 +13,7 @@ use nacre_engine::config::{self, Flag};
 
 // Each option replaces a key of `[store]`, and `flags` names the key. The rules of the values stand
 // with the keys, in `VolumeStoreSettings`; keys that only a daemon uses have no option here.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(super) struct EtcdArgs {
     /// The configuration file; the system's unless given
     #[arg(short = 'c', long, value_name = "FILE", env = "NACRE_CONFIG")]

@@ -370,4 +370,25 @@ mod tests {
         // A table is the same as an inline one.
         assert!(edited("[cluster.labels]\nzone = \"a\"", &all(&store())).is_ok());
     }
+    /// Goal: a daemon whose remote controllers have keys does not become a node, because it would
+    /// reach no other one; its file stays.
+    #[test]
+    fn keys_for_all_remote_controllers_are_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("nacre.toml");
+        let text = "[replication]\npsk = \"far-tls\"\n";
+        std::fs::write(&path, text).expect("a file");
+        let etcd = EtcdArgs {
+            config: Some(path.clone()),
+            ..EtcdArgs::default()
+        };
+        let refused = Edit::new("lab", &store(), &etcd, &node()).expect_err("a key");
+        let Failure::Failed(refused) = refused else {
+            panic!("{refused:?}");
+        };
+        let refused = format!("{refused:#}");
+        let expected = format!("{}:2: replication.psk: [cluster] names", path.display());
+        assert!(refused.contains(&expected), "{refused}");
+        assert_eq!(std::fs::read_to_string(&path).expect("it stays"), text);
+    }
 }

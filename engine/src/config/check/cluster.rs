@@ -5,6 +5,7 @@ use nacre_cluster_node::MAX_POOLS;
 
 use super::{Check, Settings};
 use crate::config::cluster::ReplaceAfter;
+use crate::config::replication::LegTls;
 
 /// Most labels of a node, and most bytes of the key or value of a label.
 const MAX_LABELS: usize = 16;
@@ -52,6 +53,7 @@ impl Check<'_> {
                 self.refuse(&format!("store.{key}"), cause, "remove it from [store]");
             }
         }
+        self.no_keys_of_replication(settings);
         let is_text =
             |text: &str| (1..=MAX_LABEL).contains(&text.len()) && !text.contains(char::is_control);
         if let Some(node) = cluster.node.as_deref().filter(|node| !is_text(node)) {
@@ -70,6 +72,28 @@ impl Check<'_> {
                      control characters"
                 );
                 self.refuse(&format!("cluster.{key}"), &cause, "shorten them");
+            }
+        }
+    }
+    /// Refuses keys for all remote controllers. The exports of a node allow the other nodes by
+    /// name, without keys, so a node that used a key would connect to none of them.
+    fn no_keys_of_replication(&mut self, settings: &Settings) {
+        let replication = &settings.replication;
+        for (key, is_set) in [
+            ("dhchap_key", replication.dhchap_key.is_some()),
+            ("dhchap_ctrlr_key", replication.dhchap_ctrlr_key.is_some()),
+            ("psk", replication.psk.is_some()),
+            ("tls", replication.tls == LegTls::Require),
+        ] {
+            if is_set {
+                let cause = "[cluster] names a cluster, whose nodes connect to each other without \
+                             keys and without TLS: with it, no node reaches the replicas of another";
+                let remedy = format!(
+                    "remove {key} from [replication], and give the nodes a network of their own; \
+                     name the keys of targets outside of the cluster in their [[remote]] or \
+                     bdev_nvme_attach_controller"
+                );
+                self.refuse(&format!("replication.{key}"), cause, &remedy);
             }
         }
     }

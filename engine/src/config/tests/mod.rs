@@ -385,10 +385,17 @@ fn the_sample_is_complete_and_equals_the_defaults() {
     assert_eq!(loaded.settings, Settings::default());
 
     // With its examples uncommented, the sample is still valid and names every key. A node of a
-    // cluster has no prefix of its own, so that two daemons have all keys together.
+    // cluster has no prefix of its own and no keys in [replication], so that two daemons have all
+    // keys together.
     let full = |is_node: bool| {
         let of_the_other: &[&str] = if is_node {
-            &["#: prefix = ", "#: take_over = "]
+            &[
+                "#: prefix = ",
+                "#: take_over = ",
+                "#: dhchap_key = \"own\"",
+                "#: dhchap_ctrlr_key = \"far\"",
+                "#: psk = \"far-tls\"",
+            ]
         } else {
             &[
                 "#: name = \"lab\"",

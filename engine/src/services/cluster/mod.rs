@@ -81,6 +81,7 @@ use crate::values::host_identity;
 pub(crate) use self::backups::{must_be_replaceable, read_backup, seconds, write_backup};
 pub use self::create::{addresses, create, delete, end_exports_of_former, publish, unpublish};
 pub use self::hosts::refuse_by_hand;
+pub use self::peers::refuse_keys_by_hand;
 pub use self::placed::{PlacedReplicas, create_placed, grow_lvols};
 pub(crate) use self::replacement::report_release;
 pub use self::replicas::{NewReplica, change_replicas};

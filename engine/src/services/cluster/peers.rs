@@ -12,15 +12,21 @@ use nacre_cluster_node::{NodeKey, Portal, node_nqn};
 use nacre_nvmf_remote::State;
 use serde_json::json;
 use tracing::{info, warn};
+use uuid::Uuid;
 
 use super::Running;
 use crate::attach::ReconnectTimes;
+use crate::config::cluster::ClusterSettings;
 use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
 use crate::services::Engine;
 use crate::services::nvme::{self, AttachParams};
 
 /// Most addresses of one node that are used.
 const MAX_PORTALS: usize = 8;
+
+/// Prefix of the names of the nodes' controllers.
+const CONTROLLER: &str = "node.";
 
 /// The host NQN with which a node connects to the exports. It is derived from the node's id,
 /// because two nodes on one machine must not share a reservation registration.
@@ -29,7 +35,23 @@ pub(super) fn host_nqn(node: NodeId) -> String {
 }
 
 fn controller(node: NodeId) -> String {
-    format!("node.{}", node.0)
+    format!("{CONTROLLER}{}", node.0)
+}
+
+/// Refuses new keys for the controller of a node: the exports of nodes have no keys, so that the
+/// node would not be reached any more.
+pub fn refuse_keys_by_hand(cluster: &ClusterSettings, name: &str) -> Result<(), RpcError> {
+    let of_node = name.strip_prefix(CONTROLLER);
+    let is_node = of_node.is_some_and(|id| id.parse::<Uuid>().is_ok());
+    if !is_node || !cluster.is_node() {
+        return Ok(());
+    }
+    let cause = format!(
+        "\"{name}\" is a node of the cluster, and nodes connect to each other without keys: with \
+         keys, its replicas would be out of reach"
+    );
+    let refused = RpcError::errno(Errno::EPERM, cause).field("name");
+    Err(refused.remedy("leave it as it is, and give the nodes a network of their own"))
 }
 
 #[derive(Default)]
@@ -151,5 +173,33 @@ async fn detach(engine: &Rc<Engine>, node: NodeId) {
         .await
     {
         warn!(node = %node.0, %error, "a node is not detached");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the controller of a node gets no keys by a call, because the node's export has none. A
+    /// daemon outside of a cluster may give such a name to any controller.
+    #[test]
+    fn controllers_of_nodes_get_no_keys() {
+        let alone = ClusterSettings::default();
+        let node = ClusterSettings {
+            name: Some("lab".to_owned()),
+            ..ClusterSettings::default()
+        };
+        let name = controller(NodeId(Uuid::from_u128(7)));
+        let facts = refuse_keys_by_hand(&node, &name).expect_err("a node").data;
+        let facts = facts.expect("facts");
+        assert_eq!(facts.field.as_deref(), Some("name"));
+        assert!(
+            facts.cause.contains("is a node of the cluster"),
+            "{facts:?}"
+        );
+        for other in ["far", "node.far", "node."] {
+            assert!(refuse_keys_by_hand(&node, other).is_ok(), "{other}");
+        }
+        assert!(refuse_keys_by_hand(&alone, &name).is_ok());
     }
 }

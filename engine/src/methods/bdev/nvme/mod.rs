@@ -33,6 +33,7 @@ use crate::journal::{EntryState, JournalEntry, is_declaring};
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::Engine;
+use crate::services::cluster;
 use crate::services::lifecycle::Phase;
 use crate::services::nvme::options::Options;
 use crate::services::nvme::{self, ATTACH, AttachParams, Multipath, POLICIES, key};
@@ -623,6 +624,7 @@ impl Method<Engine> for SetControllerKeys {
         let name = &params.name;
         let remote = engine.remotes.find(name);
         let remote = remote.ok_or_else(|| no_controller(name))?;
+        cluster::refuse_keys_by_hand(&engine.settings.cluster, name)?;
         let of_name = |entry: &JournalEntry| {
             let further = format!("{}{name}/", nvme::PATHS);
             entry.record.key == key(name) || entry.record.key.starts_with(&further)
