@@ -252,6 +252,26 @@ nacre_ns_resize() {
 key_make() { "$NACRE" key generate "$1" --folder "$WORK/keys" --socket "$SOCK" "${@:2}"; }
 secret() { cat "$WORK/keys/$1"; }                                                 # secret NAME
 
+# The text of each key in $WORK/keys is in no log, no file of the state (the audit log is one) and
+# no answer of the daemon.
+expect_no_leak() {
+    local file name mark method places
+    [ -s "$WORK/data/audit.log" ] || die "there is no audit log to search"
+    places=$WORK/answers
+    mkdir -p "$places"
+    for method in nvmf_get_subsystems keyring_get_keys key_list host_auth_status state_get events_get audit_get; do
+        rpc $method >"$places/$method"
+    done
+    rpc nvmf_subsystem_get_qpairs "{\"nqn\":\"$NQN\"}" >"$places/qpairs"
+    for file in "$WORK"/keys/*; do
+        name=${file##*/}
+        mark=$(secret "$name" | cut -d: -f3 | cut -c5-24)
+        [ ${#mark} = 20 ] || die "$name is no key"
+        if grep -rlaF -- "$mark" "$DAEMON_LOG" "$WORK/data" "$places"; then die "these files have the secret of $name"; fi
+    done
+    rm -r "$places"
+}
+
 # ---- nvmet, through configfs ---------------------------------------------------------------------
 
 NVMET=/sys/kernel/config/nvmet

@@ -54,16 +54,6 @@ tls_of() { # tls_of QID FIELD: identity, cipher or derivation, as the daemon see
         jq -r --argjson qid "$1" --arg field "$2" '.[] | select(.qid == $qid) | .tls[$field]'
 }
 
-# The text of a key is in no log, record or answer of the daemon.
-expect_no_leak() { # expect_no_leak KEY
-    local method mark
-    mark=$(secret "$1" | cut -d: -f3 | cut -c5-24)
-    if grep -qaF -- "$mark" "$DAEMON_LOG" "$WORK"/data/*; then die "the secret is in the log or the state"; fi
-    for method in nvmf_get_subsystems keyring_get_keys state_get events_get; do
-        if rpc $method | grep -F -- "$mark" >/dev/null; then die "$method shows the secret"; fi
-    done
-}
-
 # A subsystem of the kernel's target for Nacre as the host, behind a TLS port of its own, which
 # far_up opens. The cleanup of the guest knows only the first port.
 FAR=nqn.2026-01.org.example:far

@@ -174,7 +174,7 @@ dd if="$DEV" of=/dev/null bs=64k count=8 iflag=direct status=none
 disconnect "$NQN"
 
 step "no secret is in the log, the state or an answer"
-expect_no_leak own
+expect_no_leak
 
 step "an event for each refusal, with its reason"
 for reason in "binder does not match" "no PSK of this target" "$WORK/keys/own" "in clear" "does not use TLS"; do
