@@ -9,10 +9,10 @@ use crate::tls::{
     Alert, ClientHello, Derivation, HelloError, Identity, Psk, PskKey, PskSource, Refused, Suite,
 };
 
-const IDENTITY: &str = "NVMe0R01 nqn.2014-08.org.nvmexpress:uuid:00000000-0000-0000-0000-000000000001 nqn.2026-01.io.nacre:s1";
+pub(super) const IDENTITY: &str = "NVMe0R01 nqn.2014-08.org.nvmexpress:uuid:00000000-0000-0000-0000-000000000001 nqn.2026-01.io.nacre:s1";
 
 /// The PSKs of a target, in order.
-struct Keys(Vec<&'static str>);
+pub(super) struct Keys(pub Vec<&'static str>);
 
 impl PskSource for Keys {
     fn psks(&self, _identity: &Identity) -> Vec<Arc<dyn PskKey>> {
@@ -21,13 +21,13 @@ impl PskSource for Keys {
     }
 }
 
-const RIGHT: &str = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+pub(super) const RIGHT: &str = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
 /// The PSK of a hello of OpenSSL that was given a binder with SHA-384.
 const LONG: &str =
     "NVMeTLSkey-1:02:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIjJCUmJygpKissLS4vcSEgBQ==:";
 const OTHER: &str = "NVMeTLSkey-1:01:BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwfLJNij:";
 
-fn message(name: &str) -> Vec<u8> {
+pub(super) fn message(name: &str) -> Vec<u8> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/tls_hello");
     std::fs::read(folder.join(name)).expect("in the corpus")[1..].to_vec()
 }
@@ -157,7 +157,7 @@ fn offering(identities: &[&str]) -> Vec<u8> {
 }
 
 /// Where the length of the extensions is.
-fn extensions_at(bytes: &[u8]) -> usize {
+pub(super) fn extensions_at(bytes: &[u8]) -> usize {
     let session_id = 4 + 2 + 32;
     let suites = session_id + 1 + usize::from(bytes[session_id]);
     let compression =

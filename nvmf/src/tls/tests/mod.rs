@@ -2,4 +2,5 @@
 
 mod fuzz;
 mod hello;
+mod offers;
 mod vectors;
