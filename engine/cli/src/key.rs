@@ -1,12 +1,13 @@
 //! `nacre key`: creates and checks keys for authentication and TLS. Secrets stay in their files,
 //! and the daemon gets names and paths only; or the daemon stores them sealed.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use anyhow::Context;
 use clap::{Args, Subcommand, ValueEnum};
 use nacre_nvmf::auth::{Hash, Secret, SystemRandom};
 use nacre_nvmf::tls::Psk;
@@ -347,18 +348,64 @@ pub(crate) fn generate(
 
 /// Never over an existing file: that could be a key in use.
 fn write(path: &Path, secret: &KeyText) -> std::io::Result<()> {
-    let mut options = OpenOptions::new();
-    let mut file = options
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)?;
+    let mut file = new_file(path)?;
     file.write_all(secret.to_text().as_bytes())?;
     // SPDK takes no end of line after a PSK.
     if matches!(secret, KeyText::Dhchap(_)) {
         file.write_all(b"\n")?;
     }
     file.sync_all()
+}
+
+/// A new file for secrets, which only its owner can read. It is deleted again unless
+/// [`finish`](Self::finish) succeeds.
+pub(crate) struct NewSecretFile {
+    path: PathBuf,
+    file: File,
+    is_finished: bool,
+}
+
+impl NewSecretFile {
+    /// Creates the file, so that a name that exists or cannot be written fails before any key is
+    /// made.
+    pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
+        let path = std::path::absolute(path).map_err(|error| problem(path, &error))?;
+        let file = new_file(&path).map_err(|error| problem(&path, &error))?;
+        Ok(Self {
+            path,
+            file,
+            is_finished: false,
+        })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes the lines. They are durable when it returns.
+    pub(crate) fn finish(mut self, lines: &[Zeroizing<String>]) -> anyhow::Result<()> {
+        let written = lines
+            .iter()
+            .try_for_each(|line| writeln!(self.file, "{}", **line))
+            .and_then(|()| self.file.sync_all());
+        written.with_context(|| self.path.display().to_string())?;
+        self.is_finished = true;
+        Ok(())
+    }
+}
+
+impl Drop for NewSecretFile {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            // The failure that led here is the one to report.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn new_file(path: &Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600).open(path)
 }
 
 /// Lets the daemon make a sealed key, and shows its text or writes it to a new file.

@@ -6,6 +6,7 @@ mod cluster;
 mod cluster_backup;
 mod fake;
 mod general;
+mod host_keys;
 mod join;
 mod paths;
 mod rdma;
