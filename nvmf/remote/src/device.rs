@@ -28,6 +28,7 @@ pub struct RemoteBdev {
 /// A path of a device, for management.
 #[derive(Debug, Clone)]
 pub struct PathInfo {
+    pub path: Path,
     /// See [`crate::Config::address`].
     pub address: (String, String),
     pub subnqn: String,
@@ -87,6 +88,7 @@ impl RemoteBdev {
             let found = link.namespaces.get(&self.nsid());
             let is_connected = path.shared.link.generation().is_some();
             PathInfo {
+                path: Path(Arc::clone(&path.shared)),
                 address: config.address.clone(),
                 subnqn: config.options.subnqn.to_string(),
                 status: path.shared.status(),

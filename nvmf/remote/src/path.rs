@@ -1,5 +1,6 @@
 //! [`Path`]: one controller of an attachment, for the management thread.
 
+use std::fmt;
 use std::sync::Arc;
 
 use nacre_bdev::injection::Injection;
@@ -15,6 +16,13 @@ use crate::status::Status;
 /// one address over two transports).
 #[derive(Clone)]
 pub struct Path(pub(crate) Arc<Shared>);
+
+impl fmt::Debug for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (host, port) = &self.0.config.address;
+        write!(f, "Path({host} {port})")
+    }
+}
 
 impl PartialEq for Path {
     fn eq(&self, other: &Self) -> bool {

@@ -61,6 +61,9 @@ pub struct LinkState {
     /// The transport of the association, if there are two: I/O queues must use the same.
     pub transport: Option<TransportType>,
     pub cntlid: u16,
+    /// This host has authenticated itself on the admin queue of the association, or by the
+    /// authentication that generated the association's PSK.
+    pub is_authenticated: bool,
     /// Number of I/O queues that the controller granted.
     pub io_queues: u16,
     /// Entries per I/O queue.

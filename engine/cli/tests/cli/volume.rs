@@ -59,11 +59,11 @@ fn daemon() -> Fake {
         "volume_get_connections" => Ok(
             json!([{ "nqn": "nqn.x", "host": "nqn.h", "host_id": "i", "cntlid": 1,
             "transport": "RDMA", "listen_address": "127.0.0.1:4420", "peer_address": "127.0.0.1:5", "queues": 2,
-            "admitted": true }]),
+            "tls": "TLS_AES_128_GCM_SHA256", "psk": "h-tls", "dhchap_key": "h-own", "admitted": true }]),
         ),
         "remote_get_paths" => Ok(json!([
             { "bdev": "b", "trid": { "trtype": "RDMA", "traddr": "192.0.2.7", "trsvcid": "4420" }, "state": "enabled",
-              "ana_state": "optimized", "current": true, "reads": 3, "writes": 4, "resent": 0, "why": null },
+              "ana_state": "optimized", "current": true, "tls": "TLS_AES_256_GCM_SHA384", "psk": "b-tls", "dhchap_key": "b-own", "reads": 3, "writes": 4, "resent": 0, "why": null },
             { "bdev": "other", "trid": { "trtype": "TCP", "traddr": "192.0.2.8", "trsvcid": "4420" } },
         ])),
         "events_get" => Ok(
@@ -106,10 +106,24 @@ fn volumes_are_listed_and_shown() {
     }
     assert_eq!(daemon.nacre("volume show v --json").json()["uuid"], "u");
     let hosts = daemon.nacre("volume connections v").printed();
-    assert_eq!(cells(&hosts)[0][..3], ["nqn.h", "RDMA", "2"]);
+    assert_eq!(
+        cells(&hosts)[0][..9],
+        [
+            "nqn.h",
+            "RDMA",
+            "2",
+            "127.0.0.1:5",
+            "127.0.0.1:4420",
+            "TLS_AES_128_GCM_SHA256",
+            "h-tls",
+            "h-own",
+            "yes"
+        ]
+    );
     let path = hosts.lines().last().unwrap();
     let path: Vec<&str> = path.split_whitespace().collect();
     assert_eq!(path[..5], ["b", "RDMA", "192.0.2.7", "4420", "enabled"]);
+    assert_eq!(path[7..10], ["TLS_AES_256_GCM_SHA384", "b-tls", "b-own"]);
     assert!(!hosts.contains("other"), "{hosts}");
     let dump = daemon.nacre("volume store-dump").printed();
     assert!(dump.starts_with("in /x/volumes.redb\n"), "{dump}");

@@ -19,6 +19,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nacre_nvmf::auth::KeySource;
+use nacre_nvmf::tls::Suite;
 use nacre_nvmf::transport::TransportType;
 use nacre_nvmf_remote::{Attachment, Changes, MAX_PATHS, Path, State, Status};
 use nacre_transport_connect::{Rdma, RdmaTuning, Source};
@@ -34,7 +36,7 @@ use crate::services::Engine;
 
 pub use crate::attach::{attach_params, default_name};
 pub use plan::{
-    Authentication, PlanError, RemotePlan, RemoteTls, Timeouts, WantedController, resolve,
+    Authentication, PathPsk, PlanError, RemotePlan, RemoteTls, Timeouts, WantedController, resolve,
 };
 
 /// Time limit for an orderly shutdown of the controllers.
@@ -52,6 +54,7 @@ pub struct RemotePath {
     pub path: Path,
     /// The parameters as requested, for replies.
     pub wanted: WantedController,
+    psk: PathPsk,
     source: Source,
     /// Start of the attempt; the time limit of the first connection counts from here.
     pub begun: Instant,
@@ -129,6 +132,7 @@ impl Remotes {
             reported: RefCell::new(path.status()),
             path,
             wanted: plan.wanted,
+            psk: plan.psk,
             source: plan.source,
             begun: Instant::now(),
         });
@@ -323,7 +327,39 @@ impl Remote {
     }
 }
 
+/// The protection of a path's connections.
+#[derive(Debug, Default)]
+pub struct PathSecurity {
+    /// `None`: the connections are in clear.
+    pub suite: Option<Suite>,
+    /// Name of the configured PSK in use.
+    pub psk: Option<String>,
+    /// Name of the key with which this host authenticated itself.
+    pub dhchap_key: Option<String>,
+}
+
 impl RemotePath {
+    /// The protection of the present connections; a path without connections has none.
+    pub fn security(&self) -> PathSecurity {
+        let status = self.path.status();
+        if status.state != State::Live {
+            return PathSecurity::default();
+        }
+        let is_tcp = status.transport == TransportType::Tcp;
+        let suite = self.psk.suite().filter(|_| is_tcp);
+        let psk = match &self.wanted.tls {
+            RemoteTls::Psk(psk) => psk.name().filter(|_| suite.is_some()),
+            RemoteTls::Off | RemoteTls::Concatenated => None,
+        };
+        let is_authenticated = self.path.link().is_authenticated;
+        let keys: &dyn KeySource = &*self.wanted.authentication.keys;
+        PathSecurity {
+            suite,
+            psk,
+            dhchap_key: keys.names().0.filter(|_| is_authenticated),
+        }
+    }
+
     fn report_changes(&self, engine: &Rc<Engine>, name: &str) {
         let status = self.path.status();
         let before = self.reported.replace(status.clone());

@@ -309,6 +309,7 @@ impl HostController {
             self.enter(HostStep::Connect, now);
         } else if let Some(result) = queue.authenticate(&self.pool, now) {
             let next = step_after_authentication(result?, &mut self.queue);
+            self.link.change(|state| state.is_authenticated = true);
             self.enter(next, now);
         }
         self.check_time(now)?;

@@ -32,6 +32,10 @@ impl HostController {
             return Err(HostError::Misbehaved { what });
         }
         self.given(cntlid);
+        let generated = self.options.concatenation.as_ref();
+        let has_generated = generated.is_some_and(|psk| psk.is_set());
+        self.link
+            .change(|state| state.is_authenticated = has_generated);
         Ok(auth)
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nacre_bdev::Bdev;
+use nacre_nvmf::tls::Suite;
 use nacre_nvmf_remote::{PathInfo, PathIo, RemoteBdev, State};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -16,7 +17,7 @@ use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::Engine;
 use crate::services::nvme::POLICIES;
-use crate::services::remotes::RemotePath;
+use crate::services::remotes::{PathSecurity, RemotePath};
 use crate::store::Change;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -311,6 +312,12 @@ pub struct PathReply {
     preferred: bool,
     /// Why the path is not connected, or the namespace on it is not used.
     why: Option<String>,
+    /// The cipher suite of TLS; null: the path is in clear, or not connected.
+    tls: Option<&'static str>,
+    /// The name of the pre-shared key in use; null: none, or authentication generated it.
+    psk: Option<String>,
+    /// The name of the key with which this daemon authenticated itself; null: it did not.
+    dhchap_key: Option<String>,
     /// Completed I/O; at most 100 ms old.
     reads: u64,
     read_bytes: u64,
@@ -350,14 +357,22 @@ impl Method<Engine> for GetPaths {
                     controller: controller.clone(),
                     ..path
                 };
-                all.extend(device.paths().iter().map(|path| named(PathReply::of(path))));
+                let paths = remote.paths();
+                let security = |info: &PathInfo| {
+                    let mut found = paths.iter().filter(|path| path.path == info.path);
+                    let found = found.next().map(|path| path.security());
+                    found.unwrap_or_default()
+                };
+                let used = device.paths();
+                let used = used.iter();
+                all.extend(used.map(|info| named(PathReply::of(info, security(info)))));
                 // Paths that were never connected, or never had the namespace.
-                let unused = remote.paths().into_iter();
+                let unused = paths.iter();
                 let unused = unused.filter(|path| !device.has_path(&path.path));
                 all.extend(unused.map(|path| {
                     let refused = remote.attachment.refusals_of(&path.path).into_iter();
                     let mut refused = refused.filter(|(name, _)| name == device.name());
-                    named(PathReply::unused(&path, refused.next().map(|(_, why)| why)))
+                    named(PathReply::unused(path, refused.next().map(|(_, why)| why)))
                 }));
             }
         }
@@ -367,7 +382,7 @@ impl Method<Engine> for GetPaths {
 
 impl PathReply {
     /// A path of a device. The caller fills in the names.
-    fn of(path: &PathInfo) -> Self {
+    fn of(path: &PathInfo, security: PathSecurity) -> Self {
         let problem = path.status.state.error().map(ToString::to_string);
         Self {
             bdev: String::new(),
@@ -380,6 +395,9 @@ impl PathReply {
             current: path.io.current > 0,
             preferred: path.is_preferred,
             why: path.refusal.clone().or(problem),
+            tls: security.suite.map(Suite::name),
+            psk: security.psk,
+            dhchap_key: security.dhchap_key,
             reads: path.io.reads,
             read_bytes: path.io.read_bytes,
             writes: path.io.writes,
@@ -392,6 +410,7 @@ impl PathReply {
     /// A path over which the bdev's namespace was never found.
     fn unused(path: &RemotePath, refused: Option<String>) -> Self {
         let info = PathInfo {
+            path: path.path.clone(),
             address: path.path.config().address.clone(),
             subnqn: path.wanted.subnqn.to_string(),
             status: path.path.status(),
@@ -401,7 +420,7 @@ impl PathReply {
             io: PathIo::default(),
             queues: Vec::new(),
         };
-        Self::of(&info)
+        Self::of(&info, path.security())
     }
 }
 

@@ -402,6 +402,8 @@ pub struct ConnectionReply {
     queues: usize,
     /// The cipher suite of TLS; null: the connection is in clear.
     tls: Option<&'static str>,
+    /// The name of the pre-shared key of TLS; null: in clear, or authentication generated it.
+    psk: Option<String>,
     /// The name of the key with which the host authenticated itself; null: it did not.
     dhchap_key: Option<String>,
     /// True if the volume's transport_policy admits this transport.
@@ -459,6 +461,7 @@ fn connection(of: &Arc<Association>, nqn: &str, policy: TransportPolicy) -> Conn
         tls: queues
             .first()
             .and_then(|q| Some(q.secure.as_ref()?.suite.name())),
+        psk: queues.first().and_then(|q| q.secure.as_ref()?.psk.name()),
         dhchap_key: queues.first().and_then(|q| q.auth.keys()?.names().0),
     }
 }

@@ -138,11 +138,19 @@ fn keys() {
     assert_eq!(code(both(None, Some("own"))), -22);
     let strange = daemon.refused(set, json!({ "name": "elsewhere" }));
     assert_eq!(strange.code, -19);
-    // The target asks for nothing, and this host does not ask either.
+    let proved = || daemon.call("remote_get_paths", Value::Null)[0]["dhchap_key"].take();
+    assert_eq!(proved(), "other");
+    let metrics = far.call("metrics_get", json!({ "format": "text" }));
+    let failed = "nacre_nvmf_authentication_failures_total{reason=\"wrong_key\"} 0";
+    assert!(!metrics.as_str().unwrap().contains(failed), "{metrics}");
+    // The target asks for nothing, and this host does not ask either, with a key and without.
     demand(both(None, None));
+    daemon.call(set, with(there.clone(), both(Some("own"), None)));
+    assert_eq!(proved(), Value::Null, "no proof of it");
     daemon.call(set, there.clone());
     demand(both(Some("own"), None));
     daemon.call(set, with(there.clone(), both(Some("own"), None)));
+    assert_eq!(proved(), "own");
     drop(daemon);
     let daemon = start(folder.path());
     let until = std::time::Instant::now() + std::time::Duration::from_secs(20);

@@ -130,6 +130,17 @@ fn authentication_makes_the_key_of_tls() {
     assert_eq!(facts.field.as_deref(), Some("concat"));
 
     daemon.call(attach, with(both, true));
+    let path = daemon.call("remote_get_paths", Value::Null)[0].clone();
+    let secured = [&path["tls"], &path["psk"], &path["dhchap_key"]];
+    assert_eq!(
+        secured,
+        [
+            &json!("TLS_AES_128_GCM_SHA256"),
+            &Value::Null,
+            &json!("own")
+        ],
+        "the key is generated: {path}"
+    );
     let identities = || {
         let pairs = far.call("nvmf_subsystem_get_qpairs", json!({ "nqn": NQN }));
         let pairs = pairs.as_array().unwrap().clone();
@@ -231,6 +242,31 @@ fn keys_of_replicas_and_their_rotation() {
         queues.iter().map(of).collect::<Vec<_>>()
     };
     assert_eq!(proofs(&status()), ["\"psk\" \"own\""]);
+    let path = daemon.call("remote_get_paths", Value::Null)[0].clone();
+    assert_eq!(path["state"], "enabled", "{path}");
+    let secured = [&path["tls"], &path["psk"], &path["dhchap_key"]];
+    assert_eq!(
+        secured,
+        [
+            &json!("TLS_AES_128_GCM_SHA256"),
+            &json!("psk"),
+            &json!("own")
+        ],
+        "{path}"
+    );
+    // The host's connection to a volume, as the other end shows it.
+    for name in ["left", "right"] {
+        let disk = json!({ "name": name, "block_size": 512, "num_blocks": 16384 });
+        far.call("bdev_malloc_create", disk);
+    }
+    let volume = json!({ "name": "v", "devices": ["left", "right"] });
+    far.call("volume_create", volume);
+    let namespace = json!({ "nqn": NQN, "namespace": { "bdev_name": "v" } });
+    far.call("nvmf_subsystem_add_ns", namespace);
+    let host = far.call("volume_get_connections", json!({ "name": "v" }))[0].clone();
+    for field in ["tls", "psk", "dhchap_key"] {
+        assert_eq!(host[field], path[field], "{field}: {host}");
+    }
     assert!(status()["last_success"].is_object());
 
     let rotate = json!({ "nqn": NQN, "host": HOST, "key": "new", "overlap_s": 60 });
@@ -269,4 +305,17 @@ fn keys_of_replicas_and_their_rotation() {
         "{reasons:?}"
     );
     assert_eq!(status()["controllers"], 3, "connections go on");
+}
+
+/// Goal: a path in clear, to a target that asks for no proof, shows neither cipher nor key.
+#[test]
+fn a_path_in_clear_shows_no_key() {
+    let (_far, plain) = target();
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = start(folder.path());
+    daemon.call("bdev_nvme_attach_controller", params(plain));
+    let path = daemon.call("remote_get_paths", Value::Null)[0].clone();
+    for field in ["tls", "psk", "dhchap_key"] {
+        assert_eq!(path.get(field), Some(&Value::Null), "{field}: {path}");
+    }
 }
