@@ -114,6 +114,20 @@ family!(
     ["result"]
 );
 family!(
+    AUTHENTICATION_FAILURES,
+    "nacre_nvmf_authentication_failures",
+    Counter,
+    "Failed authentications of hosts, by reason: `wrong_key`, `no_key` (of the host or of the controller), `expired_key`, `unreadable_key`, `unusable` (no common hash function or group), `concatenation` (asked for where it does not work, or not asked for where it must be), `malformed`, `given_up` (by the host), `late` or `overloaded`.",
+    ["reason"]
+);
+family!(
+    AUTHENTICATIONS_WAITING,
+    "nacre_nvmf_authentication_jobs_waiting",
+    Gauge,
+    "Computations that wait for the helper thread: of authentications of hosts, and of authentications and TLS handshakes of this daemon as the host. At most 4096.",
+    []
+);
+family!(
     UNAUTHENTICATED,
     "nacre_nvmf_unauthenticated_queue_pairs",
     Gauge,
@@ -126,6 +140,13 @@ family!(
     Counter,
     "TLS handshakes of hosts, one for each connection, by result: `succeeded`, `failed` (also connections in clear where TLS is required) or `limited` (not begun: too many of the address wait, or too many failed).",
     ["result"]
+);
+family!(
+    HANDSHAKE_FAILURES,
+    "nacre_tls_handshake_failures",
+    Counter,
+    "Failed TLS handshakes of hosts, by reason: `unknown` (no PSK of the identity), `binder` (another PSK), `unreadable` (a PSK that cannot be read, or has expired), `refused` (no common version, mode or cipher suite, or a malformed identity), `alert` (from the host), `malformed`, `late`, `clear` (a connection in clear where TLS is required), `left` (closed by the host) or `broken` (the socket failed).",
+    ["reason"]
 );
 family!(
     TLS_CONNECTIONS,
@@ -197,7 +218,7 @@ struct Filled {
 
 impl MetricsSource for NvmfMetrics {
     fn describe(&self) -> &'static [&'static Desc] {
-        static ALL: [&Desc; 25] = [
+        static ALL: [&Desc; 28] = [
             &NAMESPACES,
             &NAMESPACE,
             &LISTENERS,
@@ -213,8 +234,11 @@ impl MetricsSource for NvmfMetrics {
             &REGISTRANTS,
             &DISCOVERY,
             &AUTHENTICATIONS,
+            &AUTHENTICATION_FAILURES,
+            &AUTHENTICATIONS_WAITING,
             &UNAUTHENTICATED,
             &HANDSHAKES,
+            &HANDSHAKE_FAILURES,
             &TLS_CONNECTIONS,
             &KEY_UPDATES,
             &KEYS_PAST_LIMIT,
@@ -234,6 +258,11 @@ impl MetricsSource for NvmfMetrics {
         for (result, count) in [("succeeded", succeeded), ("failed", failed)] {
             into.value(&AUTHENTICATIONS, &[result], count);
         }
+        for (reason, count) in plane.target.authentication.failures() {
+            into.value(&AUTHENTICATION_FAILURES, &[reason.name()], count);
+        }
+        let waiting = plane.target.authentication.helper().waiting();
+        into.value(&AUTHENTICATIONS_WAITING, &[], waiting);
         let unauthenticated = plane.target.unauthenticated_queues();
         into.value(&UNAUTHENTICATED, &[], unauthenticated);
         for plug in plane.target.plugs() {
@@ -254,6 +283,9 @@ impl MetricsSource for NvmfMetrics {
             if let Some(tls) = counts.tls {
                 for (result, count) in tls.handshakes {
                     into.value(&HANDSHAKES, &[result], count);
+                }
+                for (reason, count) in tls.failures {
+                    into.value(&HANDSHAKE_FAILURES, &[reason], count);
                 }
                 into.value(&TLS_CONNECTIONS, &[], tls.connections);
                 into.value(&KEY_UPDATES, &["sent"], tls.key_updates_sent);
@@ -331,5 +363,41 @@ pub(super) fn latency(sum_ns: u64, counts: &[u64; LATENCY_BUCKETS]) -> Sample {
         sum: sum_ns as f64 / 1e9,
         count: counts.iter().sum(),
         buckets,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::methods::testing::test_daemon;
+
+    /// Goal: the queue of the authentication helper, and every reason of failures, are visible
+    /// before the first failure. Method: the helper's thread starts with the first key, so that
+    /// jobs wait.
+    #[test]
+    fn the_queue_of_the_helper_and_the_reasons() {
+        let daemon = test_daemon();
+        let scraped = || {
+            let metrics = daemon.call("metrics_get", json!({ "format": "text" }));
+            metrics.as_str().expect("text").to_owned()
+        };
+        let waiting = |count| format!("nacre_nvmf_authentication_jobs_waiting{{}} {count}.0\n");
+        let metrics = scraped();
+        assert!(metrics.contains(&waiting(0)), "{metrics}");
+        for (family, count) in [
+            ("nacre_nvmf_authentication_failures_total{reason=", 10),
+            ("nacre_tls_handshake_failures_total{reason=", 10),
+        ] {
+            let lines = metrics.lines().filter(|line| line.starts_with(family));
+            assert_eq!(lines.count(), count, "{family}: {metrics}");
+        }
+        let plane = daemon.engine.plane().expect("it runs");
+        let helper = plane.target.authentication.helper();
+        for _ in 0..3 {
+            helper.submit("host", || {}).expect("room");
+        }
+        let metrics = scraped();
+        assert!(metrics.contains(&waiting(3)), "{metrics}");
     }
 }

@@ -252,10 +252,84 @@ impl Reason {
         }
     }
 
+    /// The group of reasons for metrics.
+    pub const fn kind(&self) -> ReasonKind {
+        match self {
+            Self::WrongResponse | Self::WrongControllerResponse | Self::Reflected => {
+                ReasonKind::WrongKey
+            }
+            Self::NoKey | Self::NoControllerKey | Self::NoControllerProof => ReasonKind::NoKey,
+            Self::Key(KeyError::Expired { .. }) => ReasonKind::ExpiredKey,
+            Self::Key(_) => ReasonKind::UnreadableKey,
+            Self::Hash
+            | Self::Group
+            | Self::HashNotOffered { .. }
+            | Self::GroupNotOffered { .. }
+            | Self::Protocol => ReasonKind::Unusable,
+            Self::SecureChannel { .. } | Self::SecureChannelRequired | Self::SecureChannelGroup => {
+                ReasonKind::Concatenation
+            }
+            Self::Malformed(_) | Self::Unexpected { .. } | Self::PublicValue => {
+                ReasonKind::Malformed
+            }
+            Self::GivenUp(_) => ReasonKind::GivenUp,
+            Self::TimedOut(_) => ReasonKind::Late,
+            Self::NoRandom(_) | Self::Overloaded => ReasonKind::Overloaded,
+        }
+    }
+
     /// True for the failures that a guess of a key causes: a wrong response, the controller's own
     /// challenge returned, or a host without a key.
     pub fn is_guess(&self) -> bool {
         matches!(self, Self::WrongResponse | Self::NoKey | Self::Reflected)
+    }
+}
+
+/// The groups of [`Reason`] for metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReasonKind {
+    WrongKey,
+    NoKey,
+    ExpiredKey,
+    UnreadableKey,
+    /// No common protocol, hash function or group.
+    Unusable,
+    Concatenation,
+    Malformed,
+    /// The other end gave up.
+    GivenUp,
+    Late,
+    /// This end has no capacity, or no random numbers.
+    Overloaded,
+}
+
+impl ReasonKind {
+    pub const ALL: [Self; 10] = [
+        Self::WrongKey,
+        Self::NoKey,
+        Self::ExpiredKey,
+        Self::UnreadableKey,
+        Self::Unusable,
+        Self::Concatenation,
+        Self::Malformed,
+        Self::GivenUp,
+        Self::Late,
+        Self::Overloaded,
+    ];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::WrongKey => "wrong_key",
+            Self::NoKey => "no_key",
+            Self::ExpiredKey => "expired_key",
+            Self::UnreadableKey => "unreadable_key",
+            Self::Unusable => "unusable",
+            Self::Concatenation => "concatenation",
+            Self::Malformed => "malformed",
+            Self::GivenUp => "given_up",
+            Self::Late => "late",
+            Self::Overloaded => "overloaded",
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use nacre_nvmf_wire::Nqn;
 use nacre_reactor::{Helper, Nanos, Origin};
 use parking_lot::Mutex;
 
-use crate::auth::{Agreed, Group, Hash, KeySource, Offer, Progress, Reason};
+use crate::auth::{Agreed, Group, Hash, KeySource, Offer, Progress, Reason, ReasonKind};
 use crate::subsystems::generated::GeneratedPsks;
 use crate::tls::TlsFailure;
 use crate::transport::Address;
@@ -39,7 +39,8 @@ pub struct Authentication {
     /// The latest proof of a key, by subsystem and host.
     accesses: Mutex<BTreeMap<(Nqn, Nqn), Access>>,
     succeeded: AtomicU64,
-    failed: AtomicU64,
+    /// By [`ReasonKind`].
+    failed: [AtomicU64; ReasonKind::ALL.len()],
 }
 
 /// A host that failed to authenticate.
@@ -85,7 +86,7 @@ impl Authentication {
             counted: Mutex::default(),
             accesses: Mutex::default(),
             succeeded: AtomicU64::new(0),
-            failed: AtomicU64::new(0),
+            failed: Default::default(),
         }
     }
 
@@ -105,8 +106,16 @@ impl Authentication {
 
     /// Numbers of successful and of failed transactions.
     pub fn counts(&self) -> (u64, u64) {
-        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        (of(&self.succeeded), of(&self.failed))
+        let failed = self.failures().map(|(_, count)| count);
+        (self.succeeded.load(Ordering::Relaxed), failed.sum())
+    }
+
+    /// Numbers of failed transactions, by the reason.
+    pub fn failures(&self) -> impl Iterator<Item = (ReasonKind, u64)> + '_ {
+        let of = |kind| self.failed[kind as usize].load(Ordering::Relaxed);
+        ReasonKind::ALL
+            .into_iter()
+            .map(move |kind| (kind, of(kind)))
     }
 
     /// Failures since the last call, oldest first.
@@ -155,7 +164,7 @@ impl Authentication {
         reason: &Reason,
         now: Nanos,
     ) -> Duration {
-        self.failed.fetch_add(1, Ordering::Relaxed);
+        self.failed[reason.kind() as usize].fetch_add(1, Ordering::Relaxed);
         if !reason.is_guess() {
             return Duration::ZERO;
         }
@@ -294,6 +303,12 @@ mod tests {
         auth.note_success(&host, &here);
         assert_eq!(auth.note_failure(&host, &here, &wrong, later), none);
         assert_eq!(auth.counts(), (1, 29));
+        let failures = auth.failures().filter(|(_, count)| *count > 0);
+        let failures: Vec<_> = failures.map(|(kind, n)| (kind.name(), n)).collect();
+        assert_eq!(failures, [("wrong_key", 28), ("unusable", 1)]);
+        for (at, kind) in ReasonKind::ALL.into_iter().enumerate() {
+            assert_eq!(at, kind as usize, "{kind:?}");
+        }
     }
 
     /// Goal: lists have bounds. Method: more hosts, and more failures, than they hold.

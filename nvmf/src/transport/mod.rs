@@ -550,8 +550,9 @@ pub struct PlugCounts {
 /// Counts of the TLS of a plug's listeners.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TlsCounts {
-    /// Handshakes, by result.
+    /// Handshakes by result, and failed ones by reason.
     pub handshakes: Vec<(&'static str, u64)>,
+    pub failures: Vec<(&'static str, u64)>,
     /// Connections over TLS at present.
     pub connections: u64,
     pub key_updates_sent: u64,

@@ -21,6 +21,7 @@ use rustix::net::SocketFlags;
 use rustix::process::{Resource, getrlimit};
 
 use crate::config::TcpConfig;
+use crate::failure_kind::FailureKind;
 use crate::limits::{Admission, Limits};
 use crate::sealed::Sealed;
 use crate::socket::{self, Tuning};
@@ -143,8 +144,8 @@ pub(crate) struct ListenerCounters {
 #[derive(Default)]
 pub(crate) struct HandshakeCounters {
     pub succeeded: AtomicU64,
-    /// Also connections in clear where TLS is required.
-    pub failed: AtomicU64,
+    /// By [`FailureKind`]. Also connections in clear where TLS is required.
+    pub failed: [AtomicU64; FailureKind::ALL.len()],
     /// Not begun: too many connections of the address wait, or too many failed.
     pub limited: AtomicU64,
 }

@@ -25,6 +25,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::accept::{ARRIVING, Acceptor, Arrival, Incoming, ListenerCounters, LogKey};
+use crate::failure_kind::FailureKind;
 use crate::limits::{Admission, Refusal};
 use crate::sealed::Sealed;
 use crate::socket;
@@ -58,15 +59,14 @@ enum CloseReason {
 
 /// A failed handshake, or a connection in clear where the listener requires TLS.
 struct FailedHandshake {
-    /// Logs and events report a kind at most once a minute per address.
-    kind: &'static str,
+    kind: FailureKind,
     reason: String,
     /// Host and subsystem, if the connection has named them.
     names: Option<(Nqn, Nqn)>,
 }
 
 impl FailedHandshake {
-    fn of(kind: &'static str, reason: &str) -> Next {
+    fn of(kind: FailureKind, reason: &str) -> Next {
         Next::Drop(CloseReason::Failed(Self {
             kind,
             reason: reason.to_owned(),
@@ -78,15 +78,15 @@ impl FailedHandshake {
         let (kind, names) = match failure {
             Failure::Refused(refused) => {
                 let kind = match refused {
-                    Refused::Unknown { .. } => "unknown",
-                    Refused::Binder { .. } => "binder",
-                    Refused::Unreadable { .. } => "unreadable",
-                    _ => "refused",
+                    Refused::Unknown { .. } => FailureKind::Unknown,
+                    Refused::Binder { .. } => FailureKind::Binder,
+                    Refused::Unreadable { .. } => FailureKind::Unreadable,
+                    _ => FailureKind::Refused,
                 };
                 (kind, refused.names())
             }
-            Failure::Alert(_) => ("alert", None),
-            _ => ("malformed", None),
+            Failure::Alert(_) => (FailureKind::Alert, None),
+            _ => (FailureKind::Malformed, None),
         };
         let reason = match failure.alert() {
             Some(alert) => format!("{failure} (alert {alert})"),
@@ -115,7 +115,7 @@ impl Acceptor<'_> {
         for token in late {
             self.finish(
                 token,
-                FailedHandshake::of("late", "no TLS handshake in time"),
+                FailedHandshake::of(FailureKind::Late, "no TLS handshake in time"),
             );
         }
         self.take_turns();
@@ -216,7 +216,7 @@ impl Acceptor<'_> {
                 }
                 Ok(_) => {
                     let why = "the host does not use TLS, which this listener requires";
-                    break FailedHandshake::of("clear", why);
+                    break FailedHandshake::of(FailureKind::Clear, why);
                 }
                 Err(Errno::AGAIN | Errno::INTR) => break Next::Wait,
                 Err(_) => break Next::Drop(CloseReason::Left),
@@ -297,9 +297,9 @@ impl Acceptor<'_> {
                         reason,
                         names,
                     }) => {
-                        let failed = &self.shared.handshakes.failed;
+                        let failed = &self.shared.handshakes.failed[kind as usize];
                         failed.fetch_add(1, Ordering::Relaxed);
-                        self.log_tls_failure(&incoming, kind, reason, names);
+                        self.log_tls_failure(&incoming, kind.name(), reason, names);
                     }
                 }
             }
@@ -337,11 +337,13 @@ fn advance(handshake: &mut Handshake, incoming: &Incoming, key_updates: bool) ->
         let count = match rustix::net::recv(&incoming.socket, &mut bytes, RecvFlags::DONTWAIT) {
             Ok((_, 0)) => {
                 let why = "the host closed the connection during the TLS handshake";
-                return FailedHandshake::of("left", why);
+                return FailedHandshake::of(FailureKind::Left, why);
             }
             Ok((_, count)) => count,
             Err(Errno::AGAIN | Errno::INTR) => return Next::Wait,
-            Err(errno) => return FailedHandshake::of("broken", &socket::describe(errno)),
+            Err(errno) => {
+                return FailedHandshake::of(FailureKind::Broken, &socket::describe(errno));
+            }
         };
         let result = handshake.received(&bytes[..count]);
         let sent = send_output(handshake, incoming);
@@ -352,7 +354,10 @@ fn advance(handshake: &mut Handshake, incoming: &Incoming, key_updates: bool) ->
             }
             (Ok(_), false) => {
                 // A flight is smaller than any socket's buffer.
-                return FailedHandshake::of("broken", "the host does not take the TLS handshake");
+                return FailedHandshake::of(
+                    FailureKind::Broken,
+                    "the host does not take the TLS handshake",
+                );
             }
             (Err(failure), _) => return FailedHandshake::by(&failure),
         }

@@ -16,6 +16,7 @@
 
 mod accept;
 mod config;
+mod failure_kind;
 mod handshakes;
 mod host;
 mod host_handshake;

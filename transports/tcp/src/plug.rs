@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use nacre_nvmf::tls::PskSource;
@@ -16,6 +16,7 @@ use nacre_nvmf::transport::{
 
 use crate::accept::{self, CoreSlot, IPV4_HALF, Listener, Shared};
 use crate::config::{ConfigError, TcpConfig};
+use crate::failure_kind::FailureKind;
 use crate::socket;
 use crate::stats::StatsSnapshot;
 use crate::transport::TcpTransport;
@@ -271,12 +272,17 @@ impl Plug for TcpPlug {
         let all = cores.fold(StatsSnapshot::default(), |sum, core| sum + core);
         let (limit, no_core) = self.rejected();
         let counters = &self.shared.handshakes;
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let failures = FailureKind::ALL.map(|kind| {
+            let count = read(&counters.failed[kind as usize]);
+            (kind.name(), count)
+        });
+        let failed = failures.iter().map(|(_, count)| count).sum();
         let handshakes = [
-            ("succeeded", &counters.succeeded),
-            ("failed", &counters.failed),
-            ("limited", &counters.limited),
-        ]
-        .map(|(result, count)| (result, count.load(Ordering::Relaxed)));
+            ("succeeded", read(&counters.succeeded)),
+            ("failed", failed),
+            ("limited", read(&counters.limited)),
+        ];
         let accept_errors = self.shared.accept_errors.load(Ordering::Relaxed);
         PlugCounts {
             accepted: all.accepted,
@@ -296,6 +302,7 @@ impl Plug for TcpPlug {
             ],
             tls: Some(TlsCounts {
                 handshakes: handshakes.to_vec(),
+                failures: failures.to_vec(),
                 connections: all.tls_opened - all.tls_closed,
                 key_updates_sent: all.key_updates_sent,
                 key_updates_received: all.key_updates_received,

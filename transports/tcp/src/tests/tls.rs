@@ -136,6 +136,41 @@ fn an_ignored_r2t_over_tls() {
     server.assert_stalls(before, STALL);
 }
 
+/// Goal: a host that begins a handshake and falls silent is closed in time, with its reason; so is
+/// one that sends nothing. Method: the first byte of a ClientHello, then more of it, and nothing.
+#[test]
+fn a_silent_handshake_is_closed_in_time() {
+    let config = TcpConfig {
+        icreq_timeout: Duration::from_millis(200),
+        ..TcpConfig::default()
+    };
+    let (server, source) = server(config, TlsPolicy::Require);
+    let hello = handshake().take_output();
+    for (nth, sent) in [0, 1, 40, hello.len() - 1].into_iter().enumerate() {
+        let mut socket = server.raw();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.write_all(&hello[..sent]).unwrap();
+        let mut answer = Vec::new();
+        let _ = socket.read_to_end(&mut answer);
+        assert!(
+            answer.is_empty(),
+            "closed without a word after {sent} bytes"
+        );
+        let counts = || server.rig.plug.counts().tls.unwrap();
+        until("it is counted", || {
+            counts().handshakes[1].1 == nth as u64 + 1
+        });
+        let late = counts()
+            .failures
+            .into_iter()
+            .find(|(kind, _)| *kind == "late");
+        assert_eq!(late, Some(("late", nth as u64 + 1)));
+    }
+    let failures = source.failures.lock();
+    assert_eq!(failures.len(), 1, "one line a minute: {failures:?}");
+    assert_eq!(failures[0].reason, "no TLS handshake in time");
+}
+
 /// Goal: an address whose handshakes fail has ten a second, and the log and the events one line for
 /// each reason.
 #[test]
@@ -166,6 +201,10 @@ fn failures_are_limited_and_reported() {
     );
     assert!(reasons[1].contains("within a second"), "{reasons:?}");
     assert!(reasons[2].contains("does not use TLS"), "{reasons:?}");
+    let kinds = server.rig.plug.counts().tls.unwrap().failures;
+    let count = |kind: &str| kinds.iter().find(|(name, _)| *name == kind).unwrap().1;
+    assert_eq!(count("malformed") + count("clear"), refused("tls"));
+    assert_eq!(count("clear"), 1);
     assert!(
         failures
             .iter()

@@ -53,6 +53,11 @@ fn controllers_are_attached_over_tls() {
     ] {
         daemon.refused(attach, impossible);
     }
+    let metrics = far.call("metrics_get", json!({ "format": "text" }));
+    for reason in ["binder", "clear"] {
+        let none = format!("nacre_tls_handshake_failures_total{{reason=\"{reason}\"}} 0");
+        assert!(!metrics.as_str().unwrap().contains(&none), "{metrics}");
+    }
     let mut by_any = with(secure, "psk");
     by_any["trtype"] = "AUTO".into();
     let facts = daemon.refused(attach, by_any).data.unwrap();
