@@ -29,6 +29,7 @@ pub mod attach;
 pub mod audit;
 pub mod bdev_modules;
 pub mod config;
+mod core_dumps;
 pub mod daemon;
 mod descriptors;
 pub mod features;

@@ -9,4 +9,6 @@ pub struct Security {
     pub sandbox: Mode,
     /// Capabilities to keep in addition to those of [`Needs`](nacre_engine_sandbox::Needs).
     pub capabilities: Vec<String>,
+    /// Core dumps are written, which contain keys. False: the daemon lowers RLIMIT_CORE.
+    pub core_dumps: bool,
 }

@@ -84,6 +84,7 @@ pub fn serve(options: ServeOptions, methods: Registry<Engine>) -> anyhow::Result
     let settings = &options.loaded.settings;
     let restricted = sandbox::restrict(settings);
     let logs = Logs::install(&settings.log)?;
+    crate::core_dumps::limit(&settings.security);
     crate::descriptors::raise();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -245,3 +245,27 @@ fn systemd_rates_the_unit_as_protected() {
         .filter(|line| !line.contains("is not executable"));
     assert_eq!(wrong.collect::<Vec<_>>(), Vec::<&str>::new());
 }
+
+/// Goal: a daemon writes no core dumps, unless its configuration allows them. Method: the limits of
+/// the process, as the kernel shows them.
+#[test]
+fn core_dumps_are_off_unless_allowed() {
+    let limits = |environment: &[(&str, &str)]| {
+        let place = Place::new();
+        let (daemon, _client) = place.serve_with(&[], environment).ready();
+        let limits = std::fs::read_to_string(format!("/proc/{}/limits", daemon.child.id()));
+        let limits = limits.expect("a process");
+        let line = limits.lines().find(|line| line.starts_with("Max core"));
+        let line = line.expect("of Linux").to_owned();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        // "Max core file size  SOFT  HARD  bytes"
+        [words[4].to_owned(), words[5].to_owned()]
+    };
+    for limit in limits(&[]) {
+        assert!(["0", "1"].contains(&limit.as_str()), "{limit}");
+    }
+    let own = rustix::process::getrlimit(rustix::process::Resource::Core);
+    let shown = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), |n| n.to_string());
+    let allowed = limits(&[("NACRE_SECURITY_CORE_DUMPS", "true")]);
+    assert_eq!(allowed, [shown(own.current), shown(own.maximum)]);
+}

@@ -159,6 +159,7 @@ pub(super) const ROWS: &[Row] = &[
     ("rpc.audit.max_size_mb", &["1"], &[("0", "from 1")]),
     ("security.sandbox", &["\"log\""], &[("1", "1 is not")]),
     ("security.capabilities", &["[\"CAP_KILL\"]"], NAMES),
+    ("security.core_dumps", BOOL, NO_BOOL),
     ("rpc.audit.files", &["2"], &[("1", "not from 2 to 100")]),
     ("metrics.token_file", &["\"/a\""], NO_PATH),
     ("rpc.tls.cert", &["\"/a\""], NO_PATH),
