@@ -76,6 +76,8 @@ is_gone() { [ ! -e "$ROOT/$1" ] && [ ! -L "$ROOT/$1" ]; }
 
 check "the package installs" dpkg_ --install /tmp/old.deb
 check "installed files are those of the package" nothing_differs
+check "the alerting rules are there" is_there usr/share/nacre/alerts.yml
+check "the dashboard is there" is_there usr/share/nacre/grafana-nacre.json
 check "the daemon was not started" is_gone run/nacre/nacre.sock
 if in_root sh -c 'command -v systemctl && command -v systemd-analyze' >/dev/null; then
     HAS_SYSTEMD=yes

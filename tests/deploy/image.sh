@@ -43,6 +43,9 @@ enabled() {
     grep -E ' /etc/systemd/system/[^ ]*\.(wants|requires)/' "$FILES" |
         sed -E 's|.* /etc/systemd/system/([^ ]*) -> .*|\1|' | sort
 }
+has_rules_and_dashboard() {
+    same_lists <(printf '/usr/share/nacre/%s\n' alerts.yml grafana-nacre.json) <(paths | grep '^/usr/share/nacre/' | sort)
+}
 elevated() { awk '$1 ~ /s/ && $1 ~ /^-/ { print $5 }' "$FILES" | sort; }
 
 check "no host key, no random seed, no private key" none_matches '^/etc/ssh/ssh_host_|/random-seed$|/credential\.secret$|_(rsa|ed25519)$|\.key$|^/root/\.|^/etc/ssl/private/'
@@ -51,6 +54,7 @@ check "the machine has no identity yet" machine_id_is_unset
 enabled >"$SCRATCH/enabled"
 check "exactly the listed units are enabled" same_lists "$HERE/image-enabled.txt" "$SCRATCH/enabled"
 elevated >"$SCRATCH/elevated"
+check "it has the alerting rules and the dashboard" has_rules_and_dashboard
 check "one key of update bundles, for tests" same_lists <(echo /usr/lib/nacre/keys/test-only.pem) <(paths | grep '^/usr/lib/nacre/keys/')
 check "exactly the listed programs run with other rights" same_lists "$HERE/image-elevated.txt" "$SCRATCH/elevated"
 

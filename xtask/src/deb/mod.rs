@@ -196,8 +196,10 @@ fn documents(tree: &Tree, root: &Path, version: &str, time: &str) -> Result<()> 
     ] {
         tree.write(&format!("{DOCUMENTS}/{to}"), read(root, from)?, 0o644)?;
     }
-    let alerts = read(root, "deploy/alerts.yml")?;
-    tree.write("usr/share/nacre/alerts.yml", alerts, 0o644)?;
+    for name in ["alerts.yml", "grafana-nacre.json"] {
+        let text = read(root, &format!("deploy/{name}"))?;
+        tree.write(&format!("usr/share/nacre/{name}"), text, 0o644)?;
+    }
     let changes = read(root, "CHANGELOG.md")?;
     tree.write_compressed(&format!("{DOCUMENTS}/NEWS"), &changes)?;
     let mut date = Command::new("date");
