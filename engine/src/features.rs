@@ -214,7 +214,7 @@ pub const FEATURES: &[Feature] = &[
     ),
     stable(
         "metrics",
-        "Metrics for Prometheus with alerting rules, and events.",
+        "Metrics for Prometheus with alerting rules and a Grafana dashboard, and events.",
     ),
 ];
 
