@@ -507,6 +507,7 @@ mod tests {
                 AdminCommand::GetLogPage(c) => c.to_sqe(1, 1),
                 AdminCommand::GetFeatures(c) => c.to_sqe(1, 1),
                 AdminCommand::SetFeatures(c) => c.to_sqe(1, 1),
+                AdminCommand::GetLbaStatus(c) => c.to_sqe(1, 1),
                 AdminCommand::Abort(c) => c.to_sqe(1),
                 AdminCommand::AsyncEventRequest => async_event_request(1),
                 AdminCommand::KeepAlive => keep_alive(1),
