@@ -34,7 +34,13 @@ pub(super) struct AllowArgs {
     #[arg(long, value_name = "KEY", group = "own_key")]
     dhchap_key: Option<String>,
     /// Name of the key that the target must prove to have
-    #[arg(long, value_name = "KEY", requires = "dhchap_key")]
+    // clap does not apply `requires` to an option that conflicts with one that is given.
+    #[arg(
+        long,
+        value_name = "KEY",
+        requires = "dhchap_key",
+        conflicts_with = "generate_key"
+    )]
     dhchap_ctrlr_key: Option<String>,
     /// Make a key for the host under this name, and print the commands for the host
     #[arg(long, value_name = "KEY", group = "own_key", conflicts_with = "nsid")]

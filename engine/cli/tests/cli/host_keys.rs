@@ -137,7 +137,14 @@ fn each_option_reaches_the_daemon() {
         "--dhchap-key k --nsid 1",
         "--psk p --nsid 1",
     ] {
-        let refused = daemon.nacre(&format!("host allow {NQN} {HOST} {words}"));
+        let words = format!("{NQN} {HOST} {words}");
+        // Should an option be taken, no key gets into the folder of this machine.
+        let folder = tempfile::tempdir().unwrap();
+        let refused = if words.contains("--generate-key") {
+            allow(&daemon, folder.path(), &words)
+        } else {
+            daemon.nacre(&format!("host allow {words}"))
+        };
         assert_eq!(refused.code, 2, "{words}: {refused:?}");
         assert!(daemon.asked().is_empty(), "{words}");
     }
