@@ -4,8 +4,7 @@
 use std::sync::Arc;
 
 use nacre_bdev::Bdev;
-use nacre_bdev::Status;
-use nacre_bdev::listing::{AllocatedRanges, ListAnswer, ListQuery};
+use nacre_bdev::listing::{ListAnswer, ListQuery};
 use nacre_nvmf_wire::StatusCode;
 use nacre_reactor::Nanos;
 use parking_lot::Mutex;
@@ -17,38 +16,13 @@ use crate::queues::queue_group::QueueGroup;
 use crate::queues::request::Step;
 use crate::subsystems::core_handle::ReqRef;
 
-type Answer = Result<AllocatedRanges, Status>;
-
-/// Commands that wait for the answer of a bdev. Each is a request of an admin queue.
-#[derive(Default)]
-pub(crate) struct Listings {
-    waiting: Vec<(ReqRef, Arc<Mutex<Option<Answer>>>)>,
-}
-
-impl Listings {
-    pub(crate) fn is_idle(&self) -> bool {
-        self.waiting.is_empty()
-    }
-
-    fn take_answered(&mut self) -> Vec<(ReqRef, Answer)> {
-        let mut answered = Vec::new();
-        self.waiting.retain(|(request, slot)| {
-            let answer = slot.lock().take();
-            let waits = answer.is_none();
-            answered.extend(answer.map(|answer| (*request, answer)));
-            waits
-        });
-        answered
-    }
-}
-
 /// Asks the bdev. The command completes in a later turn.
 pub(super) fn start(command: &mut Command, bdev: &Arc<dyn Bdev>, query: ListQuery) {
     command.request().step = Step::Deferred;
     let request = command.queue.name_of(command.index);
     let slot = Arc::new(Mutex::new(None));
     let core = &mut command.core;
-    core.listings.waiting.push((request, Arc::clone(&slot)));
+    core.listings.add(request, Arc::clone(&slot));
     let owner = core.handle.clone();
     let answer = ListAnswer::new(move |answer| {
         *slot.lock() = Some(answer);
@@ -63,7 +37,7 @@ impl QueueGroup {
         let (queues, listings) = (&self.queues, &mut self.core.listings);
         // A device that never answers keeps nothing of a queue that is gone.
         let is_there = |request: &ReqRef| queues.current(request).is_some();
-        listings.waiting.retain(|(request, _)| is_there(request));
+        listings.retain(is_there);
         let answered = listings.take_answered();
         let count = answered.len() as u32;
         for (request, answer) in answered {

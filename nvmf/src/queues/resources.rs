@@ -4,11 +4,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nacre_bdev::Status;
+use nacre_bdev::listing::AllocatedRanges;
 use nacre_reactor::{EventSet, Nanos, Repeats};
+use parking_lot::Mutex;
 
 use crate::queues::buffers::Buffers;
 use crate::queues::device::Devices;
-use crate::queues::listing::Listings;
 use crate::queues::ports::Ports;
 use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::reserving::ReservationWork;
@@ -129,5 +131,40 @@ impl Resources {
                 self.devices.abort_children(qp, index);
             }
         }
+    }
+}
+
+type ListedRanges = Result<AllocatedRanges, Status>;
+
+/// Get LBA Status commands that wait for the answer of a bdev. Each is a request of an admin queue.
+#[derive(Default)]
+pub(crate) struct Listings {
+    waiting: Vec<(ReqRef, Arc<Mutex<Option<ListedRanges>>>)>,
+}
+
+impl Listings {
+    pub(super) fn is_idle(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// `slot`: where the answer will be.
+    pub(super) fn add(&mut self, request: ReqRef, slot: Arc<Mutex<Option<ListedRanges>>>) {
+        self.waiting.push((request, slot));
+    }
+
+    /// Gives up the commands for which `is_there` is false.
+    pub(super) fn retain(&mut self, is_there: impl Fn(&ReqRef) -> bool) {
+        self.waiting.retain(|(request, _)| is_there(request));
+    }
+
+    pub(super) fn take_answered(&mut self) -> Vec<(ReqRef, ListedRanges)> {
+        let mut answered = Vec::new();
+        self.waiting.retain(|(request, slot)| {
+            let answer = slot.lock().take();
+            let waits = answer.is_none();
+            answered.extend(answer.map(|answer| (*request, answer)));
+            waits
+        });
+        answered
     }
 }

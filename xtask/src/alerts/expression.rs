@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(read.selected, [selected("a", &[], true)]);
         assert_eq!(read.by, set(&["host"]));
 
-        // A parenthesis between `rate` and a metric makes it no rate; promtool refuses a range there.
+        // A parenthesis between `rate` and a metric makes it no rate: promtool refuses a range.
         let read = Expression::read("rate(sum(a)[5m:])").unwrap();
         assert_eq!(read.selected, [selected("a", &[], false)]);
     }

@@ -39,6 +39,14 @@ pub(super) struct EtcdArgs {
 }
 
 impl EtcdArgs {
+    #[cfg(test)]
+    pub(super) fn of_file(path: PathBuf) -> Self {
+        Self {
+            config: Some(path),
+            ..Self::default()
+        }
+    }
+
     fn flags(&self, cluster: &str) -> Result<Vec<Flag>, Failure> {
         let mut flags = Vec::new();
         let mut set = |flag, key, value: Value| flags.push(Flag { key, value, flag });

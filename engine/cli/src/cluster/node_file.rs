@@ -378,10 +378,7 @@ mod tests {
         let path = folder.path().join("nacre.toml");
         let text = "[replication]\npsk = \"far-tls\"\n";
         std::fs::write(&path, text).expect("a file");
-        let etcd = EtcdArgs {
-            config: Some(path.clone()),
-            ..EtcdArgs::default()
-        };
+        let etcd = EtcdArgs::of_file(path.clone());
         let refused = Edit::new("lab", &store(), &etcd, &node()).expect_err("a key");
         let Failure::Failed(refused) = refused else {
             panic!("{refused:?}");

@@ -141,7 +141,7 @@ impl Source {
     }
 
     /// The snapshots of which the first lvols are clones. Moves these lvols to the front.
-    pub(super) fn clones(&self, lvols: &mut Vec<NewLvol>) -> Result<Vec<Arc<Lvol>>, RpcError> {
+    pub(super) fn clones(&self, lvols: &mut [NewLvol]) -> Result<Vec<Arc<Lvol>>, RpcError> {
         let refused =
             |cause: String| RpcError::errno(Errno::EINVAL, cause).field("replicas[0].pool");
         let sources = match self {

@@ -72,7 +72,7 @@ fn trims_leave_no_pages() {
         let mut rig = again(&rig);
         assert_eq!(contents(&rig, volume), [0; 64]);
         assert_ne!(contents(&rig, other), [0; 64]);
-        // What is empty takes units again.
+        // Empty places take units again.
         rig.wrote(volume, 5, &[(1, content::value(1, 21, 3))]);
         assert_eq!(rig.read(volume, 21), Ok(Some(content::value(1, 21, 3))));
     }

@@ -76,7 +76,7 @@ fn a_snapshot_is_on_all_pools_and_begins_volumes() {
 
     let daemon = start(dir.path());
     until(&daemon, "healthy", |volume| volume["state"] == "healthy");
-    assert_eq!(listed(&daemon), [made.clone()]);
+    assert_eq!(listed(&daemon), std::slice::from_ref(&made));
     // Without pools: on those of the snapshot.
     let w = daemon.call(
         "volume_create",
