@@ -108,9 +108,10 @@ impl AllowArgs {
             hostnqn,
             makes_psk: tls,
             keys: HostKeyNames {
-                dhchap_ctrlr_key: match mutual {
-                    true => Some(format!("{key}-ctrlr")),
-                    false => generate_ctrlr_key,
+                dhchap_ctrlr_key: if mutual {
+                    Some(format!("{key}-ctrlr"))
+                } else {
+                    generate_ctrlr_key
                 },
                 psk: if tls {
                     Some(format!("{key}-tls"))

@@ -265,7 +265,8 @@ fn core_dumps_are_off_unless_allowed() {
         assert!(["0", "1"].contains(&limit.as_str()), "{limit}");
     }
     let own = rustix::process::getrlimit(rustix::process::Resource::Core);
-    let shown = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), |n| n.to_string());
+    let shown =
+        |limit: Option<u64>| limit.map_or_else(|| "unlimited".to_owned(), |n| n.to_string());
     let allowed = limits(&[("NACRE_SECURITY_CORE_DUMPS", "true")]);
     assert_eq!(allowed, [shown(own.current), shown(own.maximum)]);
 }

@@ -35,14 +35,16 @@ pub(super) enum GoneWhy {
 impl Gone {
     fn refusal(&self) -> RpcError {
         let Self { pool, disk, why } = self;
-        let why = match why {
-            GoneWhy::Removed => "went away",
-            GoneWhy::Interrupted => "lost its connection",
+        let (why, first) = match why {
+            GoneWhy::Removed => ("went away", "attach the disk again"),
+            GoneWhy::Interrupted => ("lost its connection", "make the disk reachable"),
         };
+        let remedy =
+            format!("{first}, and the daemon imports the pool; or forget the pool: pool_export");
         let cause = format!("pool \"{pool}\" is closed: its disk \"{disk}\" {why}");
         RpcError::errno(Errno::ENODEV, cause)
             .field("pool")
-            .remedy("attach the disk again, and the daemon imports the pool; or forget the pool: pool_export")
+            .remedy(remedy)
     }
 }
 

@@ -52,7 +52,7 @@ fn count(daemon: &TestDaemon, kind: &str) -> usize {
 fn wait(daemon: &TestDaemon, missing: impl Fn() -> Vec<(bool, &'static str)>) {
     let end = Instant::now() + Duration::from_secs(60);
     while !missing().is_empty() {
-        let state = daemon.call("state_get", json!({}));
+        let state = daemon.call("state_get", Value::Null);
         let events = || daemon.call("events_get", json!({}));
         let is_late = Instant::now() > end;
         assert!(!is_late, "{:?}: {state:#} {:#}", missing(), events());
