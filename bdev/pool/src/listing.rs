@@ -20,7 +20,12 @@ pub(crate) struct Listing {
     query: ListQuery,
     found: Vec<Range<u64>>,
     answer: ListAnswer,
+    /// Questions to the keeper that are left. Each looks at a few leaves of the map.
+    questions: u32,
 }
+
+/// Most questions of one listing: so many keep the keeper busy for a moment only.
+const QUESTIONS: u32 = 256;
 
 impl Listing {
     pub(crate) fn start(
@@ -37,6 +42,7 @@ impl Listing {
             query,
             found: Vec::new(),
             answer,
+            questions: QUESTIONS,
         };
         listing.go_on(first);
     }
@@ -73,7 +79,15 @@ impl Listing {
             }
         }
         match next {
-            Some(next) if next * self.unit < end => self.go_on(next),
+            Some(next) if next * self.unit < end && self.questions > 1 => {
+                self.questions -= 1;
+                self.go_on(next);
+            }
+            // Blocks that nothing has looked at count as blocks with data.
+            Some(next) if next * self.unit < end => {
+                let is_complete = self.add(next * self.unit..end);
+                self.end(is_complete);
+            }
             _ => self.end(true),
         }
     }

@@ -468,7 +468,10 @@ impl Records {
         let key = self.prefix.volume(id);
         let name = self.prefix.name(&record.name);
         let value = self.encode(&record, op, None);
-        let _one = self.creating.lock().await;
+        let _one = match &self.user {
+            User::Node(_) => Some(self.creating.lock().await),
+            User::Daemon { .. } => None,
+        };
         for _ in 0..CREATIONS {
             if self.client.get(&name).await?.is_some() {
                 return Err(StoreError::Exists { name: record.name });

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use nacre_bdev::Bdev;
 use nacre_bdev::listing::{ListAnswer, ListQuery};
+use nacre_bdev::{Bdev, Status};
 use nacre_nvmf_wire::StatusCode;
 use nacre_reactor::Nanos;
 use parking_lot::Mutex;
@@ -18,6 +18,11 @@ use crate::subsystems::core_handle::ReqRef;
 
 /// Asks the bdev. The command completes in a later turn.
 pub(super) fn start(command: &mut Command, bdev: &Arc<dyn Bdev>, query: ListQuery) {
+    if command.core.listings.is_full() {
+        let association = command.queue.association.as_ref();
+        let delays = association.is_some_and(|a| a.retry_delays());
+        return command.finish(status_code(Status::Retry, delays));
+    }
     command.request().step = Step::Deferred;
     let request = command.queue.name_of(command.index);
     let slot = Arc::new(Mutex::new(None));

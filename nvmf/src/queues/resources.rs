@@ -142,7 +142,14 @@ pub(crate) struct Listings {
     waiting: Vec<(ReqRef, Arc<Mutex<Option<ListedRanges>>>)>,
 }
 
+/// Most of these commands of one core; more are to be sent again.
+const MOST_LISTINGS: usize = 8;
+
 impl Listings {
+    pub(super) fn is_full(&self) -> bool {
+        self.waiting.len() >= MOST_LISTINGS
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         self.waiting.is_empty()
     }

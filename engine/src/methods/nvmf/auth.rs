@@ -87,7 +87,8 @@ struct ProofReply {
     /// Authentication generated the TLS key (secure channel concatenation), which has no name.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     generated: bool,
-    /// How the host derived the TLS key: `standard`, or `legacy` (libnvme before 1.16).
+    /// How the host derived the TLS key: `standard`, or `libnvme` and `libnvme-1.8` as libnvme
+    /// before 1.16 did.
     #[serde(skip_serializing_if = "Option::is_none")]
     derivation: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
