@@ -13,6 +13,8 @@ use crate::refusal::Refusal;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::Engine;
+use crate::services::lifecycle::Phase;
+use crate::services::subsystems::remove_namespaces_on;
 use crate::store::Change;
 
 /// A pool that was closed because of a disk.
@@ -140,7 +142,12 @@ pub(super) async fn close_one(
         let name = lvol.info().id.to_string();
         drop(lvol);
         for subsystem in plane.target.subsystems() {
-            subsystem.bdev_removed(&name);
+            if engine.lifecycle.phase() == Phase::Stopping {
+                subsystem.bdev_removed(&name);
+            } else {
+                // They return with the pool.
+                remove_namespaces_on(engine, &subsystem, &name);
+            }
         }
         tickets.extend(plane.bdevs.remove(&name, Removal::Hot).ok());
     }

@@ -8,7 +8,9 @@ mod namespaces;
 
 pub use discovery::configured_nqn;
 pub use listeners::{is_stored_listener, note_withheld, place, withhold};
-pub use namespaces::{bdev_gone, find_namespace, forget_namespace, forget_namespaces_of, named};
+pub use namespaces::{
+    bdev_gone, find_namespace, forget_namespace, forget_namespaces_of, named, remove_namespaces_on,
+};
 
 /// The methods of the records of subsystems, listeners and namespaces.
 pub const CREATE_SUBSYSTEM: &str = "nvmf_create_subsystem";

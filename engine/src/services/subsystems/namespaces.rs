@@ -76,15 +76,20 @@ pub fn bdev_gone(engine: &Engine, plane: &Plane, bdev: &str) {
         if subsystem.namespaces().iter().any(is_of_now) {
             continue;
         }
-        let nqn = subsystem.nqn();
-        for nsid in subsystem.bdev_removed(bdev) {
-            engine.notes.send("nvmf_namespace_change", named(nqn, nsid));
-            let own = key::namespace(nqn, nsid);
-            let away = || RpcError::errno(Errno::ENODEV, format!("device \"{bdev}\" went away"));
-            for part in engine.journal.below(&key::below(&own)) {
-                engine.journal.restored(&part.record.key, Err(away()));
-            }
-            engine.journal.restored(&own, Err(away()));
+        remove_namespaces_on(engine, &subsystem, bdev);
+    }
+}
+
+/// Removes the namespaces on a bdev from one subsystem, as [`bdev_gone`] does.
+pub fn remove_namespaces_on(engine: &Engine, subsystem: &Subsystem, bdev: &str) {
+    let nqn = subsystem.nqn();
+    for nsid in subsystem.bdev_removed(bdev) {
+        engine.notes.send("nvmf_namespace_change", named(nqn, nsid));
+        let own = key::namespace(nqn, nsid);
+        let away = || RpcError::errno(Errno::ENODEV, format!("device \"{bdev}\" went away"));
+        for part in engine.journal.below(&key::below(&own)) {
+            engine.journal.restored(&part.record.key, Err(away()));
         }
+        engine.journal.restored(&own, Err(away()));
     }
 }
