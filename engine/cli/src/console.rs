@@ -541,9 +541,11 @@ mod tests {
     #[test]
     fn acts_at_the_screen_are_in_the_history() {
         let root = tempfile::tempdir().unwrap();
-        for folder in ["var/lib/nacre-appliance", "var/lib/nacre", "run/lock"] {
+        for folder in ["var/lib/nacre-appliance", "usr/lib"] {
             std::fs::create_dir_all(root.path().join(folder)).unwrap();
         }
+        let release = "IMAGE_ID=nacre\nIMAGE_VERSION=0.2.0\n";
+        std::fs::write(root.path().join("usr/lib/os-release"), release).unwrap();
         let places = Places::below(root.path());
         let (updates, _shown) = sync_channel(1);
         let act = |action| perform(action, &places, &Silent, &updates);

@@ -423,23 +423,23 @@ pub(crate) struct Served {
 /// All answers for a volume, sorted by time.
 pub(crate) fn served(dir: &Path, nodes: &[NodeId], volume: VolumeId) -> Vec<Served> {
     let mut all = Vec::new();
+    // Polled while the files grow: the other volumes' lines are not parsed.
+    let own = volume.0.to_string();
     for node in nodes.iter().copied() {
         let Ok(text) = std::fs::read_to_string(dir.join(format!("answers-{}", node.0))) else {
             continue;
         };
         for line in text
             .split_inclusive('\n')
-            .filter(|line| line.ends_with('\n'))
+            .filter(|line| line.starts_with(&own) && line.ends_with('\n'))
         {
             let parts: Vec<&str> = line.split_whitespace().collect();
-            let [id, epoch, at] = parts[..] else {
+            let [_, epoch, at] = parts[..] else {
                 panic!("{line}")
             };
-            if id == volume.0.to_string() {
-                let epoch = epoch.parse().expect("an epoch");
-                let at = BootTime(at.parse().expect("a time"));
-                all.push(Served { at, epoch, node });
-            }
+            let epoch = epoch.parse().expect("an epoch");
+            let at = BootTime(at.parse().expect("a time"));
+            all.push(Served { at, epoch, node });
         }
     }
     all.sort_by_key(|served| served.at);

@@ -105,7 +105,7 @@ impl Method<Engine> for GetBdevs {
         let plane = engine.plane()?;
         let Some(name) = params.name else {
             let all = plane.bdevs.list();
-            let lvols = LvolNames::of(&all);
+            let lvols = LvolNames::read(&engine).await;
             let all = all.iter().map(|listed| describe(&engine, listed, &lvols));
             return Ok(all.collect());
         };
@@ -123,7 +123,7 @@ impl Method<Engine> for GetBdevs {
         match tokio::time::timeout(patience, appears).await {
             Ok(listed) => {
                 pools::recount(&engine, &name).await;
-                let lvols = LvolNames::of(&plane.bdevs.list());
+                let lvols = LvolNames::read(&engine).await;
                 Ok(vec![describe(&engine, &listed, &lvols)])
             }
             Err(_) if params.timeout == 0 => Err(no_device(&name)),
@@ -137,39 +137,48 @@ impl Method<Engine> for GetBdevs {
     }
 }
 
+/// Longest wait for the names of a pool's lvols.
+const NAMES: Duration = Duration::from_secs(1);
+
 /// The names by which SPDK shows the parent and the clones of an lvol.
+#[derive(Default)]
 struct LvolNames {
     names: HashMap<Uuid, String>,
+    parents: HashMap<Uuid, Uuid>,
     clones: HashMap<Uuid, Vec<String>>,
 }
 
 impl LvolNames {
-    fn of(bdevs: &[Listed]) -> Self {
-        let (mut names, mut clones) = (HashMap::new(), HashMap::<_, Vec<_>>::new());
-        for listed in bdevs {
-            let Some(lvol) = bdev_modules::device::<Lvol>(listed.layer.module()) else {
-                continue;
-            };
-            let info = lvol.info();
-            if let Some(parent) = info.parent {
-                clones.entry(parent).or_default().push(info.name.clone());
+    /// Asks the open pools: the bdev of an lvol does not learn of a new parent.
+    async fn read(engine: &Engine) -> Self {
+        let mut all = Self::default();
+        for pool in engine.devices.pools.list() {
+            let lvols = tokio::time::timeout(NAMES, pool.list_names()).await;
+            for info in lvols.into_iter().flatten().flatten() {
+                if let Some(parent) = info.parent {
+                    let clones = all.clones.entry(parent).or_default();
+                    clones.push(info.name.clone());
+                    all.parents.insert(info.id, parent);
+                }
+                all.names.insert(info.id, info.name);
             }
-            names.insert(info.id, info.name);
         }
-        clones.values_mut().for_each(|of_one| of_one.sort());
-        Self { names, clones }
+        all.clones.values_mut().for_each(|of_one| of_one.sort());
+        all
     }
 
     /// Adds the names to the facts of a bdev, if it is an lvol.
     fn add_to(&self, layer: &Layer, facts: &mut Value) {
-        let Some(lvol) = bdev_modules::device::<Lvol>(layer.module()) else {
+        if bdev_modules::device::<Lvol>(layer.module()).is_none() {
             return;
-        };
-        let info = lvol.info();
-        if let Some(parent) = info.parent.and_then(|id| self.names.get(&id)) {
+        }
+        let id = layer.uuid();
+        let parent = self.parents.get(&id);
+        facts["lvol"]["clone"] = json!(parent.is_some());
+        if let Some(parent) = parent.and_then(|id| self.names.get(id)) {
             facts["lvol"]["base_snapshot"] = json!(parent);
         }
-        if let Some(clones) = self.clones.get(&info.id) {
+        if let Some(clones) = self.clones.get(&id) {
             facts["lvol"]["clones"] = json!(clones);
         }
     }

@@ -218,7 +218,10 @@ fn a_disk_that_goes_is_named_until_it_is_back() {
     );
     attach(&daemon, dir, "second");
     wait_for_pool(&daemon);
-    assert_eq!(object()["state"], "live");
+    // The record follows the import.
+    while object()["state"] != "live" {
+        daemon.run(async { tokio::time::sleep(std::time::Duration::from_millis(10)).await });
+    }
     assert_eq!(doctor()["status"], "PASS");
     // The pool can be forgotten by its name as well.
     daemon.call("bdev_aio_delete", json!({ "name": "first" }));
