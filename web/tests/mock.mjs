@@ -103,7 +103,8 @@ export class Mock {
     if (!allows(this.role, method)) return this.refusal(response, 403, 'Forbidden', { cause: `the role ${this.role} may not call ${method}` });
     const extra = PARAMS[method] && Object.keys(params).find((key) => !PARAMS[method].includes(key));
     if (extra) { this.unknown = `${method}: ${extra}`; return this.refusal(response, 400, 'Invalid parameters', { field: extra, cause: `"${extra}" is not known here` }); }
-    if (METHODS[method].changes) this.calls.push([method, params]);
+    // Screens run the doctor by themselves, at any moment.
+    if (METHODS[method].changes && method !== 'doctor_run') this.calls.push([method, params]);
     if (this.refuse[method]) { const data = this.refuse[method](params); if (data) return this.refusal(response, 409, 'Operation not permitted', data); }
     this.send(response, 200, { result: this.call(method, params) });
     if (METHODS[method].changes) this.changed();
